@@ -1,0 +1,5 @@
+"""`python -m mega_ckpt` is `mega-ckpt`."""
+
+from mega_ckpt.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""Every error a person can meet, each printed as one line.
+
+MegaError
+├── ConfigError      a flag or a key of the run file is wrong, or two of them disagree
+├── LayoutError      a shape cannot be cut the way the parallel layout asks
+├── FormatError      a file on disk is missing or is not what its reader expects
+└── RequestError     a client of the server asked for something it cannot have
+
+What we got wrong ourselves is an `assert` or a plain exception: a traceback means a bug.
+"""
+
+from __future__ import annotations
+
+_ABSENT = object()
+
+
+class MegaError(Exception):
+    """What went wrong at a place a person can name.
+
+    Args:
+        where: the key, flag or path that is wrong; it begins the line.
+        what: the property of it that is wrong, in a few words.
+        found: the value that is there.
+        wanted: the value, or a description of the values, that would do.
+        hint: something that can be pasted or done to mend it.
+    """
+
+    def __init__(
+        self, where: object, what: str, *, found: object = _ABSENT, wanted: object = _ABSENT, hint: str = ""
+    ) -> None:
+        self.where, self.what, self.found, self.wanted, self.hint = where, what, found, wanted, hint
+        values = [f"{word} {v}" for word, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT]
+        line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
+        # values come from files and requests: a line break in one must not make two lines of the message
+        super().__init__((line + (f"; hint: {hint}" if hint else "")).replace("\r", "\\r").replace("\n", "\\n"))
+
+
+class ConfigError(MegaError):
+    """A flag or a key of the run file is wrong, or two of them disagree."""
+
+
+class LayoutError(MegaError):
+    """A shape cannot be cut the way the parallel layout asks."""
+
+
+class FormatError(MegaError):
+    """A file on disk is missing or is not what its reader expects."""
+
+
+class RequestError(MegaError):
+    """A client of the server asked for something it cannot have."""

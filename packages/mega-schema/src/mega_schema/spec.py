@@ -1,0 +1,226 @@
+"""`ModelSpec`: what a model is, apart from how it is trained, cut or run; and the named ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Literal, get_args, get_type_hints
+
+from mega_schema.errors import ConfigError
+
+Family = Literal["gpt", "llama"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu_tanh", "gelu_erf", "swiglu", "squared_relu"]
+Positions = Literal["learned", "rope", "sinusoidal", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer.
+
+    Attributes:
+        family: which table and which forward read the rest.
+        layers, hidden, heads: depth, width of the residual stream, query heads.
+        kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
+        head_width: components of one head.
+        ffn: width inside the feed-forward, of each of its two halves where it is gated.
+        vocab: the true vocabulary, without padding.
+        context: longest sequence, in tokens.
+        positions: how a token's place enters; "rope" is arXiv:2104.09864 with halves, "sinusoidal" is fairseq's.
+        rope_base, rope_share: base of the angles, and the share of a head's components that turn.
+        tied: the output weight is the embedding.
+        bias, qkv_bias: linears have biases; the qkv linear has one.
+        post_norm_residual: the residual branch carries the normed input (Megatron's
+            --apply-residual-connection-post-layernorm).
+        scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
+        init_std: standard deviation of initial weights; output projections have it over sqrt(2 layers).
+        vocab_multiple: a rank's share of the vocabulary is padded to a multiple of this in memory, as
+            Megatron's --make-vocab-size-divisible-by. It changes no result and is not on disk.
+    """
+
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn: int
+    vocab: int
+    context: int
+    norm: Norm = "layernorm"
+    norm_eps: float = 1e-5
+    activation: Activation = "gelu_tanh"
+    positions: Positions = "learned"
+    rope_base: float = 10000.0
+    rope_share: float = 1.0
+    tied: bool = True
+    bias: bool = True
+    qkv_bias: bool = True
+    post_norm_residual: bool = False
+    scale_embedding: bool = False
+    init_std: float = 0.02
+    vocab_multiple: int = 128
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if choices := get_args(kind):
+                if value not in choices:
+                    raise ConfigError(f"model.{name}", "unknown", found=value, wanted=" | ".join(choices))
+            elif kind is int and (type(value) is not int or value < 1):
+                raise ConfigError(f"model.{name}", "not a count", found=value, wanted="a whole number above 0")
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                "model.kv_heads",
+                "query heads must share key heads evenly",
+                found=f"kv_heads={self.kv_heads}, heads={self.heads}",
+                wanted=f"a divisor of {self.heads}",
+            )
+        if self.turning % 2:
+            raise ConfigError(
+                "model.rope_share",
+                "rotary components come in pairs",
+                found=f"{self.turning} of {self.head_width}",
+                wanted="an even number",
+            )
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of the query projection, all heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of the key projection, and of the value projection."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has a gate beside the up projection."""
+        return self.activation == "swiglu"
+
+    @property
+    def turning(self) -> int:
+        """Components of a head that rotary positions turn."""
+        return int(self.head_width * self.rope_share) if self.positions == "rope" else 0
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object], where: object = "model") -> ModelSpec:
+        """The spec with these fields.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or a value is out of range.
+        """
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for key in values:
+            if key not in fields:
+                close = get_close_matches(key, fields, 1)
+                raise ConfigError(f"{where}.{key}", "unknown key", hint=f"did you mean {close[0]}?" if close else "")
+        for name, field in fields.items():
+            if name not in values and field.default is dataclasses.MISSING:
+                raise ConfigError(f"{where}.{name}", "missing", wanted=str(field.type))
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks what the mapping cannot promise
+
+
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **other: object) -> ModelSpec:
+    """A GPT-2 style model, with what follows from these five filled in."""
+    given: dict[str, object] = {
+        "family": "gpt",
+        "kv_heads": heads,
+        "head_width": hidden // heads,
+        "ffn": 4 * hidden,
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "vocab": vocab,
+        "context": context,
+    }
+    return ModelSpec.from_dict({**given, **other})
+
+
+def llama(
+    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **other: object
+) -> ModelSpec:
+    """A Llama style model, with what follows from these six filled in."""
+    given: dict[str, object] = {
+        "family": "llama",
+        "kv_heads": heads,
+        "head_width": hidden // heads,
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rope",
+        "tied": False,
+        "bias": False,
+        "qkv_bias": False,
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn": ffn,
+        "vocab": vocab,
+        "context": context,
+    }
+    return ModelSpec.from_dict({**given, **other})
+
+
+_GPT2 = {"vocab": 50257, "context": 1024}
+_LARGE = {"vocab": 51200, "context": 2048}
+_LLAMA2 = {"vocab": 32000, "context": 4096}
+
+PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
+    {
+        "gpt2-124m": gpt(layers=12, hidden=768, heads=12, **_GPT2),
+        "gpt2-355m": gpt(layers=24, hidden=1024, heads=16, **_GPT2),
+        "gpt2-774m": gpt(layers=36, hidden=1280, heads=20, **_GPT2),
+        "gpt2-1.5b": gpt(layers=48, hidden=1600, heads=25, **_GPT2),
+        "megatron-345m": gpt(layers=24, hidden=1024, heads=16, **_GPT2),
+        "megatron-1.3b": gpt(layers=24, hidden=2048, heads=16, vocab=50257, context=2048),
+        "megatron-8.3b": gpt(layers=72, hidden=3072, heads=24, **_GPT2),  # arXiv:1909.08053 table 2
+        "megatron-175b": gpt(layers=96, hidden=12288, heads=96, **_LARGE),
+        "megatron-530b": gpt(layers=105, hidden=20480, heads=128, **_LARGE),
+        "megatron-1t": gpt(layers=128, hidden=25600, heads=160, **_LARGE),
+        # fairseq's: ffn is 6 x hidden, positions are computed, embeddings are scaled
+        "megatron-11b": gpt(
+            layers=72,
+            hidden=3072,
+            heads=32,
+            ffn=18432,
+            vocab=51200,
+            context=1024,
+            activation="gelu_erf",
+            positions="sinusoidal",
+            scale_embedding=True,
+        ),
+        "llama2-7b": llama(layers=32, hidden=4096, heads=32, ffn=11008, **_LLAMA2),
+        "llama2-13b": llama(layers=40, hidden=5120, heads=40, ffn=13824, **_LLAMA2),
+        "llama2-70b": llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, **_LLAMA2),
+        "llama3-8b": llama(
+            layers=32,
+            hidden=4096,
+            heads=32,
+            kv_heads=8,
+            ffn=14336,
+            vocab=128256,
+            context=8192,
+            rope_base=500000.0,
+        ),
+    }
+)
+
+
+def preset(name: str) -> ModelSpec:
+    """The named model.
+
+    Raises:
+        ConfigError: no model has that name.
+    """
+    if name not in PRESETS:
+        close = get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {close[0]}?" if close else ""
+        raise ConfigError("--preset", "unknown model", found=name, wanted=" | ".join(PRESETS), hint=hint)
+    return PRESETS[name]

@@ -32,7 +32,9 @@ class MegaError(Exception):
         values = [f"{word} {v}" for word, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT]
         line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
         # values come from files and requests: a line break in one must not make two lines of the message
-        super().__init__((line + (f"; hint: {hint}" if hint else "")).replace("\r", "\\r").replace("\n", "\\n"))
+        super().__init__(
+            (line + (f"; hint: {hint}" if hint else "")).replace("\r", "\\r").replace("\n", "\\n")
+        )
 
 
 class ConfigError(MegaError):

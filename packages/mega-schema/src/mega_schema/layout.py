@@ -35,7 +35,7 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of the axes. Ranks are numbered with tp fastest, then dp, and pp slowest, as Megatron numbers them."""
+    """Sizes of the axes. Ranks are numbered tp fastest, then dp, and pp slowest, as in Megatron."""
 
     tp: int = 1
     pp: int = 1
@@ -55,7 +55,9 @@ class Layout:
         """
         for name, degree in (("tensor", tp), ("pipeline", pp)):
             if degree < 1:
-                raise LayoutError(f"--{name}-model-parallel-size", "not a degree", found=degree, wanted="1 or more")
+                raise LayoutError(
+                    f"--{name}-model-parallel-size", "not a degree", found=degree, wanted="1 or more"
+                )
         if world % (tp * pp):
             raise LayoutError(
                 "world size",

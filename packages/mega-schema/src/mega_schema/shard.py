@@ -1,8 +1,8 @@
 """How a tensor is cut over an axis of the mesh, as integers.
 
-`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor together with the place it takes
-in a local one, `overlaps` is where two boxes meet. Loading, saving and resharding are nothing but these three:
-no model is built and no tensor is gathered to move weights between two layouts.
+`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor together with the place it
+takes in a local one, `overlaps` is where two boxes meet. Loading, saving and resharding are nothing but these
+three: no model is built and no tensor is gathered to move weights between two layouts.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> O
 
 
 def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
-    """Every box of `have` that meets `want`: its number, and where they meet (a is `want`, b is the other)."""
+    """Every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
     for number, box in enumerate(have):
         met = overlap(want.start, want.shape, box.start, box.shape)
         if met is not None:

@@ -29,7 +29,7 @@ class ModelSpec:
         ffn: width inside the feed-forward, of each of its two halves where it is gated.
         vocab: the true vocabulary, without padding.
         context: longest sequence, in tokens.
-        positions: how a token's place enters; "rope" is arXiv:2104.09864 with halves, "sinusoidal" is fairseq's.
+        positions: how a token's place enters; "rope" is arXiv:2104.09864, "sinusoidal" is fairseq's.
         rope_base, rope_share: base of the angles, and the share of a head's components that turn.
         tied: the output weight is the embedding.
         bias, qkv_bias: linears have biases; the qkv linear has one.
@@ -71,7 +71,9 @@ class ModelSpec:
                 if value not in choices:
                     raise ConfigError(f"model.{name}", "unknown", found=value, wanted=" | ".join(choices))
             elif kind is int and (type(value) is not int or value < 1):
-                raise ConfigError(f"model.{name}", "not a count", found=value, wanted="a whole number above 0")
+                raise ConfigError(
+                    f"model.{name}", "not a count", found=value, wanted="a whole number above 0"
+                )
         if self.heads % self.kv_heads:
             raise ConfigError(
                 "model.kv_heads",
@@ -121,7 +123,9 @@ class ModelSpec:
         for key in values:
             if key not in fields:
                 close = get_close_matches(key, fields, 1)
-                raise ConfigError(f"{where}.{key}", "unknown key", hint=f"did you mean {close[0]}?" if close else "")
+                raise ConfigError(
+                    f"{where}.{key}", "unknown key", hint=f"did you mean {close[0]}?" if close else ""
+                )
         for name, field in fields.items():
             if name not in values and field.default is dataclasses.MISSING:
                 raise ConfigError(f"{where}.{name}", "missing", wanted=str(field.type))

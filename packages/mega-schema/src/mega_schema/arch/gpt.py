@@ -39,7 +39,9 @@ def rows(m: ModelSpec) -> Iterator[Param]:
         if m.bias:
             yield Param(at + "down.bias", (d,), i, ZEROS, decay=False)
     yield from _norm(m, "final_norm", "last")
-    yield Param("head.weight", (m.vocab, d), "last", narrow, vocab, tied_to="embed.weight" if m.tied else None)
+    yield Param(
+        "head.weight", (m.vocab, d), "last", narrow, vocab, tied_to="embed.weight" if m.tied else None
+    )
 
 
 def _norm(m: ModelSpec, name: str, stage: Where) -> Iterator[Param]:

@@ -44,10 +44,14 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     for i in range(m.layers):
         at = f"layers.{i}."
         yield Param(at + "attn_norm.weight", (d,), i, ONES, decay=False)
-        yield Param(at + "qkv.weight", (q + 2 * kv, d), i, narrow, Split("tp", 0, (q, kv, kv), unit=m.head_width))
+        yield Param(
+            at + "qkv.weight", (q + 2 * kv, d), i, narrow, Split("tp", 0, (q, kv, kv), unit=m.head_width)
+        )
         yield Param(at + "out.weight", (d, q), i, residual, Split("tp", 1, unit=m.head_width))
         yield Param(at + "ffn_norm.weight", (d,), i, ONES, decay=False)
         yield Param(at + "gate_up.weight", (2 * f, d), i, narrow, Split("tp", 0, (f, f)))
         yield Param(at + "down.weight", (d, f), i, residual, Split("tp", 1))
     yield Param("final_norm.weight", (d,), "last", ONES, decay=False)
-    yield Param("head.weight", (m.vocab, d), "last", narrow, vocab, tied_to="embed.weight" if m.tied else None)
+    yield Param(
+        "head.weight", (m.vocab, d), "last", narrow, vocab, tied_to="embed.weight" if m.tied else None
+    )

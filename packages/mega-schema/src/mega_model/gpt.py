@@ -1,0 +1,83 @@
+"""GPT-2 style models (Radford et al. 2019), with every variation Megatron's GPT has.
+
+x = E[token] + P[position]
+for every layer:  x = x + O · attend(Q, K, V of norm(x))
+                  x = x + W₂ · act(W₁ · norm(x))
+scores = norm(x) · Eᵀ
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_model.attend import Attend
+from mega_model.layers import ColumnLinear, PositionTable, RowLinear, norm, sinusoids
+from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
+
+Angles = tuple[Tensor, Tensor] | None
+
+
+class GPT(Decoder):
+    """The model, or one pipeline stage of it."""
+
+    def __init__(self, rt: Runtime) -> None:
+        super().__init__(rt, Block)
+        self.tp = rt.tp
+        if rt.stage.first and rt.spec.positions == "learned":
+            self.position = PositionTable(rt, "position")
+
+    def embedded(self, token_T: Tensor, position_T: Tensor) -> Tensor:
+        x_TD = self.embed(token_T)
+        if self.spec.scale_embedding:
+            x_TD = x_TD * math.sqrt(self.spec.hidden)
+        place_T = self.tp.own(position_T)
+        if self.spec.positions == "learned":
+            x_TD = x_TD + self.position(place_T)
+        elif self.spec.positions == "sinusoidal":
+            x_TD = x_TD + sinusoids(place_T, self.spec.hidden).to(x_TD.dtype)
+        return x_TD
+
+
+class Block(nn.Module):
+    """One layer: attention, then the feed-forward, each on the normed stream and added to it."""
+
+    def __init__(self, rt: Runtime, layer: int) -> None:
+        super().__init__()
+        m, at = rt.spec, f"layers.{layer}."
+        self.layer, self.head_width, self.rotate = layer, m.head_width, rt.kernels.rotate
+        self.normed_residual = m.post_norm_residual
+        self.attn_norm = norm(rt, at + "attn_norm")
+        self.qkv_widths = rt.runs(at + "qkv.weight")
+        self.qkv = ColumnLinear(rt, at + "qkv", bias=m.qkv_bias)
+        self.out = RowLinear(rt, at + "out", bias=m.bias)
+        self.ffn_norm = norm(rt, at + "ffn_norm")
+        self.up = ColumnLinear(rt, at + "up", bias=m.bias)
+        self.act = activation(rt)
+        self.down = RowLinear(rt, at + "down", bias=m.bias)
+
+    def forward(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        y_TD = self.attn_norm(x_TD)
+        x_TD = (y_TD if self.normed_residual else x_TD) + self.attention(y_TD, angles, attend)
+        y_TD = self.ffn_norm(x_TD)
+        return (y_TD if self.normed_residual else x_TD) + self.down(self.act(self.up(y_TD)))
+
+    def attention(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))
+        if angles is not None:
+            q, k = self.rotate(q, *angles), self.rotate(k, *angles)
+        return self.out(attend(self.layer, q, k, v).flatten(1))
+
+
+def activation(rt: Runtime) -> Callable[[Tensor], Tensor]:
+    """The function between the two feed-forward products; "swiglu" halves the width, the others keep it."""
+    return {
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "gelu_erf": F.gelu,
+        "squared_relu": lambda x: F.relu(x).square(),
+        "swiglu": rt.kernels.swiglu,
+    }[rt.spec.activation]

@@ -1,0 +1,44 @@
+"""Initial values. A value depends on seed, name and global index, never on the rank, so that every layout
+starts from the same numbers: a parity test needs no checkpoint, and changing the layout cannot move a loss
+curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+import torch
+from mega_schema.params import Param
+from mega_schema.shard import Slab
+from torch import Tensor
+
+Read = Callable[[str, Slab], Tensor]
+
+_STREAM = 1 << 16  # about this many values come from one generator, whole rows of the first dimension
+
+
+def initial_values(rows: Iterable[Param], seed: int) -> Read:
+    """A source for `build.fill`: the initial values of any box of any parameter, float32."""
+    table = {row.name: row for row in rows}
+
+    def read(name: str, slab: Slab) -> Tensor:
+        return _box(table[name], slab, seed)
+
+    return read
+
+
+def _box(row: Param, slab: Slab, seed: int) -> Tensor:
+    if row.init.kind != "normal":
+        return torch.full(slab.shape, 1.0 if row.init.kind == "ones" else 0.0)
+    lines = max(1, _STREAM // max(1, row.size // row.shape[0]))
+    first, last = slab.start[0], slab.start[0] + slab.shape[0]
+    parts = []
+    for stream in range(first // lines, -(-last // lines)):
+        begin, end = stream * lines, min((stream + 1) * lines, row.shape[0])
+        key = blake2b(f"{seed}/{row.name}/{stream}".encode(), digest_size=8).digest()
+        rng = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+        values = torch.empty((end - begin, *row.shape[1:])).normal_(std=row.init.std, generator=rng)
+        inside = slice(max(first, begin) - begin, min(last, end) - begin)
+        parts.append(values[(inside, *slab.in_global[1:])])
+    return torch.cat(parts)

@@ -1,0 +1,117 @@
+"""The layers that know of tensor parallelism. Each docstring is the whole theory; none says `if tp > 1`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_model.runtime import Runtime
+
+
+class ColumnLinear(nn.Module):
+    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output on each rank."""
+
+    def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
+        super().__init__()
+        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+        self.bias = rt.param(name + ".bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.tp.fan_out(x), self.weight, self.bias)
+
+
+class RowLinear(nn.Module):
+    """y = x Wᵀ + b with the columns of W cut over tp: a slice of the input, the whole sum on every rank.
+
+    b is whole on every rank and added once, after the sum.
+    """
+
+    def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
+        super().__init__()
+        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+        self.bias = rt.param(name + ".bias") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.tp.sum(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+
+class VocabEmbedding(nn.Module):
+    """The row of the table for each token, rows cut over tp: a rank adds zero for the others' tokens."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__()
+        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+
+    def forward(self, token_T: Tensor) -> Tensor:
+        rows = self.weight.shape[0]
+        local_T = token_T - self.tp.rank * rows
+        mine_T = (local_T >= 0) & (local_T < rows)
+        x_TD = F.embedding(local_T.clamp(0, rows - 1), self.weight) * mine_T[:, None].to(self.weight.dtype)
+        return self.tp.sum(x_TD)
+
+
+class PositionTable(nn.Module):
+    """The row of a small table for each token, whole on every rank."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__()
+        self.weight = rt.param(name + ".weight")
+
+    def forward(self, place_T: Tensor) -> Tensor:
+        return F.embedding(place_T, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__()
+        self.eps, self.kernel, self.weight = rt.spec.norm_eps, rt.kernels.rms_norm, rt.param(name + ".weight")
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.kernel(x_TD, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / deviation · weight + bias."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__()
+        self.eps, self.kernel = rt.spec.norm_eps, rt.kernels.layer_norm
+        self.weight, self.bias = rt.param(name + ".weight"), rt.param(name + ".bias")
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.kernel(x_TD, self.weight, self.bias, self.eps)
+
+
+def norm(rt: Runtime, name: str) -> nn.Module:
+    """The norm the model's spec names."""
+    return {"layernorm": LayerNorm, "rmsnorm": RMSNorm}[rt.spec.norm](rt, name)
+
+
+def rotary_angles(position_T: Tensor, *, turning: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every token's angles: position · base^(-2i / turning), i < turning / 2.
+
+    Args:
+        turning: components of a head that turn.
+
+    Returns:
+        two (T, turning / 2) tensors, float32.
+    """
+    pair = torch.arange(0, turning, 2, device=position_T.device, dtype=torch.float32)
+    angle_TR = position_T.float()[:, None] * base ** (-pair / turning)
+    return angle_TR.cos(), angle_TR.sin()
+
+
+def sinusoids(position_T: Tensor, width: int) -> Tensor:
+    """fairseq's computed positions: (T, width) float32, sines in the first half and cosines in the second.
+
+    fairseq counts places from its padding id + 1, which is 2 in every dictionary of its own making.
+    """
+    half = width // 2
+    step = -torch.log(torch.tensor(10000.0, device=position_T.device)) / (half - 1)
+    rate = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
+    angle = (position_T.float() + 2)[:, None] * rate
+    return torch.cat((angle.sin(), angle.cos()), -1)

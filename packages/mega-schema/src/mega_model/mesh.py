@@ -1,0 +1,234 @@
+"""Ranks that work together, as values that are handed down.
+
+An `Axis` is a process group and the few things the model does with one; an axis of size 1 is the identity, so
+the one-process model is the same code. A `Mesh` holds the three axes of a run. Layers never call
+torch.distributed, and `World.from_env` is the only reader of RANK, WORLD_SIZE and LOCAL_RANK.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from mega_schema.layout import Coordinates, Layout, Stage
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+Reduction = Literal["sum", "max", "min"]
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One direction of the mesh as one rank sees it.
+
+    Attributes:
+        sequence: between the tensor-parallel regions, each rank holds only its share of the tokens
+            (arXiv:2205.05198). Then `fan_out` gathers tokens where it would copy them, and `sum` keeps this
+            rank's tokens where it would keep all.
+        group: None when the axis has one rank.
+    """
+
+    name: str
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    sequence: bool = False
+
+    def fan_out(self, x: Tensor) -> Tensor:
+        """Enter a tensor-parallel region: every rank gets every token; gradients are summed on the way back.
+
+        Megatron's f (arXiv:1909.08053 §3); with sequence parallelism its g (arXiv:2205.05198 §4.2.2).
+        """
+        if self.group is None:
+            return x
+        return _call(_GatherTokens if self.sequence else _Copy, x, self)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Leave a tensor-parallel region: partial results are summed, gradients copied on the way back."""
+        if self.group is None:
+            return x
+        return _call(_ScatterSum if self.sequence else _Sum, x, self)
+
+    def own(self, x: Tensor) -> Tensor:
+        """This rank's share of something there is one of per token, outside the tensor-parallel regions."""
+        return x.chunk(self.size)[self.rank] if self.sequence and self.group is not None else x
+
+    def reduce(self, x: Tensor, how: Reduction = "sum") -> Tensor:
+        """`x` of all ranks put together, in place. Carries no gradient."""
+        if self.group is not None:
+            dist.all_reduce(x, _OPS[how], group=self.group)
+        return x
+
+    def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
+        """Send and receive at once, each tensor with the place of its peer on this axis; wait for all.
+
+        Posted as one batch, so that two ranks that send to each other cannot wait for each other.
+        """
+        if not sends and not receives:
+            return
+        assert self.group is not None
+        peer: Callable[[int], int] = lambda place: dist.get_global_rank(self.group, place)  # type: ignore[arg-type]  # noqa: E731
+        ops = [dist.P2POp(dist.isend, x.contiguous(), peer(to), self.group) for x, to in sends]
+        ops += [dist.P2POp(dist.irecv, x, peer(source), self.group) for x, source in receives]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+
+def _call(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Tensor:
+    return function.apply(x, axis)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis  # type: ignore[attr-defined]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce(grads[0], ctx.axis), None  # type: ignore[attr-defined]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+        return _all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis  # type: ignore[attr-defined]
+        return _all_gather(x, axis)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(grads[0], ctx.axis), None  # type: ignore[attr-defined]
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis  # type: ignore[attr-defined]
+        return _reduce_scatter(x, axis)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_gather(grads[0], ctx.axis), None  # type: ignore[attr-defined]
+
+
+def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=axis.group)
+    return total
+
+
+def _all_gather(x: Tensor, axis: Axis) -> Tensor:
+    whole = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
+    dist.all_gather_into_tensor(whole, x.contiguous(), group=axis.group)
+    return whole
+
+
+def _reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
+    share = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    dist.reduce_scatter_tensor(share, x.contiguous(), group=axis.group)
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many processes there are, and which of them this one is."""
+
+    size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+
+    @classmethod
+    def from_env(cls) -> World:
+        """What torchrun says of this process; one process alone without torchrun."""
+        read: Callable[[str, int], int] = lambda name, absent: int(os.environ.get(name, absent))  # noqa: E731
+        return cls(read("WORLD_SIZE", 1), read("RANK", 0), read("LOCAL_RANK", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The axes of a run as this rank sees them."""
+
+    layout: Layout = field(default_factory=Layout)
+    rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tp: Axis = field(default_factory=lambda: Axis("tp"))
+    dp: Axis = field(default_factory=lambda: Axis("dp"))
+    pp: Axis = field(default_factory=lambda: Axis("pp"))
+
+    @classmethod
+    def join(
+        cls,
+        layout: Layout,
+        world: World,
+        *,
+        device: str = "cpu",
+        sequence: bool = False,
+        meet: str = "env://",
+        timeout_minutes: float = 10,
+    ) -> Mesh:
+        """Meet the other processes and form the axes; alone, nothing is started.
+
+        Args:
+            device: "cpu" (gloo) or "cuda" (NCCL).
+            sequence: sequence parallelism on the tp axis.
+            meet: where the processes find each other, a torch.distributed init_method.
+        """
+        assert layout.world == world.size
+        here = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
+        if here.type == "cuda":
+            torch.cuda.set_device(here)
+        if world.size == 1:
+            return cls(layout, 0, here)
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            init_method=meet,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(minutes=timeout_minutes),
+            device_id=here if device == "cuda" else None,
+        )
+        names = ("pp", "dp", "tp")  # the last is the fastest, as Layout numbers ranks
+        mesh = init_device_mesh(device, (layout.pp, layout.dp, layout.tp), mesh_dim_names=names)
+
+        def axis(name: str, size: int, rank: int, sequence: bool = False) -> Axis:
+            return Axis(name, size, rank, mesh.get_group(name) if size > 1 else None, sequence)
+
+        at: Coordinates = layout.coordinates(world.rank)
+        return cls(
+            layout,
+            world.rank,
+            here,
+            axis("tp", layout.tp, at.tp, sequence and layout.tp > 1),
+            axis("dp", layout.dp, at.dp),
+            axis("pp", layout.pp, at.pp),
+        )
+
+    def stage(self, layers: int) -> Stage:
+        """The pipeline stage of this rank, in a model of this many layers."""
+        return self.layout.stage(self.pp.rank, layers)
+
+    def barrier(self) -> None:
+        """Wait until every rank of the run is here."""
+        if self.layout.world > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Part from the other processes. The axes are of no use afterwards."""
+        if self.layout.world > 1:
+            dist.destroy_process_group()

@@ -1,0 +1,60 @@
+"""What a module needs to know of the run it is built for, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from mega_schema.arch import table
+from mega_schema.layout import WHOLE, Stage
+from mega_schema.params import Param
+from mega_schema.spec import ModelSpec
+from torch import nn
+
+from mega_model.kernels import REFERENCE, Kernels
+from mega_model.mesh import Axis, Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The model, the part of it this rank holds, and how it computes.
+
+    Attributes:
+        table: the model's parameters by name; a module takes its shapes from here and from nowhere else.
+    """
+
+    spec: ModelSpec
+    table: dict[str, Param]
+    stage: Stage
+    tp: Axis
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+
+    @classmethod
+    def on(
+        cls, mesh: Mesh, spec: ModelSpec, *, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE
+    ) -> Self:
+        """The runtime of this rank of the mesh."""
+        rows = {row.name: row for row in table(spec)}
+        return cls(spec, rows, mesh.stage(spec.layers), mesh.tp, dtype, mesh.device, kernels)
+
+    @classmethod
+    def alone(
+        cls, spec: ModelSpec, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    ) -> Self:
+        """The runtime of one process that holds the whole model."""
+        return cls.on(Mesh(WHOLE, 0, torch.device(device)), spec, dtype=dtype)
+
+    def param(self, name: str) -> nn.Parameter:
+        """This rank's share of the parameter `name`, its values not yet set."""
+        shape = self.table[name].local_shape(self.tp.size)
+        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
+
+    def runs(self, name: str) -> list[int]:
+        """How many rows of each run of a fused parameter this rank holds (its Q, K and V rows, say)."""
+        split = self.table[name].split
+        assert split is not None
+        assert split.blocks
+        return [run // self.tp.size for run in split.blocks]

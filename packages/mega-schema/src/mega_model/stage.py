@@ -1,0 +1,61 @@
+"""The part of a decoder that one pipeline stage holds: embedding, blocks, final norm and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from mega_model.attend import Attend
+from mega_model.layers import ColumnLinear, VocabEmbedding, norm, rotary_angles
+from mega_model.runtime import Runtime
+
+
+class Decoder(nn.Module):
+    """A decoder-only model, or one pipeline stage of it.
+
+    A family gives it the block and, where positions are added to embeddings, its own `embedded`. Layers keep
+    their global numbers, so a parameter has one name on every layout.
+    """
+
+    def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
+        super().__init__()
+        self.spec, self.stage = rt.spec, rt.stage
+        if rt.stage.first:
+            self.embed = VocabEmbedding(rt, "embed")
+        self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
+        if rt.stage.last:
+            self.final_norm = norm(rt, "final_norm")
+            self.head = ColumnLinear(rt, "head", bias=False)
+            if rt.stage.first and rt.spec.tied:
+                self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+        """One stage's share of the work.
+
+        Args:
+            x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
+            position_T: place of every token in its document, whole on every rank.
+
+        Returns:
+            (T, D) for the next stage, or on the last one this rank's (T, V) logits.
+        """
+        x_TD = self.hidden(x, position_T, attend)
+        return self.logits(x_TD) if self.stage.last else x_TD
+
+    def hidden(self, x: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+        """Everything but the head: (T, D), normed on the last stage."""
+        x_TD = self.embedded(x, position_T) if self.stage.first else x
+        turning = self.spec.turning
+        angles = rotary_angles(position_T, turning=turning, base=self.spec.rope_base) if turning else None
+        for block in self.layers.values():
+            x_TD = block(x_TD, angles, attend)
+        return self.final_norm(x_TD) if self.stage.last else x_TD
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """This rank's slice of the scores, (T, V): columns past the true vocabulary mean nothing."""
+        return self.head(x_TD)
+
+    def embedded(self, token_T: Tensor, position_T: Tensor) -> Tensor:
+        """(T, D) of the tokens, before the first block."""
+        return self.embed(token_T)

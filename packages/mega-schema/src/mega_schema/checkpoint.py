@@ -1,0 +1,286 @@
+"""The checkpoint format: safetensors pieces and a manifest, committed whole, read into any layout.
+
+    RUN/latest_checkpointed_iteration.txt     "10"
+    RUN/iter_0000010/manifest.json            format number, model, every tensor and where its pieces lie
+                     trainer.json             iteration, consumed samples, schedule: what a resumed run needs
+                     tokenizer/               the tokenizer's files
+                     model-00000.safetensors  one file per writing rank and namespace
+                     optim.exp_avg-00000.safetensors …
+
+A piece is a box of a whole tensor in global coordinates, so a reader asks for the boxes its own layout wants
+and never learns which layout wrote them. Padding is not on disk. docs/formats/checkpoint.md is the
+specification.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.shard import Shape, Slab, overlap
+from mega_schema.spec import ModelSpec
+
+FORMAT = 1
+MODEL = "model"
+OPTIMIZER = ("optim.main", "optim.exp_avg", "optim.exp_avg_sq")  # float32 weights, first and second moments
+MANIFEST, TRAINER, TOKENIZER = "manifest.json", "trainer.json", "tokenizer"
+LATEST = "latest_checkpointed_iteration.txt"
+
+# safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "F64": np.dtype("<f8"),
+        "F32": np.dtype("<f4"),
+        "F16": np.dtype("<f2"),
+        "BF16": np.dtype("<u2"),
+        "I64": np.dtype("<i8"),
+        "I32": np.dtype("<i4"),
+        "U8": np.dtype("u1"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor in a file.
+
+    Attributes:
+        file: name of the file in the checkpoint's folder.
+        offset, bytes: where the values lie in it, in C order, little endian.
+        start, shape: the box in the whole tensor.
+        crc32: checksum of those bytes.
+    """
+
+    file: str
+    offset: int
+    bytes: int
+    start: Shape
+    shape: Shape
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A whole tensor: its shape, its safetensors dtype, and the pieces that make it up."""
+
+    shape: Shape
+    dtype: str
+    pieces: tuple[Piece, ...]
+
+
+class Checkpoint:
+    """A committed checkpoint, open for reading. Files are mapped as they are asked for; nothing is unpickled.
+
+    Attributes:
+        folder: where its files are.
+        spec: the model.
+        iteration: optimizer steps done.
+        tensors: namespace -> name -> tensor.
+        files: name -> size in bytes of every file with pieces.
+        written_by: tp and pp of the layout that wrote it; for people, readers do not need it.
+        trainer: what trainer.json says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the one in this folder; `open` finds the latest of a run.
+
+        Raises:
+            FormatError: the folder holds no whole checkpoint.
+        """
+        self.folder = folder
+        manifest = _json(folder / MANIFEST)
+        self.trainer = _json(folder / TRAINER)
+        where = folder / MANIFEST
+        if manifest.get("format") != FORMAT:
+            raise FormatError(where, "format", found=manifest.get("format"), wanted=FORMAT)
+        try:
+            self.spec = ModelSpec.from_dict(manifest["model"], f"{where}: model")
+            self.iteration = int(manifest["iteration"])
+            self.written_by: dict[str, int] = dict(manifest["layout"])
+            self.files: dict[str, int] = dict(manifest["files"])
+            self.tensors = {
+                space: {name: _tensor(entry) for name, entry in entries.items()}
+                for space, entries in manifest["tensors"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
+        except ConfigError as error:
+            raise FormatError(where, str(error)) from error
+        self._check_files()
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """The checkpoint at `path`: one iteration's folder, or a run's folder, whose latest is meant.
+
+        Raises:
+            FormatError: there is none, or it is not whole.
+        """
+        if (path / MANIFEST).is_file():
+            return cls(path)
+        return cls(latest(path))
+
+    def model_slab(self, name: str, slab: Slab) -> np.ndarray:
+        """A box of a model weight, bfloat16 as float32."""
+        return self.read(MODEL, name, slab)
+
+    def read(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
+        """A box of a tensor as numbers; bfloat16 becomes float32, which holds each of its values."""
+        raw = self.read_raw(namespace, name, slab)
+        if self.tensors[namespace][name].dtype == "BF16":
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw
+
+    def read_raw(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
+        """A box of a tensor as it is stored, bfloat16 as its bits.
+
+        Raises:
+            FormatError: the checkpoint has no such tensor, or its pieces do not cover the box.
+        """
+        tensor = self.tensors.get(namespace, {}).get(name)
+        if tensor is None:
+            raise FormatError(self.folder, "has no such tensor", wanted=f"{namespace} {name}")
+        out = np.empty(slab.shape, DTYPES[tensor.dtype])
+        covered = 0
+        for piece in tensor.pieces:
+            met = overlap(slab.start, slab.shape, piece.start, piece.shape)
+            if met is not None:
+                out[met.a] = self.values(tensor, piece)[met.b]
+                covered += math.prod(met.shape)
+        if covered != math.prod(slab.shape):
+            raise FormatError(
+                f"{self.folder}: {namespace} {name}",
+                "elements covered by pieces",
+                found=covered,
+                wanted=math.prod(slab.shape),
+            )
+        return out
+
+    def values(self, tensor: Tensor, piece: Piece) -> np.ndarray:
+        """The values of one piece, mapped from its file."""
+        return np.memmap(self.folder / piece.file, DTYPES[tensor.dtype], "r", piece.offset, piece.shape)
+
+    def pieces(self) -> Iterator[tuple[str, str, Tensor, Piece]]:
+        """Every piece with its namespace, its tensor's name and its tensor."""
+        for space, entries in self.tensors.items():
+            for name, tensor in entries.items():
+                for piece in tensor.pieces:
+                    yield space, name, tensor, piece
+
+    def _check_files(self) -> None:
+        for name, size in self.files.items():
+            if Path(name).name != name:
+                raise FormatError(self.folder / MANIFEST, "file outside the checkpoint", found=name)
+            file = self.folder / name
+            if not file.is_file():
+                raise FormatError(file, "missing file of a checkpoint", wanted=f"{size} bytes", hint=_OTHER)
+            if (found := file.stat().st_size) != size:
+                raise FormatError(file, "size in bytes", found=found, wanted=size, hint=_OTHER)
+        for space, name, tensor, piece in self.pieces():
+            at = f"{self.folder / MANIFEST}: {space} {name}"
+            wanted = math.prod(piece.shape) * DTYPES[tensor.dtype].itemsize
+            if piece.bytes != wanted:
+                raise FormatError(at, "bytes of a piece", found=piece.bytes, wanted=wanted)
+            end = piece.offset + piece.bytes
+            if end > self.files.get(piece.file, 0):
+                raise FormatError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
+
+
+_OTHER = "load another iteration: --load RUN/iter_NNNNNNN"
+
+
+def iteration_folder(run: Path, iteration: int) -> Path:
+    """Where a run keeps the checkpoint of an iteration."""
+    return run / f"iter_{iteration:07d}"
+
+
+def replaced_folder(run: Path, iteration: int) -> Path:
+    """Where a checkpoint waits while one of the same iteration takes its place."""
+    return run / f".iter_{iteration:07d}.replaced"
+
+
+def latest(run: Path) -> Path:
+    """Folder of the newest checkpoint of a run, as its tracker file names it.
+
+    Raises:
+        FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
+    """
+    tracker = run / LATEST
+    if not tracker.is_file():
+        if not run.exists():
+            raise FormatError(run, "no such folder", wanted="a checkpoint or the folder of a run")
+        half = sorted(run.glob(".iter_*.partial"))
+        found = f"half-written {half[-1].name}" if half else "no checkpoint"
+        raise FormatError(run, "holds no finished checkpoint", found=found, wanted=f"{LATEST} or {MANIFEST}")
+    text = tracker.read_text("utf-8").strip()
+    if not text.isdigit():
+        raise FormatError(
+            tracker,
+            "content",
+            found=repr(text[:40]),
+            wanted="an iteration number",
+            hint="a Megatron `release` checkpoint has to be converted first" if text == "release" else "",
+        )
+    folder, replaced = iteration_folder(run, int(text)), replaced_folder(run, int(text))
+    if not folder.exists() and (replaced / MANIFEST).is_file():
+        return replaced
+    if not (folder / MANIFEST).is_file():
+        raise FormatError(
+            folder,
+            "is not a checkpoint of ours",
+            found=f"no {MANIFEST}",
+            wanted=f"the checkpoint {tracker.name} names",
+            hint=f"echo N > {tracker} with the number of one that is whole",
+        )
+    return folder
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"dtype {entry['dtype']}")
+    pieces = tuple(
+        Piece(p["file"], p["offset"], p["bytes"], tuple(p["start"]), tuple(p["shape"]), p["crc32"])
+        for p in entry["pieces"]
+    )
+    return Tensor(tuple(entry["shape"]), entry["dtype"], pieces)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FormatError(path, "missing", wanted="a file of a checkpoint", hint=_OTHER) from None
+    except ValueError as error:
+        raise FormatError(path, "is not JSON", found=error, hint=_OTHER) from error
+    if not isinstance(value, dict):
+        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a whole tensor that a rank is going to write, with the shape of the whole."""
+
+    name: str
+    whole: Shape
+    slab: Slab
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
+
+
+Values = Callable[[Box], np.ndarray]
+
+
+def boxes(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[Box]:
+    """The boxes of one tensor that a rank is going to write."""
+    return [Box(name, whole, slab, dtype) for slab in slabs]

@@ -1,0 +1,352 @@
+"""Tokenizers as files: opened by Megatron's type names, saved beside data and weights, compared by content.
+
+A saved tokenizer is a folder:
+
+    identity.json    TokenizerIdentity and a format number
+    tokenizer.json   Hugging Face `tokenizers` format, as it was read; absent for a NullTokenizer
+
+Text is never trusted to hold special tokens: `<|endoftext|>` inside a document is encoded letter by letter,
+so a document cannot end itself. Special tokens enter by their ids only (`identity.eod`, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.tokenizer_identity import (
+    TYPES,
+    TokenizerIdentity,
+    check_same,
+    content_sha256,
+    content_vocab_size,
+    null_sha256,
+)
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = [
+    "FastTokenizer",
+    "NullTokenizer",
+    "Tokenizer",
+    "TokenizerIdentity",
+    "check_same",
+    "open_folder",
+    "open_tokenizer",
+]
+
+T = TypeVar("T")
+IDENTITY, CONTENT, HF_CONFIG = "identity.json", "tokenizer.json", "tokenizer_config.json"
+FORMAT = 1
+
+# Names by which tokenizers call the same thing, the more telling first.
+_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eod>", "<EOD>", "[EOS]", "<eos>", "<EOS>")
+_BOS = ("<|begin_of_text|>", "<|startoftext|>", "<s>", "[BOS]", "<bos>", "<BOS>")
+_PAD = ("<|pad|>", "<pad>", "[PAD]", "<PAD>")
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; a value that many callers may share and processes may send each other."""
+
+    @property
+    def identity(self) -> TokenizerIdentity: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; no special token is added, none is recognised in it.
+
+        Raises:
+            RequestError: the text has no ids (a word that is not a number, for a NullTokenizer).
+        """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on several threads where the library may."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens kept as text. Ids outside the vocabulary (padding rows) have none.
+
+        Byte-level tokenizers give back exactly what was encoded; bytes that are not UTF-8, as when a
+        character is cut in the middle, become U+FFFD.
+        """
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """One string per id, for people: a byte-level token that is part of a character shows as U+FFFD."""
+
+    def save(self, folder: Path) -> None:
+        """Write `folder` whole or not at all; an earlier one of that name is replaced."""
+
+
+class FastTokenizer:
+    """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json."""
+
+    def __init__(self, source: str, identity: TokenizerIdentity, library: tokenizers.Tokenizer) -> None:
+        self.source, self.identity, self._library = source, identity, library
+        decoder = json.loads(library.decoder.__getstate__()) if library.decoder else {}
+        kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
+        self._bytes = _bytes_of_letters() if "ByteLevel" in kinds else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self.source, self.identity)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return list(self._library.encode(text, add_special_tokens=False).ids)
+        except TypeError:
+            raise _half_a_pair() from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            raise _half_a_pair() from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._piece(self._library.id_to_token(int(i)) or "") for i in ids]
+
+    def save(self, folder: Path) -> None:
+        _save(folder, self.identity, self.source)
+
+    def _piece(self, token: str) -> str:
+        if self._bytes is None:
+            return token.replace("▁", " ")
+        if not set(token) <= self._bytes.keys():
+            return token  # an added token, which is text already
+        return bytes(self._bytes[char] for char in token).decode("utf-8", errors="replace")
+
+
+def _half_a_pair() -> RequestError:
+    """What the library's TypeError on a str means: UTF-8 cannot hold it."""
+    return RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold")
+
+
+def _reopen(source: str, identity: TokenizerIdentity) -> FastTokenizer:
+    return FastTokenizer(source, identity, _library(source, identity.type)[0])
+
+
+class NullTokenizer:
+    """Text that is ids already: whole numbers in decimal with spaces between them."""
+
+    def __init__(self, identity: TokenizerIdentity) -> None:
+        self.identity = identity
+
+    def encode(self, text: str) -> list[int]:
+        ids = []
+        for word in text.split():
+            # 18 digits: int() of a longer word could take long, and no vocabulary is that large
+            digits = word.isascii() and word.isdigit() and len(word) <= 18
+            if not digits or int(word) >= self.identity.vocab_size:
+                wanted = f"whole numbers below {self.identity.vocab_size}"
+                raise RequestError(
+                    "text", "not ids for a NullTokenizer", found=repr(word[:40]), wanted=wanted
+                )
+            ids.append(int(word))
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.pieces(ids))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [str(int(i)) for i in ids]
+
+    def save(self, folder: Path) -> None:
+        _save(folder, self.identity, None)
+
+
+def open_tokenizer(
+    type: str,
+    *,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    model: Path | None = None,
+    vocab_size: int | None = None,
+) -> Tokenizer:
+    """The tokenizer that Megatron's flags of the same names mean.
+
+    Args:
+        type: "HuggingFaceTokenizer" takes `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
+            "NullTokenizer" takes `vocab_size` and has one id more, its eod.
+        model: a tokenizer.json, or a folder that holds one: a Hugging Face one, whose tokenizer_config.json
+            then names eod, bos and pad, or one that `Tokenizer.save` wrote.
+
+    Raises:
+        ConfigError: the type is unknown, or what it takes is not given.
+        FormatError: a file is missing or is no tokenizer.
+    """
+    if type not in TYPES:
+        raise ConfigError("--tokenizer-type", "unknown", found=type, wanted=" | ".join(TYPES))
+    if type == "HuggingFaceTokenizer":
+        return _open_hugging_face(_given(model, "--tokenizer-model", type))
+    if type == "GPT2BPETokenizer":
+        return _open_gpt2(_given(vocab_file, "--vocab-file", type), _given(merge_file, "--merge-file", type))
+    eod = _given(vocab_size, "--vocab-size", type)
+    if eod < 1:
+        raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
+    return NullTokenizer(TokenizerIdentity(type, eod + 1, eod, None, None, null_sha256(eod + 1)))
+
+
+def open_folder(folder: Path) -> Tokenizer:
+    """The tokenizer that `Tokenizer.save` wrote to `folder`.
+
+    Raises:
+        FormatError: a file is missing, or the content is not the one the identity was made from.
+    """
+    path = folder / IDENTITY
+    values = _read_json(path)
+    number = values.pop("format", None) if isinstance(values, dict) else None
+    if number != FORMAT:
+        raise FormatError(path, "format number", found=number, wanted=FORMAT)
+    identity = TokenizerIdentity.from_dict(values, path)
+    opened: Tokenizer
+    if identity.type == "NullTokenizer":
+        sha256, size, opened = null_sha256(identity.vocab_size), identity.vocab_size, NullTokenizer(identity)
+    else:
+        source = _read(folder / CONTENT)
+        library, content = _library(source, folder / CONTENT)
+        sha256, size = content_sha256(content), content_vocab_size(content)
+        opened = FastTokenizer(source, identity, library)
+    if sha256 != identity.sha256:
+        what = f"{CONTENT} is not the one {IDENTITY} was made from"
+        hint = "copy the whole folder again from where it was saved"
+        raise FormatError(folder, what, found=f"sha256 {sha256}", wanted=identity.sha256, hint=hint)
+    if size != identity.vocab_size:
+        raise FormatError(path, "vocab_size", found=identity.vocab_size, wanted=f"{size} as in {CONTENT}")
+    return opened
+
+
+def _given(value: T | None, flag: str, type: str) -> T:
+    if value is None:
+        raise ConfigError(flag, f"not given, and a {type} is made from it", hint=f"add {flag} ...")
+    return value
+
+
+def _open_hugging_face(model: Path) -> Tokenizer:
+    if (model / IDENTITY).exists():
+        saved = open_folder(model)
+        if isinstance(saved, NullTokenizer):
+            hint = f"--tokenizer-type NullTokenizer --vocab-size {saved.identity.vocab_size - 1}"
+            raise ConfigError("--tokenizer-model", "the folder holds a NullTokenizer", found=model, hint=hint)
+        return saved
+    path = model / CONTENT if model.is_dir() else model
+    source = _read(path)
+    library, content = _library(source, path)
+    config_path = path.parent / HF_CONFIG
+    config = _read_json(config_path) if model.is_dir() and config_path.exists() else {}
+
+    def special(key: str, usual: tuple[str, ...]) -> int | None:
+        named = config.get(key) if isinstance(config, dict) else None
+        named = named.get("content") if isinstance(named, dict) else named
+        ids = [library.token_to_id(name) for name in ([named] if isinstance(named, str) else usual)]
+        return next((i for i in ids if i is not None), None)
+
+    identity = TokenizerIdentity(
+        "HuggingFaceTokenizer",
+        content_vocab_size(content),
+        eod=special("eos_token", _EOD),
+        bos=special("bos_token", _BOS),
+        pad=special("pad_token", _PAD),
+        sha256=content_sha256(content),
+    )
+    return FastTokenizer(source, identity, library)
+
+
+def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
+    vocab = _read_json(vocab_file)
+    if not isinstance(vocab, dict) or type(vocab.get(_EOD[0])) is not int:
+        raise FormatError(
+            vocab_file, "not a GPT-2 vocabulary", wanted=f"an object of token: id with {_EOD[0]!r}"
+        )
+    lines = _read(merge_file).split("\n")
+    merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    source = json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{"id": vocab[_EOD[0]], "content": _EOD[0], **flags, "special": True}],
+            "normalizer": None,
+            "pre_tokenizer": level,
+            "post_processor": level,
+            "decoder": level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": [line.split(" ") for line in merges]},
+        },
+        ensure_ascii=False,
+    )
+    library, content = _library(source, f"{vocab_file} with {merge_file}")
+    eod, sha256 = vocab[_EOD[0]], content_sha256(content)
+    identity = TokenizerIdentity("GPT2BPETokenizer", content_vocab_size(content), eod, None, None, sha256)
+    return FastTokenizer(source, identity, library)
+
+
+def _library(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The text of a tokenizer.json, opened by the library, and parsed."""
+    from tokenizers import Tokenizer as Library
+
+    try:
+        opened = Library.from_str(source)
+    except Exception as error:  # the library raises nothing narrower
+        raise FormatError(where, "not a tokenizer.json", found=str(error)) from None
+    # a file may ask for both; ids must not depend on how long a text or its neighbours are
+    opened.no_truncation()
+    opened.no_padding()
+    opened.encode_special_tokens = True
+    return opened, json.loads(source)
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """The byte of each of GPT-2's letters: a byte that prints is itself, the others count up from U+0100."""
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    try:
+        new.mkdir()
+        if source is not None:
+            _write(new / CONTENT, source)
+        _write(new / IDENTITY, json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n")
+        # a folder cannot replace one that is not empty, so the earlier one steps aside first
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise FormatError(path, "not readable", found=error.strerror, wanted="a tokenizer file") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(path, f"not UTF-8 at byte {error.start}") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise FormatError(path, "not JSON", found=str(error)) from None

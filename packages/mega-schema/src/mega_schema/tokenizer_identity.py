@@ -1,0 +1,137 @@
+"""Which tokenizer ids were made with: what datasets and checkpoints remember of it, and how two are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mega_schema.errors import FormatError
+
+TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerIdentity:
+    """What a dataset or a checkpoint remembers of the tokenizer it was made with.
+
+    Attributes:
+        type: Megatron's name for it, one of TYPES.
+        vocab_size: one past the highest id, special tokens included, padding not.
+        eod, bos, pad: ids of the special tokens; None where there is none.
+        sha256: of the content that decides the ids (vocabulary, merges, normalisation, cutting into
+            words), so two files that encode alike but are written differently have one hash.
+    """
+
+    type: str
+    vocab_size: int
+    eod: int | None
+    bos: int | None
+    pad: int | None
+    sha256: str
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: object, where: object) -> TokenizerIdentity:
+        """The identity with these fields.
+
+        Raises:
+            FormatError: a field is missing, unknown, or not what it should be.
+        """
+        names = [f.name for f in dataclasses.fields(cls)]
+        if not isinstance(values, Mapping) or set(values) != set(names):
+            found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+            raise FormatError(where, "keys of a tokenizer identity", found=found, wanted=sorted(names))
+        size = values["vocab_size"]
+        if type(size) is not int or size < 1:
+            raise FormatError(
+                f"{where}: vocab_size", "not a count", found=size, wanted="a whole number above 0"
+            )
+        if values["type"] not in TYPES:
+            raise FormatError(f"{where}: type", "unknown", found=values["type"], wanted=" | ".join(TYPES))
+        for name in ("eod", "bos", "pad"):
+            token = values[name]
+            if token is not None and (type(token) is not int or not 0 <= token < size):
+                wanted = f"null or an id below {size}"
+                raise FormatError(f"{where}: {name}", "outside the vocabulary", found=token, wanted=wanted)
+        if not isinstance(values["sha256"], str) or len(values["sha256"]) != 64:
+            raise FormatError(f"{where}: sha256", "length", found=values["sha256"], wanted="64 hex digits")
+        return cls(**values)
+
+
+def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: object) -> None:
+    """Refuse a dataset whose ids mean something else to the model than to the tokenizer that made them.
+
+    The types may differ: GPT-2's vocab.json and merges.txt give the same ids as its tokenizer.json.
+
+    Args:
+        where: the dataset's prefix or path, to begin the message with.
+
+    Raises:
+        FormatError: the content, the vocabulary size or the eod differs; the message names both tokenizers.
+    """
+    if _essence(dataset) != _essence(model):
+        raise FormatError(
+            where,
+            "tokenizer of the dataset is not the model's",
+            found=_describe(dataset),
+            wanted=_describe(model),
+            hint="preprocess the text again with the tokenizer folder that lies beside the model",
+        )
+
+
+def _essence(identity: TokenizerIdentity) -> tuple[object, ...]:
+    return identity.sha256, identity.vocab_size, identity.eod
+
+
+def _describe(identity: TokenizerIdentity) -> str:
+    numbers = f"vocab_size {identity.vocab_size}, eod {identity.eod}, sha256 {identity.sha256[:12]}"
+    return f"{identity.type} ({numbers})"
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """Hash of what decides ids in a tokenizer.json: neither the library's version nor its defaults matter."""
+    model = {k: v for k, v in content["model"].items() if v is not None and v is not False and v != ""}
+    model.setdefault("type", "BPE")  # files older than the field hold BPE
+    if model["type"] == "BPE":
+        model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
+    # a special token is never looked for in text, so only its id counts, not how it would be looked for
+    added = content.get("added_tokens", [])
+    added = [{k: t[k] for k in ("id", "content")} if t.get("special") else t for t in added]
+    essence = {
+        "model": model,
+        "added_tokens": sorted(added, key=lambda token: int(token["id"])),
+        "normalizer": content.get("normalizer"),
+        "pre_tokenizer": _without_offsets(content.get("pre_tokenizer")),
+    }
+    return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()
+
+
+def _without_offsets(part: Any) -> Any:
+    """A pre-tokenizer without `trim_offsets`, and with the regex that older byte-level files imply."""
+    if not isinstance(part, dict):
+        return part
+    part = {k: v for k, v in part.items() if k != "trim_offsets"}
+    if part.get("type") == "ByteLevel":
+        part.setdefault("use_regex", True)
+    if "pretokenizers" in part:
+        part["pretokenizers"] = [_without_offsets(inner) for inner in part["pretokenizers"]]
+    return part
+
+
+def content_vocab_size(content: Mapping[str, Any]) -> int:
+    """One past the highest id: ids may have holes, and an embedding must have a row for each."""
+    vocab = content["model"]["vocab"]
+    ids = list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
+    return 1 + int(max([-1, *ids, *(token["id"] for token in content.get("added_tokens", []))])
+
+
+def null_sha256(vocab_size: int) -> str:
+    return hashlib.sha256(f"NullTokenizer/{vocab_size}".encode()).hexdigest()
+
+

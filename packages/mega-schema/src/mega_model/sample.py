@@ -21,8 +21,8 @@ def top_k_removed(logits_BV: Tensor, k: int) -> Tensor:
 def top_p_removed(logits_BV: Tensor, p: float) -> Tensor:
     """Which words nucleus sampling drops (arXiv:1904.09751).
 
-    Words are taken from the likeliest on until their probabilities sum to more than p; the word that crosses p
-    stays, and the likeliest always does.
+    Words are taken from the likeliest on until their probabilities sum to more than p; the word that crosses
+    p stays, and the likeliest always does.
     """
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
     beyond_BV = sorted_BV.softmax(-1).cumsum(-1) > p

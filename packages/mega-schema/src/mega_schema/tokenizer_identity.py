@@ -1,4 +1,4 @@
-"""Which tokenizer ids were made with: what datasets and checkpoints remember of it, and how two are compared."""
+"""Which tokenizer made the ids: what datasets and checkpoints remember of it, and how two are compared."""
 
 from __future__ import annotations
 
@@ -128,10 +128,8 @@ def content_vocab_size(content: Mapping[str, Any]) -> int:
     """One past the highest id: ids may have holes, and an embedding must have a row for each."""
     vocab = content["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
-    return 1 + int(max([-1, *ids, *(token["id"] for token in content.get("added_tokens", []))])
+    return 1 + int(max([-1, *ids, *(token["id"] for token in content.get("added_tokens", []))]))
 
 
 def null_sha256(vocab_size: int) -> str:
     return hashlib.sha256(f"NullTokenizer/{vocab_size}".encode()).hexdigest()
-
-

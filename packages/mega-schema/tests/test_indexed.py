@@ -30,10 +30,8 @@ GOLDEN_NAMES = [
     "multimodal_int32",
     "merged_sent_then_gptB_uint16",
     "legacy_mmap_uint16",
-    *(
-        f"dtype_{name}"
-        for name in ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
-    ),
+    *(f"dtype_{name}" for name in ["uint8", "int8", "int16", "int32", "int64", "uint16"]),
+    *("dtype_float64", "dtype_float32"),
 ]
 
 
@@ -184,8 +182,6 @@ def test_tampering_anywhere_in_the_header_is_refused(tmp_path):
     for at in range(HEADER.size):
         for flip in (1, 0x80):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
-            if (at, flip) == (17, 1):
-                continue  # code 8 becomes 9, which is checked below with its message
             with pytest.raises(FormatError):
                 IndexedDataset(tmp_path / "p")
 

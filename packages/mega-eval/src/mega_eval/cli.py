@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -153,7 +154,7 @@ def _run(
     result.check_writable(output)
     data = result.fingerprints(files)
     checkpoint, decoder, tokenizer = lm.open_checkpoint(load, device=device)
-    model = lm.Model(decoder, where=checkpoint.folder, rows=micro_batch_size)
+    model = lm.Model(decoder, where=checkpoint.folder, rows=micro_batch_size, report=_progress)
     began = time.perf_counter()
     outcome = task(model, tokenizer)
     seconds = time.perf_counter() - began
@@ -170,6 +171,12 @@ def _run(
     click.echo(f"{outcome.task}  {checkpoint.folder}  iteration {checkpoint.iteration}")
     click.echo(result.table(values))
     click.echo(f"written to {output}")
+
+
+def _progress(done: int, total: int) -> None:
+    """One line on a terminal that counts up and goes away; nothing in a log."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{done:,} of {total:,} windows" if done < total else "\r\033[K", err=True, nl=False)
 
 
 def main() -> NoReturn:

@@ -13,7 +13,7 @@ import orjson
 
 from mega_eval.windows import Tokens, ids
 from mega_schema.errors import FormatError
-from mega_schema.indexed import IndexedDataset
+from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.tokenizer import TokenizerIdentity, check_same
 
 _log = logging.getLogger("mega.eval")
@@ -86,7 +86,7 @@ def json_lines(path: Path, key: str) -> list[tuple[int, str]]:
 
 def is_dataset(path: Path) -> bool:
     """Whether the path is the prefix of an indexed dataset."""
-    return not path.is_file() and _idx(path).is_file()
+    return not path.is_file() and beside(path, ".idx").is_file()
 
 
 def files_of(path: Path) -> list[Path]:
@@ -111,8 +111,8 @@ def dataset_files(prefix: Path) -> list[Path]:
     """
     if not is_dataset(prefix):
         hint = "leave .bin and .idx off the path"
-        raise FormatError(prefix, "no such indexed dataset", wanted=_idx(prefix), hint=hint)
-    return [prefix.with_name(prefix.name + ".bin"), _idx(prefix)]
+        raise FormatError(prefix, "no such indexed dataset", wanted=beside(prefix, ".idx"), hint=hint)
+    return [beside(prefix, ".bin"), beside(prefix, ".idx")]
 
 
 def documents_of(path: Path, key: str, encoder: Encoder) -> Documents:
@@ -142,9 +142,7 @@ def dataset_stream(prefix: Path, identity: TokenizerIdentity) -> Tokens:
     dataset_files(prefix)
     stream = joined([t for t in _dataset_documents(prefix, identity) if len(t)], identity.eod)
     if len(stream) < 2:
-        raise FormatError(
-            prefix, "too little text to count pairs in", found=f"{len(stream)} tokens", wanted="2"
-        )
+        raise FormatError(prefix, "too short to count pairs in", found=f"{len(stream)} tokens", wanted="2")
     return stream
 
 
@@ -191,10 +189,6 @@ def _text_of(line: bytes, key: str, where: str) -> str:
     if not isinstance(value[key], str):
         raise FormatError(f"{where} {key}", "not text", found=type(value[key]).__name__, wanted="a string")
     return str(value[key])
-
-
-def _idx(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".idx")
 
 
 def _must_be_a_file(path: Path) -> None:

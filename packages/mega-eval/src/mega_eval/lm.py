@@ -62,7 +62,7 @@ class Model:
         decoder: the whole model on one device.
         where: what to call the model in an error.
         rows: windows that are read together. It changes speed and memory, not what is computed.
-        report: called with the number of windows done after every batch.
+        report: called after every batch with the windows done and all that there are.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Model:
         *,
         where: object = "model",
         rows: int = 16,
-        report: Callable[[int], None] = lambda done: None,
+        report: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.context, self.vocab = decoder.spec.context, decoder.spec.vocab
         self._decoder, self._where, self._rows, self._report = decoder.eval(), where, rows, report
@@ -84,7 +84,9 @@ class Model:
             FormatError: the model's scores are not finite, as those of weights that diverged are not.
         """
         answers = [Scored(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
-        for batch in batches(windows, self._rows):
+        work, done = batches(windows, self._rows), 0
+        total = sum(map(len, work))
+        for batch in work:
             asked = [windows[n] for n in batch]
             log_K, best_K = self._answer(asked)
             if not np.isfinite(log_K).all():
@@ -94,7 +96,8 @@ class Model:
             ends = np.cumsum([w.scored for w in asked])[:-1]
             for n, log, best in zip(batch, np.split(log_K, ends), np.split(best_K, ends), strict=True):
                 answers[n] = Scored(log, best)
-            self._report(len(batch))
+            done += len(batch)
+            self._report(done, total)
         return answers
 
     def _answer(self, asked: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:

@@ -87,6 +87,7 @@ def evaluate(
             "original_words": words,
             "tokens_scored": sum(window.scored for window in windows),
             "windows": len(windows),
+            "seq_length": length,
         },
         sum(window.read for window in windows if window.scored),
     )

@@ -1,0 +1,215 @@
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+import mega_eval
+from mega_eval.cli import cli
+from mega_schema import command
+from mega_schema.indexed import DatasetInfo, IndexedWriter
+from mega_schema.tokenizer import TokenizerIdentity, open_folder
+
+TEXTS = [" ".join(str(n * 7 % 40) for n in range(s, 2 * s + 4)) for s in range(1, 20)]
+LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
+
+
+@pytest.fixture
+def held_out(tmp_path):
+    path = tmp_path / "held-out.jsonl"
+    path.write_text(LINES)
+    return path
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Runs the command and gives back its exit code, stdout, stderr and result."""
+
+    def run(*words):
+        output = tmp_path / "result.json"
+        with pytest.raises(SystemExit) as left:
+            command.run(cli, [*map(str, words), "--output", str(output), "--device", "cpu"])
+        out, err = capsys.readouterr()
+        return left.value.code or 0, out, err, json.loads(output.read_bytes()) if output.exists() else None
+
+    return run
+
+
+def fails(answer, *parts):
+    code, out, err, result = answer
+    assert (code, out, result) == (2, "", None)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+def write_dataset(prefix, identity, texts):
+    with IndexedWriter(prefix, "uint16", DatasetInfo(identity)) as writer:
+        for text in texts:
+            writer.add([*map(int, text.split()), identity.eod])
+            writer.end_document()
+
+
+def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_out):
+    code, out, err, result = call("lambada", "--load", run, "--data", held_out, "--strict-lambada")
+    assert (code, err) == (0, "")
+    assert "accuracy" in out
+    assert out.rstrip().endswith("result.json")
+    assert (result["format"], result["task"]) == (1, "lambada")
+    assert result["checkpoint"] == {"path": str((run / "iter_0000010").resolve()), "iteration": 10}
+    digest = hashlib.sha256(LINES.encode()).hexdigest()
+    assert result["data"] == [{"path": str(held_out.resolve()), "bytes": len(LINES), "sha256": digest}]
+    assert result["options"] == {"strict_lambada": True, "micro_batch_size": 16}
+    assert result["versions"]["mega-eval"] == mega_eval.__version__
+    assert result["device"] == "cpu"
+    assert result["counts"]["passages"] == 19
+    # a passage has 4 + s words and the context is 16: those of s = 14 and more lose their beginning
+    assert result["counts"]["passages_cut"] == 6
+    assert result["tokens_read"] == sum(min(16, 3 + s) for s in range(1, 20))
+
+
+def test_lambada_does_not_depend_on_the_batch_size(call, run, held_out):
+    one, many = (
+        call("lambada", "--load", run, "--data", held_out, "--micro-batch-size", size)[3] for size in (1, 7)
+    )
+    assert one["counts"] == many["counts"]
+    assert one["scores"] == pytest.approx(many["scores"], rel=1e-5)
+
+
+def test_wikitext_takes_its_detokenizer_from_the_path(call, run, tmp_path):
+    path = tmp_path / "wiki.test.tokens"
+    path.write_text(" ".join(str(n * n % 39) for n in range(300)))
+    code, _, _, result = call("wikitext103", "--load", run, "--data", path, "--overlapping-eval", 4)
+    assert code == 0
+    assert result["options"]["detokenizer"] == "wikitext"
+    assert result["counts"]["seq_length"] == 16
+    assert result["counts"]["tokens_scored"] == 299
+    assert result["scores"]["token_ratio"] == 1
+    assert result["scores"]["perplexity"] == result["scores"]["adjusted_perplexity"]
+
+
+def test_perplexity_of_lines_and_of_the_dataset_made_from_them_agree(call, run, held_out, tmp_path):
+    identity = open_folder(run / "iter_0000010/tokenizer").identity
+    write_dataset(tmp_path / "held", identity, TEXTS)
+    write_dataset(tmp_path / "train", identity, TEXTS * 2)
+    baseline = ("--baseline-data", tmp_path / "train")
+    lines = call("perplexity", "--load", run, "--data", held_out, *baseline)[3]
+    dataset = call("perplexity", "--load", run, "--data", tmp_path / "held", *baseline)[3]
+    assert lines["scores"] == dataset["scores"]
+    assert lines["counts"] == dataset["counts"]
+    assert lines["scores"]["kneser_ney_perplexity"] < lines["scores"]["unigram_perplexity"]
+    assert [name["path"].rpartition("/")[2] for name in dataset["data"]] == [
+        "held.bin",
+        "held.idx",
+        "train.bin",
+        "train.idx",
+    ]
+
+
+@pytest.mark.parametrize("task", ["lambada", "wikitext103", "perplexity"])
+def test_a_missing_data_file_is_one_line(call, run, tmp_path, task):
+    fails(call(task, "--load", run, "--data", tmp_path / "wiki.none"), "wiki.none: no such file")
+
+
+def test_a_line_that_is_not_json_is_one_line_that_names_it(call, run, held_out):
+    held_out.write_text(LINES + "oops\n")
+    for task in ("lambada", "perplexity"):
+        fails(call(task, "--load", run, "--data", held_out), "held-out.jsonl:20: not JSON")
+
+
+def test_a_line_without_the_key_is_one_line_that_names_it(call, run, held_out):
+    options = ("--load", run, "--data", held_out)
+    fails(call("perplexity", *options, "--json-key", "body"), "held-out.jsonl:1: no key 'body'", "found text")
+
+
+def test_an_empty_data_file_is_one_line(call, run, tmp_path):
+    (tmp_path / "wiki").write_text("")
+    for task in ("lambada", "wikitext103", "perplexity"):
+        fails(call(task, "--load", run, "--data", tmp_path / "wiki"), "wiki: no ")
+
+
+def test_a_missing_checkpoint_is_one_line(call, tmp_path, held_out):
+    fails(call("lambada", "--load", tmp_path / "nowhere", "--data", held_out), "nowhere: no such folder")
+
+
+def test_a_half_written_checkpoint_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+    folder = checkpoint_writer(tmp_path / "cut")
+    weights = folder / "model-00000.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    fails(call("lambada", "--load", tmp_path / "cut", "--data", held_out), "size in bytes")
+    (tmp_path / "half/.iter_0000010.partial").mkdir(parents=True)
+    fails(call("lambada", "--load", tmp_path / "half", "--data", held_out), "half-written .iter_0000010")
+
+
+def test_a_checkpoint_without_a_tokenizer_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+    checkpoint_writer(tmp_path / "bare", tokenizer=False)
+    fails(call("lambada", "--load", tmp_path / "bare", "--data", held_out), "has no tokenizer", "hint: cp -r")
+
+
+def test_a_tokenizer_larger_than_the_model_is_one_line(call, checkpoint_writer, tmp_path, held_out):
+    checkpoint_writer(tmp_path / "small", vocab=30)
+    answer = call("lambada", "--load", tmp_path / "small", "--data", held_out)
+    fails(answer, "more tokens than the model has: found vocab_size=41, wanted at most 30")
+
+
+def test_a_dataset_of_another_tokenizer_is_one_line(call, run, tmp_path, held_out):
+    other = TokenizerIdentity("HuggingFaceTokenizer", 41, 40, None, None, "f" * 64)
+    write_dataset(tmp_path / "other", other, ["1 2 3"])
+    fails(call("perplexity", "--load", run, "--data", tmp_path / "other"), "other: tokenizer of the dataset")
+    answer = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "other")
+    fails(answer, "other: tokenizer of the dataset")
+
+
+def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out):
+    answer = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "none")
+    fails(answer, "none: no such indexed dataset")
+
+
+def test_a_detokenizer_that_nothing_names_is_one_line(call, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("1 2 3")
+    fails(call("wikitext103", "--load", run, "--data", "text"), "--detokenizer: ", "wikitext | ptb | none")
+    named = ("wikitext103", "--load", run, "--data", "text", "--detokenizer", "none")
+    assert call(*named, "--overlapping-eval", 8)[0] == 0
+
+
+def test_windows_the_model_cannot_read_are_one_line(call, run, tmp_path):
+    (tmp_path / "wiki").write_text("1 2 3")
+    options = ("wikitext103", "--load", run, "--data", tmp_path / "wiki")
+    fails(call(*options, "--seq-length", 17), "--seq-length: ", "found 17 tokens, wanted at most 16")
+    fails(call(*options), "--overlapping-eval: ", "found 32 tokens", "hint: --overlapping-eval 16")
+
+
+def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path):
+    words = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
+    with pytest.raises(SystemExit) as left:
+        command.run(cli, ["lambada", *words])
+    assert left.value.code == 2
+    says = "error: --device: not a device of this machine: found abacus; hint: --device cpu\n"
+    assert capsys.readouterr().err == says
+
+
+def test_a_result_that_cannot_be_written_is_known_before_the_work(run, held_out, capsys, tmp_path):
+    for output, says in ((tmp_path / "no/where.json", "no such folder"), (tmp_path, "is a folder")):
+        with pytest.raises(SystemExit) as left:
+            command.run(cli, ["lambada", f"--load={run}", f"--data={held_out}", f"--output={output}"])
+        assert left.value.code == 2
+        assert f"--output: {says}" in capsys.readouterr().err
+
+
+def test_help_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys; from mega_eval.cli import cli; cli(['lambada', '--help'], standalone_mode=False);"
+        "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]")
+    assert "[default: lambada.json]" in done.stdout
+
+
+def test_the_module_is_the_command():
+    words = [sys.executable, "-m", "mega_eval", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == f"mega-eval, version {mega_eval.__version__}\n"

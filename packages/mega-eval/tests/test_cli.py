@@ -167,6 +167,21 @@ def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out):
     fails(answer, "none: no such indexed dataset")
 
 
+def test_a_dataset_that_lost_its_tokens_is_one_line(call, run, tmp_path):
+    identity = open_folder(run / "iter_0000010/tokenizer").identity
+    write_dataset(tmp_path / "held", identity, TEXTS)
+    (tmp_path / "held.bin").unlink()
+    fails(call("perplexity", "--load", run, "--data", tmp_path / "held"), "held.bin: No such file")
+
+
+def test_a_terminal_sees_how_far_it_is_and_then_a_clean_line(run, held_out, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    words = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}"]
+    with pytest.raises(SystemExit):
+        command.run(cli, ["lambada", *words, "--micro-batch-size=10"])
+    assert capsys.readouterr().err == "\r10 of 19 windows\r\033[K"
+
+
 def test_a_detokenizer_that_nothing_names_is_one_line(call, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("1 2 3")

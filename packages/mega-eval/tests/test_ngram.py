@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -26,6 +27,32 @@ def test_kneser_ney_equals_the_formula_worked_by_hand():
         below[1],
     ]
     found = np.exp(model.score(ids([0, 0, 0, 0, 3]), ids([0, 1, 2, 3, 1])))
+    assert found == pytest.approx(wanted)
+
+
+def counted(stream, vocab, before, token):
+    """P(token | before) by the formula, one count at a time."""
+    pairs = Counter(zip(stream, stream[1:], strict=False))
+    once, twice = (sum(count == n for count in pairs.values()) for n in (1, 2))
+    discount = once / (once + 2 * twice) if once else 0.5
+    preceders = Counter(after for _, after in pairs)
+    below = max(preceders[token] - discount, 0) / len(pairs)
+    below += discount * len(preceders) / len(pairs) / vocab
+    total = sum(count for (first, _), count in pairs.items() if first == before)
+    if not total:
+        return below
+    followers = sum(first == before for first, _ in pairs)
+    return max(pairs[before, token] - discount, 0) / total + discount * followers / total * below
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_kneser_ney_equals_counting_one_by_one(seed):
+    rng = np.random.default_rng(seed)
+    vocab = int(rng.integers(2, 12))
+    stream = rng.integers(0, vocab, int(rng.integers(2, 60)))
+    asked = rng.integers(0, vocab, (2, 40))
+    found = np.exp(KneserNey(ids(stream), vocab).score(*map(ids, asked)))
+    wanted = [counted(stream.tolist(), vocab, *pair) for pair in asked.T.tolist()]
     assert found == pytest.approx(wanted)
 
 

@@ -12,7 +12,7 @@ The file, format 1, is one object:
     versions       mega-eval, torch, python
     device         where the model ran
     tokens_read    tokens the model read, padding not counted
-    seconds, tokens_per_second    of scoring alone
+    seconds, tokens_per_second    of the task, opening the checkpoint not counted
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 Reduction = Literal["sum", "max", "min"]
+# torch 2.13 gave these two new names and warns of the old ones, which are all that 2.11 has
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -135,13 +138,13 @@ def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
 
 def _all_gather(x: Tensor, axis: Axis) -> Tensor:
     whole = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(whole, x.contiguous(), group=axis.group)
+    _gather(whole, x.contiguous(), group=axis.group)
     return whole
 
 
 def _reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
     share = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    dist.reduce_scatter_tensor(share, x.contiguous(), group=axis.group)
+    _scatter(share, x.contiguous(), group=axis.group)
     return share
 
 

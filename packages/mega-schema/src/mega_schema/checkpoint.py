@@ -4,6 +4,7 @@
     RUN/iter_0000010/manifest.json            format number, model, every tensor and where its pieces lie
                      trainer.json             iteration, consumed samples, schedule: what a resumed run needs
                      tokenizer/               the tokenizer's files
+                     run.toml                 the run's configuration
                      model-00000.safetensors  one file per writing rank and namespace
                      optim.exp_avg-00000.safetensors …
 
@@ -31,7 +32,7 @@ from mega_schema.spec import ModelSpec
 FORMAT = 1
 MODEL = "model"
 OPTIMIZER = ("optim.main", "optim.exp_avg", "optim.exp_avg_sq")  # float32 weights, first and second moments
-MANIFEST, TRAINER, TOKENIZER = "manifest.json", "trainer.json", "tokenizer"
+MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
 LATEST = "latest_checkpointed_iteration.txt"
 
 # safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
@@ -103,14 +104,15 @@ class Checkpoint:
             raise FormatError(where, "format", found=manifest.get("format"), wanted=FORMAT)
         try:
             self.spec = ModelSpec.from_dict(manifest["model"], f"{where}: model")
-            self.iteration = int(manifest["iteration"])
+            (self.iteration,) = _counts([manifest["iteration"]])
             self.written_by: dict[str, int] = dict(manifest["layout"])
             self.files: dict[str, int] = dict(manifest["files"])
+            _counts([*self.files.values()])
             self.tensors = {
                 space: {name: _tensor(entry) for name, entry in entries.items()}
                 for space, entries in manifest["tensors"].items()
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FormatError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
         except ConfigError as error:
             raise FormatError(where, str(error)) from error
@@ -175,9 +177,11 @@ class Checkpoint:
                     yield space, name, tensor, piece
 
     def _check_files(self) -> None:
+        # a namespace is part of a file's name once someone writes it again
+        for name in (*self.files, *self.tensors):
+            if Path(name).name != name or name == "..":
+                raise FormatError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
         for name, size in self.files.items():
-            if Path(name).name != name:
-                raise FormatError(self.folder / MANIFEST, "file outside the checkpoint", found=name)
             file = self.folder / name
             if not file.is_file():
                 raise FormatError(file, "missing file of a checkpoint", wanted=f"{size} bytes", hint=_OTHER)
@@ -188,11 +192,14 @@ class Checkpoint:
             wanted = math.prod(piece.shape) * DTYPES[tensor.dtype].itemsize
             if piece.bytes != wanted:
                 raise FormatError(at, "bytes of a piece", found=piece.bytes, wanted=wanted)
+            if piece.file not in self.files:
+                raise FormatError(at, "piece in a file that is not listed", found=piece.file)
             end = piece.offset + piece.bytes
-            if end > self.files.get(piece.file, 0):
+            if end > self.files[piece.file]:
                 raise FormatError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
 
 
+_DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
 _OTHER = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
@@ -219,8 +226,8 @@ def latest(run: Path) -> Path:
         half = sorted(run.glob(".iter_*.partial"))
         found = f"half-written {half[-1].name}" if half else "no checkpoint"
         raise FormatError(run, "holds no finished checkpoint", found=found, wanted=f"{LATEST} or {MANIFEST}")
-    text = tracker.read_text("utf-8").strip()
-    if not text.isdigit():
+    text = tracker.read_bytes().decode("utf-8", "replace").strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
         raise FormatError(
             tracker,
             "content",
@@ -245,11 +252,23 @@ def latest(run: Path) -> Path:
 def _tensor(entry: Mapping[str, Any]) -> Tensor:
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"dtype {entry['dtype']}")
-    pieces = tuple(
-        Piece(p["file"], p["offset"], p["bytes"], tuple(p["start"]), tuple(p["shape"]), p["crc32"])
-        for p in entry["pieces"]
-    )
-    return Tensor(tuple(entry["shape"]), entry["dtype"], pieces)
+    whole = _counts(entry["shape"])
+    return Tensor(whole, entry["dtype"], tuple(_piece(p, whole) for p in entry["pieces"]))
+
+
+def _piece(entry: Mapping[str, Any], whole: Shape) -> Piece:
+    start, shape = _counts(entry["start"]), _counts(entry["shape"])
+    ends = [s + n for s, n in zip(start, shape, strict=True)]
+    if any(end > most for end, most in zip(ends, whole, strict=True)) or 0 in shape:
+        raise ValueError(f"a piece {shape} at {start} of a tensor {whole}")
+    offset, size, crc32 = _counts([entry["offset"], entry["bytes"], entry["crc32"]])
+    return Piece(str(entry["file"]), offset, size, start, shape, crc32)
+
+
+def _counts(values: Sequence[Any]) -> Shape:
+    if any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"{values} where whole numbers are wanted")
+    return tuple(values)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -257,7 +276,7 @@ def _json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise FormatError(path, "missing", wanted="a file of a checkpoint", hint=_OTHER) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(path, "is not JSON", found=error, hint=_OTHER) from error
     if not isinstance(value, dict):
         raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
@@ -279,6 +298,13 @@ class Box:
 
 
 Values = Callable[[Box], np.ndarray]
+
+
+def piece_key(name: str, whole: Shape, start: Shape, shape: Shape) -> str:
+    """What a piece is called in its file: a rank may hold several boxes of one tensor, so a part has its place."""
+    if shape == whole:
+        return name
+    return f"{name}[{','.join(f'{s}:{s + n}' for s, n in zip(start, shape, strict=True))}]"
 
 
 def boxes(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[Box]:

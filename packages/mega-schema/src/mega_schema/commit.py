@@ -27,11 +27,13 @@ from mega_schema.checkpoint import (
     FORMAT,
     LATEST,
     MANIFEST,
+    RUN_CONFIG,
     TOKENIZER,
     TRAINER,
     Box,
     Values,
     iteration_folder,
+    piece_key,
     replaced_folder,
 )
 from mega_schema.layout import Layout
@@ -130,9 +132,12 @@ class Save:
         }
         _write(self.folder / TRAINER, json.dumps(dict(trainer), indent=1))
         if run_config is not None:
-            _write(self.folder / "run.toml", run_config)
+            _write(self.folder / RUN_CONFIG, run_config)
         if tokenizer is not None:
             shutil.copytree(tokenizer, self.folder / TOKENIZER)
+            for copied in (self.folder / TOKENIZER).iterdir():
+                with copied.open("rb") as file:
+                    _flush(file.fileno())
         for part in parts:
             part.unlink()
         _write(self.folder / MANIFEST, json.dumps(manifest))
@@ -170,9 +175,7 @@ def _header(boxes: Sequence[Box]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": f"mega {FORMAT}"}}
     at = 0
     for box in boxes:
-        # a box that is not the whole tensor is named with its place, since a rank may hold several of one
-        span = ",".join(f"{s}:{s + n}" for s, n in zip(box.slab.start, box.slab.shape, strict=True))
-        key = box.name if box.slab.shape == box.whole else f"{box.name}[{span}]"
+        key = piece_key(box.name, box.whole, box.slab.start, box.slab.shape)
         entries[key] = {"dtype": box.dtype, "shape": box.slab.shape, "data_offsets": [at, at + box.bytes]}
         at += box.bytes
     text = json.dumps(entries).encode()

@@ -1,0 +1,236 @@
+"""Configuration: frozen dataclasses of sections, filled from a TOML file, flags and `--set a.b=c`.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Batch:
+        micro: int = option("--micro-batch-size", 1, "samples in one forward pass of one rank")
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Run:
+        batch: Batch = Batch()
+
+`flags(Run)` decorates a click command with every flag; `load` puts the three sources together, the later
+over the earlier: defaults, file, flags, --set. Only types and names are checked here; what two values must
+agree on is for whoever resolves the configuration to check, once and in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from mega_schema.errors import ConfigError
+
+R = TypeVar("R")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def option(flag: str, default: Any, help: str) -> Any:
+    """A field of a section, with the flag that sets it. A bool is a flag without a value."""
+    return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """One value of a configuration: section.name, its type and its flag."""
+
+    section: str
+    name: str
+    kind: Any
+    field: dataclasses.Field[Any]
+
+    @property
+    def dotted(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def flag(self) -> str:
+        return str(self.field.metadata["flag"])
+
+    @property
+    def parameter(self) -> str:
+        """The name click passes the flag's value by."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def keys(cls: type[Any]) -> Iterator[Key]:
+    """Every value of a configuration class, section by section."""
+    for section, kind in get_type_hints(cls).items():
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield Key(section, field.name, hints[field.name], field)
+
+
+def flags(cls: type[Any]) -> Callable[[Command], Command]:
+    """Decorate a click command with a flag for every value, and with --config and --set."""
+
+    def decorate(command: Command) -> Command:
+        for key in reversed(list(keys(cls))):
+            command = _click_option(key)(command)
+        command = click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="One value, over file and flags.",
+        )(command)
+        return click.option(
+            "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file of sections."
+        )(command)
+
+    return decorate
+
+
+def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequence[str] = ()) -> R:
+    """The configuration.
+
+    Args:
+        file: TOML with a table per section.
+        given: what click parsed, by parameter name; None means not given.
+        sets: "section.key=value" texts, the value written as in TOML (a bare word is a string).
+
+    Raises:
+        ConfigError: a key is unknown, or a value has another type.
+    """
+    known = {key.dotted: key for key in keys(cls)}
+    values: dict[str, Any] = {}
+    for dotted, value in _from_file(file):
+        values[dotted] = _typed(_known(known, dotted, str(file)), value, f"{file}: {dotted}")
+    for key in known.values():
+        if given.get(key.parameter) is not None:
+            values[key.dotted] = _typed(key, given[key.parameter], key.flag)
+    for text in sets:
+        dotted, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError("--set", "has no value", found=text, wanted="SECTION.KEY=VALUE")
+        key = _known(known, dotted.strip(), "--set")
+        values[key.dotted] = _typed(key, _literal(value.strip()), f"--set {key.dotted}")
+    sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
+    for dotted, value in values.items():
+        section, _, name = dotted.partition(".")
+        sections[section][name] = value
+    return cls(**{name: kind(**sections[name]) for name, kind in get_type_hints(cls).items()})
+
+
+def to_toml(config: Any) -> str:
+    """The configuration as TOML, values that are None left out; `load` reads it back to an equal one."""
+    lines: list[str] = []
+    for section in dataclasses.fields(config):
+        lines.append(f"[{section.name}]")
+        part = getattr(config, section.name)
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if value is not None:
+                lines.append(f"{field.name} = {_toml_value(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def closest(word: str, words: Sequence[str]) -> str:
+    """A hint that names the most similar word, or an empty one."""
+    close = get_close_matches(word, words, 1, 0.5)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, Any]]:
+    if file is None:
+        return
+    if not file.is_file():
+        raise ConfigError("--config", "no such file", found=file)
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(file, "is not TOML", found=error) from error
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{file}: {section}", "stands outside every section", wanted="[section] key = value"
+            )
+        for name, value in table.items():
+            yield f"{section}.{name}", value
+
+
+def _known(known: Mapping[str, Key], dotted: str, where: str) -> Key:
+    if dotted not in known:
+        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=closest(dotted, list(known)))
+    return known[dotted]
+
+
+def _plain(kind: Any) -> tuple[Any, bool]:
+    """A type without its None, and whether it had one."""
+    if get_origin(kind) in (Union, UnionType):
+        rest = [k for k in get_args(kind) if k is not NoneType]
+        assert len(rest) == 1, kind
+        return rest[0], True
+    return kind, False
+
+
+def _typed(key: Key, value: Any, where: str) -> Any:
+    kind, _ = _plain(key.kind)
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value
+        raise ConfigError(where, "unknown choice", found=value, wanted=" | ".join(map(str, get_args(kind))))
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if (
+        get_origin(kind) is tuple
+        and isinstance(value, list | tuple)
+        and all(isinstance(v, str) for v in value)
+    ):
+        return tuple(value)
+    if type(value) is not kind:
+        wanted = "a list of strings" if get_origin(kind) is tuple else _WORDS[kind]
+        raise ConfigError(where, "has another type", found=repr(value), wanted=wanted)
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _click_option(key: Key) -> Callable[[Command], Command]:
+    kind, _ = _plain(key.kind)
+    words = str(key.field.metadata["help"])
+    text = words[:1].upper() + words[1:] + "."
+    if key.field.default not in (None, (), False):
+        text += f"  [default: {key.field.default}]"
+    if kind is bool:
+        return click.option(key.flag, key.parameter, is_flag=True, default=None, help=text)
+    if get_origin(kind) is Literal:
+        return click.option(
+            key.flag, key.parameter, type=click.Choice(get_args(kind)), default=None, help=text
+        )
+    if get_origin(kind) is tuple:
+        return click.option(key.flag, key.parameter, multiple=True, callback=_none_if_empty, help=text)
+    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: click.Path(path_type=Path)}
+    return click.option(key.flag, key.parameter, type=types[kind], default=None, help=text)
+
+
+def _none_if_empty(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    return value or None

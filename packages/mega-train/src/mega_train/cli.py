@@ -1,0 +1,68 @@
+"""`mega-train`: train a model, alone or under torchrun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from mega_schema.command import MISTAKE
+from mega_schema.command import run as run_command
+from mega_schema.config import flags, load
+from mega_schema.errors import MegaError
+from mega_schema.spec import Family
+from mega_train import __version__
+from mega_train.config import Run
+
+
+@click.group()
+@click.version_option(__version__, prog_name="mega-train")
+def app() -> None:
+    """Train language models in tensor, sequence, pipeline and data parallel.
+
+    \b
+    One process:   mega-train gpt --preset gpt2-124m --data-path P --train-iters 100 --lr 3e-4
+    More of them:  torchrun --nproc-per-node 4 -m mega_train gpt --tensor-model-parallel-size 2 ...
+    """
+
+
+def _family(name: Family, help: str) -> Callable[..., None]:
+    @app.command(name, help=help)
+    @flags(Run)
+    def train(config: Path | None, sets: Sequence[str], **given: Any) -> None:
+        from mega_model.mesh import World
+        from mega_train.launch import prepare, train_on
+
+        world = World.from_env()
+        try:
+            prepared = prepare(load(Run, config, given, sets), name, world)
+        except MegaError:
+            if world.rank:  # every rank comes to the same verdict; one says it
+                sys.exit(MISTAKE)
+            raise
+        train_on(prepared, world, sys.stdout)
+
+    return train
+
+
+_family("gpt", "Train a GPT-2 style model.")
+_family("llama", "Train a Llama style model.")
+
+
+@app.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("loss.png"))
+def curve(runs: tuple[Path, ...], output: Path) -> None:
+    """Draw the loss of RUNS (the folders given to --save) as a PNG."""
+    from mega_train.curve import draw
+
+    draw(runs, output)
+    click.echo(f"{output}")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point."""
+    run_command(app, argv)

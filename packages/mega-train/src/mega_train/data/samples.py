@@ -1,0 +1,136 @@
+"""Samples of one length cut from the stream of a corpus's documents, in Megatron's order, number for number.
+
+The documents are repeated for as many epochs as the run needs and shuffled into one stream; sample r is the
+tokens from r · length on (one more than `length`, so that inputs and targets are both that long); samples are
+read in a shuffled order. One generator makes all the draws, so the same seed gives the same three arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset
+
+# an epoch that is mostly not needed is shuffled by itself, so that its samples do not displace earlier ones
+SEPARATE_BELOW = 0.80
+
+
+@dataclass(frozen=True, slots=True)
+class SampleIndex:
+    """Where every sample lies.
+
+    Attributes:
+        document: (documents · epochs,) int32: the stream, as sequence numbers of the corpus.
+        sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
+        shuffle: (samples,): the order in which samples are read.
+        epochs: how often the corpus is gone through.
+    """
+
+    document: np.ndarray
+    sample: np.ndarray
+    shuffle: np.ndarray
+    epochs: int
+
+    def __len__(self) -> int:
+        return len(self.shuffle)
+
+
+def build_index(
+    lengths: np.ndarray,
+    sequences: np.ndarray,
+    *,
+    length: int,
+    samples: int | None,
+    seed: int,
+    extra: int = 1,
+    keep_partial: bool = False,
+) -> SampleIndex:
+    """The three arrays, as Megatron core builds them.
+
+    Args:
+        lengths: tokens of every sequence of the corpus.
+        sequences: int32 numbers of the sequences to use.
+        length: tokens of a sample.
+        samples: how many are wanted; None means one epoch's.
+        extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
+        keep_partial: keep a last sample that is short (validation, when asked for).
+
+    Raises:
+        ConfigError: the sequences hold too few tokens for one sample.
+    """
+    tokens = int(lengths[sequences].sum(dtype=np.int64))
+    per_epoch = (tokens - extra) // length
+    if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
+        raise ConfigError(
+            "--data-path",
+            "the split holds too few tokens for one sample",
+            found=f"{tokens} tokens in {len(sequences)} sequences",
+            wanted=f"at least {length + extra}",
+            hint="a shorter --seq-length, another --split, or more data",
+        )
+    epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
+    rng = np.random.RandomState(seed)
+    before_last = ((epochs - 1) * tokens - extra) // length
+    separate = samples is not None and epochs > 1 and samples - before_last < int(SEPARATE_BELOW * per_epoch)
+    parts = (epochs - 1, 1) if separate else (epochs,)
+    document = np.concatenate([_shuffled(np.tile(sequences, times), rng) for times in parts])
+    total = epochs * tokens - extra
+    # Megatron rounds up in C's float32; so do we, for the same count
+    count = int(np.ceil(np.float32(total) / length)) if keep_partial else total // length
+    sample = _cut(lengths, document, length, count, extra)
+    order_type = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
+    bounds = (0, before_last, count) if separate else (0, count)
+    shuffle = np.concatenate(
+        [
+            _shuffled(np.arange(a, b, dtype=order_type), rng)
+            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+    )
+    return SampleIndex(document, sample, shuffle, epochs)
+
+
+def _shuffled(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    rng.shuffle(numbers)
+    return numbers
+
+
+def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int) -> np.ndarray:
+    """Row r: the document and the token in it where sample r begins.
+
+    Megatron walks document by document. The same rows follow from where each document of the stream ends:
+    sample r begins in the document that holds token r · length of the stream (with `extra` 0, just behind the
+    one that holds the token before).
+    """
+    ends = np.cumsum(lengths[document], dtype=np.int64)
+    last_read = np.arange(1, count + 1, dtype=np.int64) * length - (1 - extra)
+    last_read = np.minimum(last_read, ends[-1] - 1)  # a short last sample ends with the stream
+    place = np.searchsorted(ends, last_read, side="right")
+    begins = ends[place] - lengths[document[place]]
+    rows = np.zeros((count + 1, 2), np.int64)
+    rows[1:, 0], rows[1:, 1] = place, last_read - begins + (1 - extra)
+    return rows
+
+
+class Samples:
+    """Samples of a corpus in the order of their index."""
+
+    def __init__(self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1) -> None:
+        self.corpus, self.index, self.extra = corpus, index, extra
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Tokens of the i-th sample to be read: (length + extra,) int64; fewer in a kept partial one."""
+        row = int(self.index.shuffle[i])
+        (first, begin), (last, end) = self.index.sample[row].tolist(), self.index.sample[row + 1].tolist()
+        document = self.index.document
+        if first == last:
+            return self.corpus.read(int(document[first]), begin, end - begin + self.extra).astype(np.int64)
+        parts = [self.corpus.read(int(document[first]), begin)]
+        parts += [self.corpus[int(document[d])] for d in range(first + 1, last)]
+        parts.append(self.corpus.read(int(document[last]), 0, end + self.extra))
+        return np.concatenate(parts).astype(np.int64)

@@ -1,0 +1,87 @@
+"""Gradients in one contiguous float32 buffer: added up, reduced over ranks, measured and clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mega_model.mesh import Axis, Mesh
+from mega_schema.params import Param
+
+
+class Gradients:
+    """The float32 gradients of one rank's parameters.
+
+    Backward adds to them as each parameter's gradient is ready, whatever the parameter's dtype, and the
+    parameter keeps none of its own (Megatron's --accumulate-allreduce-grads-in-fp32).
+
+    Attributes:
+        of: the gradient of each parameter, in the order given; views of one buffer.
+    """
+
+    def __init__(
+        self, held: Sequence[tuple[Param, nn.Parameter]], mesh: Mesh, shared: Collection[str] = ()
+    ) -> None:
+        """
+        Args:
+            shared: names of parameters that one on another pipeline stage is tied to.
+        """
+        self.mesh, self.rows, self.shared = mesh, [row for row, _ in held], shared
+        weights = [weight for _, weight in held]
+        self.flat = torch.zeros(sum(w.numel() for w in weights), device=mesh.device)
+        parts = self.flat.split([w.numel() for w in weights])
+        self.of = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
+        for weight, gradient in zip(weights, self.of, strict=True):
+            weight.register_post_accumulate_grad_hook(_add_to(gradient))
+
+    def zero(self) -> None:
+        self.flat.zero_()
+
+    def reduce(self) -> None:
+        """Make them the whole batch's: sums over tp and pp where ranks share work, mean over dp."""
+        if self.mesh.tp.sequence:
+            # outside the tensor-parallel regions a rank saw its own tokens only
+            for row, gradient in zip(self.rows, self.of, strict=True):
+                if row.split is None:
+                    self.mesh.tp.reduce(gradient)
+        self._tie()
+        if self.mesh.dp.size > 1:
+            self.mesh.dp.reduce(self.flat).div_(self.mesh.dp.size)
+
+    def norm(self) -> float:
+        """Global L2 norm, every element of every parameter counted on one rank."""
+        owned = [g for row, g in zip(self.rows, self.of, strict=True) if owns(row, self.mesh.tp)]
+        square = torch.stack([g.square().sum() for g in owned]).sum() if owned else self.flat.new_zeros(())
+        return float(self.mesh.pp.reduce(self.mesh.tp.reduce(square)).sqrt())
+
+    def clip(self, norm: float, most: float) -> None:
+        """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""
+        if most > 0 and (scale := most / (norm + 1e-6)) < 1:
+            self.flat.mul_(scale)
+
+    def _tie(self) -> None:
+        """Add the two gradients of a parameter that the first stage reads and the last stage scores with."""
+        pp = self.mesh.pp
+        if pp.size == 1:
+            return
+        for row, gradient in zip(self.rows, self.of, strict=True):
+            if (row.tied_to or row.name) in self.shared:
+                other, end = torch.empty_like(gradient), pp.size - 1 - pp.rank
+                pp.exchange([(gradient, end)], [(other, end)])
+                gradient.add_(other)
+
+
+def owns(row: Param, tp: Axis) -> bool:
+    """Whether this rank answers for the parameter, where several hold the same one."""
+    return row.tied_to is None and (row.split is not None or tp.rank == 0)
+
+
+def _add_to(gradient: Tensor) -> Callable[[Tensor], None]:
+    def hook(weight: Tensor) -> None:
+        assert weight.grad is not None
+        gradient.add_(weight.grad)
+        weight.grad = None
+
+    return hook

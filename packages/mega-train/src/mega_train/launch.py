@@ -1,0 +1,122 @@
+"""From a configuration to a run: open what it reads, check it all, meet the other ranks, train."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from rich.console import Console
+
+from mega_model.mesh import Mesh, World
+from mega_schema.checkpoint import LATEST, TOKENIZER, Checkpoint
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset, beside
+from mega_schema.params import count
+from mega_schema.spec import Family
+from mega_schema.tokenizer import check_same, open_folder
+from mega_train.config import Run
+from mega_train.metrics import Record
+from mega_train.resolve import Plan, resolve
+from mega_train.screen import Quiet, Terminal
+from mega_train.trainer import Trainer
+
+log = logging.getLogger("mega.train")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that can begin, with the files it reads open."""
+
+    plan: Plan
+    corpus: IndexedDataset
+    checkpoint: Checkpoint | None
+    tokenizer: Path | None
+
+
+def prepare(run: Run, family: Family, world: World) -> Prepared:
+    """Open the corpus and the checkpoint, and check everything against everything.
+
+    Raises:
+        MegaError: the run cannot begin. Nothing was written and no process was met.
+    """
+    checkpoint = _checkpoint(run)
+    if run.data.path is None:
+        raise ConfigError(
+            "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
+        )
+    corpus = IndexedDataset(run.data.path)
+    identity = corpus.info.tokenizer if corpus.info else None
+    own = beside(run.data.path, ".tokenizer")
+    tokenizer = own if own.is_dir() else None
+    if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
+        if identity is not None:
+            check_same(identity, open_folder(checkpoint.folder / TOKENIZER).identity, "--data-path")
+        tokenizer = tokenizer or checkpoint.folder / TOKENIZER
+    plan = resolve(
+        run,
+        family,
+        world.size,
+        corpus=identity,
+        loaded=checkpoint.spec if checkpoint else None,
+        cuda=torch.cuda.is_available(),
+    )
+    return Prepared(plan, corpus, checkpoint, tokenizer)
+
+
+def _checkpoint(run: Run) -> Checkpoint | None:
+    load, save = run.checkpoint.load, run.checkpoint.save
+    if load is None:
+        return None
+    if load == save and not (load / LATEST).exists():
+        log.warning("%s holds no checkpoint yet: the run begins anew", load)
+        return None
+    return Checkpoint.open(load)
+
+
+def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
+    """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record."""
+    plan = prepared.plan
+    mesh = Mesh.join(
+        plan.layout,
+        world,
+        device=plan.device,
+        sequence=plan.run.parallel.sequence,
+        timeout_minutes=plan.run.parallel.timeout_minutes,
+    )
+    trainer = Trainer(
+        plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
+    )
+    if mesh.rank:
+        trainer.fit(Quiet(), Record(None))
+    else:
+        record = Record(plan.run.checkpoint.save)
+        record.write("start", _description(trainer))
+        with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
+            screen.say(_headline(trainer))
+            trainer.fit(screen, record)
+    mesh.leave()
+
+
+def _description(trainer: Trainer) -> dict[str, object]:
+    plan = trainer.plan
+    layout = plan.layout
+    return {
+        "iteration": trainer.iteration,
+        "consumed_samples": trainer.consumed,
+        "parameters": count(trainer.rt.table.values()),
+        "layout": {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+        "global_batch_size": plan.global_samples,
+        "seq_length": plan.length,
+        "device": plan.device,
+    }
+
+
+def _headline(trainer: Trainer) -> str:
+    plan, layout = trainer.plan, trainer.plan.layout
+    begins = f"from iteration {trainer.iteration}" if trainer.iteration else "from new weights"
+    size = f"{plan.spec.family}, {count(trainer.rt.table.values()):,} parameters"
+    cut = f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}"
+    return f"{size} | {cut} | {plan.global_samples} samples x {plan.length} tokens a step | {begins}"

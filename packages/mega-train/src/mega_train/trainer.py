@@ -1,0 +1,228 @@
+"""The training loop: steps, validations, checkpoints, in Megatron's order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mega_model.build import build, fill, parameters
+from mega_model.init import initial_values
+from mega_model.mesh import Mesh
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import FormatError, MegaError
+from mega_schema.indexed import IndexedDataset
+from mega_train import store
+from mega_train.data.cursor import micro_batches
+from mega_train.data.samples import Samples, build_index
+from mega_train.data.splits import split_ranges
+from mega_train.grads import Gradients
+from mega_train.metrics import Progress, Record, Screen
+from mega_train.optim import AdamW
+from mega_train.pipeline import run
+from mega_train.resolve import Plan
+from mega_train.schedule import forward_only, one_forward_one_backward
+from mega_train.step import MicroBatches
+
+
+class Trainer:
+    """One rank of a run: its share of the model, its gradients, its optimizer, its data.
+
+    Attributes:
+        iteration: optimizer steps done.
+        consumed: training samples consumed; the data's order depends on this and on nothing else.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        corpus: IndexedDataset,
+        *,
+        checkpoint: Checkpoint | None = None,
+        tokenizer: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            checkpoint: what to go on from; None begins anew.
+            tokenizer: folder of the tokenizer that goes with every checkpoint.
+        """
+        self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
+        self.dtype = torch.bfloat16 if plan.run.train.bf16 else torch.float32
+        self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype)
+        self.model = build(plan.spec, self.rt)
+        if checkpoint is None:
+            fill(self.model, initial_values(self.rt.table.values(), plan.run.train.seed), self.rt)
+        else:
+            store.load(checkpoint, self.model, self.rt)
+        self.held = list(parameters(self.model, self.rt))
+        shared = {row.tied_to for row in self.rt.table.values() if row.tied_to}
+        self.gradients = Gradients(self.held, mesh, shared)
+        o = plan.run.optimizer
+        self.adam = AdamW(
+            self.held, self.gradients.of, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay
+        )
+        self.iteration = self.consumed = 0
+        if checkpoint is not None and not plan.run.checkpoint.finetune:
+            store.load_optimizer(checkpoint, self.adam, self.rt)
+            self.iteration = checkpoint.iteration
+            self.consumed = int(checkpoint.trainer["consumed_samples"])
+        self.train, self.valid = self._data(corpus)
+        self.saved_at: int | None = None
+
+    def _data(self, corpus: IndexedDataset) -> tuple[Samples, Samples | None]:
+        plan = self.plan
+        train, valid, _ = split_ranges(plan.run.data.split, len(corpus), plan.run.data.split_rule)
+
+        def samples(part: tuple[int, int], count: int) -> Samples:
+            index = build_index(
+                corpus.lengths,
+                np.arange(*part, dtype=np.int32),
+                length=plan.length,
+                samples=count,
+                seed=plan.run.train.seed,
+            )
+            return Samples(corpus, index)
+
+        wants_valid = plan.run.evaluation.iterations > 0 and valid[1] > valid[0]
+        return samples(train, plan.train_samples), samples(valid, plan.valid_samples) if wants_valid else None
+
+    def fit(self, screen: Screen, record: Record, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Train to the last iteration, or to one that --exit-interval divides."""
+        intervals, began = self.plan.run, clock()
+        losses: list[float] = []
+        spent = 0.0  # in steps alone: validations and checkpoints are not the model's pace
+        while self.iteration < self.plan.iterations:
+            rate, started = self.plan.rate.at(self.consumed), clock()
+            loss, norm = self.step(rate)
+            spent += clock() - started
+            losses.append(loss)
+            screen.step(self.iteration)
+            last = self.iteration == self.plan.iterations
+            if last or self.iteration % intervals.log.interval == 0:
+                each = spent / len(losses)
+                now = Progress(
+                    iteration=self.iteration,
+                    iterations=self.plan.iterations,
+                    consumed_samples=self.consumed,
+                    loss=sum(losses) / len(losses),
+                    rate=rate,
+                    gradient_norm=norm,
+                    step_seconds=each,
+                    tokens_per_second=self.plan.tokens_per_step / each,
+                    seconds=clock() - began,
+                )
+                record.progress(now)
+                screen.progress(now)
+                losses, spent = [], 0.0
+            if self.valid is not None and (last or self.iteration % intervals.evaluation.interval == 0):
+                self._report_validation(screen, record)
+            if intervals.checkpoint.interval and self.iteration % intervals.checkpoint.interval == 0:
+                self.save()
+            if intervals.train.exit_interval and self.iteration % intervals.train.exit_interval == 0:
+                break
+        if intervals.checkpoint.save is not None and self.saved_at != self.iteration:
+            self.save()
+
+    def step(self, rate: float) -> tuple[float, float]:
+        """One optimizer step.
+
+        Returns:
+            the loss in nats per token, and the gradient's norm before clipping; the same on every rank.
+
+        Raises:
+            MegaError: the gradient is not finite. Nothing was updated.
+        """
+        self.gradients.zero()
+        loss = self._loss(self.train, self.consumed, train=True)
+        self.gradients.reduce()
+        norm = self.gradients.norm()
+        if not math.isfinite(norm):
+            raise MegaError(
+                f"iteration {self.iteration + 1}",
+                "the gradient's norm is not finite",
+                found=norm,
+                wanted=f"a number (the loss was {loss:.4g})",
+                hint="a lower --lr, a longer --lr-warmup-iters, or --load the checkpoint before",
+            )
+        self.gradients.clip(norm, self.plan.run.optimizer.clip)
+        self.adam.step(rate)
+        self.iteration += 1
+        self.consumed += self.plan.global_samples
+        return loss, norm
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss of the next --eval-iters batches of the validation split, in nats per token."""
+        assert self.valid is not None
+        evaluation = self.plan.run.evaluation
+        before = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations
+        first = before * self.plan.global_samples
+        losses = [
+            self._loss(self.valid, first + i * self.plan.global_samples, train=False)
+            for i in range(evaluation.iterations)
+        ]
+        return sum(losses) / len(losses)
+
+    def save(self) -> None:
+        """Write a checkpoint of where the run stands."""
+        store.save(
+            self.plan.run,
+            self.mesh,
+            self.rt,
+            self.held,
+            self.adam,
+            iteration=self.iteration,
+            state={
+                "iteration": self.iteration,
+                "consumed_samples": self.consumed,
+                "optimizer_steps": self.adam.steps,
+                "seed": self.plan.run.train.seed,
+                "learning_rate": self.plan.rate.at(self.consumed),
+            },
+            tokenizer=self.tokenizer,
+        )
+        self.saved_at = self.iteration
+
+    def _loss(self, samples: Samples, consumed: int, *, train: bool) -> float:
+        plan, mesh = self.plan, self.mesh
+        numbers = micro_batches(
+            consumed,
+            micro=plan.micro,
+            dp=mesh.dp.size,
+            accumulation=plan.accumulation,
+            rank=mesh.dp.rank,
+            total=len(samples),
+        )
+        batches = [self._tokens(samples, some) for some in numbers]
+        schedule = one_forward_one_backward if train else forward_only
+        table = schedule(mesh.pp.size, plan.accumulation, mesh.pp.rank)
+        work = MicroBatches(self.model, plan, mesh.tp, batches)
+        losses = run(table, work, mesh.pp, dtype=self.dtype, device=mesh.device)
+        total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
+        return float(mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size)
+
+    def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
+        batch = np.stack([samples[number] for number in numbers])
+        if (largest := int(batch.max())) >= self.plan.spec.vocab:
+            raise FormatError(
+                self.plan.run.data.path,
+                "holds a token outside the model's vocabulary",
+                found=largest,
+                wanted=f"0 to {self.plan.spec.vocab - 1}",
+                hint="a corpus made with the model's tokenizer, or a larger --vocab-size",
+            )
+        return batch
+
+    def _report_validation(self, screen: Screen, record: Record) -> None:
+        loss = self.validate()
+        perplexity = math.exp(min(20, loss))  # Megatron's cap
+        record.write("validation", {"iteration": self.iteration, "loss": loss, "perplexity": perplexity})
+        screen.say(
+            f"validation at iteration {self.iteration} | loss {loss:.4f} | perplexity {perplexity:.2f}"
+        )

@@ -1,0 +1,141 @@
+"""Tiny training runs, one on a layout and one in a single process, and what must be equal between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mega_model.mesh import Mesh, World
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.config import load
+from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
+from mega_schema.spec import Family
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.config import Run
+from mega_train.resolve import resolve
+from mega_train.trainer import Trainer
+
+STEPS = 5
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+# K's biases and the like have gradients that are zero but for rounding; with its usual eps Adam blows them up to
+# whole steps, which no two orders of summation agree on. A larger eps leaves every real gradient its step.
+COMMON = """
+[batch]
+length = 16
+global_samples = 8
+[train]
+iterations = 100
+seed = 7
+[optimizer]
+lr = 0.01
+eps = 1e-3
+clip = 0.5
+warmup_iterations = 2
+decay_style = "cosine"
+[evaluation]
+iterations = 0
+"""
+
+MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
+    # vocabularies that do not divide, so that padding is in play on every layout
+    "gpt": ("gpt", {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "vocab_multiple": 8}),
+    "llama": (
+        "llama",
+        {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 4, "ffn": 48, "vocab": 101, "vocab_multiple": 8},
+    ),
+}
+
+
+def corpus(folder: Path) -> Path:
+    """A corpus of 200 short documents over 101 ids; its prefix. Safe to call on every rank."""
+    prefix = folder / f"corpus-{torch.randint(1 << 60, ()).item()}"
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=100)
+    rng = np.random.default_rng(3)
+    with IndexedWriter(prefix, smallest_dtype(101), info=DatasetInfo(tokenizer=tokenizer.identity)) as out:
+        for _ in range(200):
+            begin, length = rng.integers(0, 100), rng.integers(3, 60)
+            out.add([*((begin + 7 * np.arange(length)) % 100), 100])
+            out.end_document()
+    return prefix
+
+
+def trainer(
+    model: str, world: World, meet: str, folder: Path, *, load_from: Path | None = None, **values: Any
+) -> Trainer:
+    """A trainer of a tiny model on these ranks; `values` are section__key=value."""
+    family, shape = MODELS[model]
+    data = corpus(folder)
+    values = {"model__" + name: value for name, value in shape.items()} | values
+    values["data__path"] = str(data)
+    if load_from is not None:
+        values["checkpoint__load"] = str(load_from)
+    sets = [f"{key.replace('__', '.')}={_toml(value)}" for key, value in values.items()]
+    file = folder / f"{data.name}.toml"
+    file.write_text(COMMON)
+    run = load(Run, file, {}, sets)
+    checkpoint = Checkpoint.open(load_from) if load_from else None
+    opened = IndexedDataset(data)
+    assert opened.info is not None
+    plan = resolve(
+        run,
+        family,
+        world.size,
+        corpus=opened.info.tokenizer,
+        loaded=checkpoint.spec if checkpoint else None,
+        cuda=False,
+    )
+    mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, meet=meet)
+    return Trainer(plan, mesh, opened, checkpoint=checkpoint)
+
+
+def steps(run: Trainer, count: int) -> list[float]:
+    """Losses of the next steps."""
+    return [run.step(run.plan.rate.at(run.consumed))[0] for _ in range(count)]
+
+
+def same_as_one_process(model: str, world: World, meet: str, folder: Path, **values: Any) -> None:
+    """Losses, the first step's gradients and norms, and the weights after five steps equal one process's."""
+    reference = trainer(model, World(), meet, folder, **{k: v for k, v in values.items() if _fits_one(k)})
+    run = trainer(model, world, meet, folder, **values)
+    for step in range(STEPS):
+        rate = run.plan.rate.at(run.consumed)
+        one, many = reference.step(rate), run.step(rate)
+        torch.testing.assert_close(torch.tensor(many), torch.tensor(one), **TOLERANCE)
+        if step in (0, STEPS - 1):
+            _same_shares(run, reference, gradients=True)
+    _same_shares(run, reference, gradients=False)
+    run.mesh.leave()
+
+
+def _same_shares(run: Trainer, reference: Trainer, *, gradients: bool) -> None:
+    whole = dict(zip((row.name for row, _ in reference.held), _tensors(reference, gradients), strict=True))
+    checked = 0
+    for (row, _), share in zip(run.held, _tensors(run, gradients), strict=True):
+        for slab in row.slabs(run.mesh.tp.rank, run.mesh.tp.size):
+            expected = whole[row.tied_to if row.tied_to in whole and row.name not in whole else row.name]
+            torch.testing.assert_close(
+                share[slab.in_local],
+                expected[slab.in_global],
+                **TOLERANCE,
+                msg=lambda text, name=row.name: f"{name}: {text}",  # type: ignore[misc]
+            )
+            checked += 1
+    assert checked
+
+
+def _tensors(run: Trainer, gradients: bool) -> list[torch.Tensor]:
+    return run.gradients.of if gradients else [weight.detach() for _, weight in run.held]
+
+
+def _fits_one(key: str) -> bool:
+    return not key.startswith("parallel__")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,105 @@
+"""Every way of cutting a model trains as one process does: float32, 1e-5."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mega_model.mesh import World
+from tests.parity.ranks import Body, on_ranks
+from tests.parity.runs import same_as_one_process, steps, trainer
+
+
+def _cut(model: str, **values: object) -> Body:
+    return partial(_compare, model, values)
+
+
+def _compare(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+    same_as_one_process(model, world, meet, folder, **values)
+
+
+def _resumes(
+    model: str,
+    before: dict[str, object],
+    after: dict[str, object],
+    exact: bool,
+    world: World,
+    meet: str,
+    folder: Path,
+) -> None:
+    """Three steps, a checkpoint, and on from it on the layout `after`: as if the run had gone on."""
+    run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
+    steps(run, 3)
+    run.save()
+    on = steps(run, 2)
+    run.mesh.leave()
+    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
+    assert again.iteration == 3
+    assert again.consumed == 3 * again.plan.global_samples
+    resumed = steps(again, 2)
+    again.mesh.leave()
+    if exact:
+        assert resumed == on
+    else:
+        assert resumed == pytest.approx(on, abs=1e-5)
+
+
+TP2 = {"parallel__tp": 2}
+PP2 = {"parallel__pp": 2}
+SP = {"parallel__sequence": True}
+TIED = {"model__untied": False}
+CASES: dict[int, dict[str, Body]] = {
+    2: {
+        "tensor_parallel_2_gpt": _cut("gpt", **TP2),
+        "tensor_parallel_2_llama": _cut("llama", **TP2),
+        "tensor_parallel_2_untied_gpt": _cut("gpt", model__untied=True, **TP2),
+        "sequence_parallel_2_gpt": _cut("gpt", **TP2, **SP),
+        "sequence_parallel_2_llama": _cut("llama", **TP2, **SP),
+        "pipeline_2_tied_gpt": _cut("gpt", **PP2),
+        "pipeline_2_llama": _cut("llama", **PP2),
+        "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2),
+        "data_parallel_2_gpt": _cut("gpt", batch__micro=2),
+        "data_parallel_2_llama": _cut("llama"),
+        "documents_apart_with_tensor_parallel_2": _cut(
+            "gpt",
+            data__reset_positions=True,
+            data__reset_attention=True,
+            data__eod_mask_loss=False,
+            **TP2,
+            **SP,
+        ),
+        "resume_on_the_same_layout_is_bitwise": partial(_resumes, "gpt", TP2, TP2, True),
+        "resume_from_tensor_on_pipeline": partial(_resumes, "gpt", TP2 | SP, PP2, False),
+        "resume_from_pipeline_on_data": partial(_resumes, "llama", PP2, {}, False),
+    },
+    4: {
+        "tensor_parallel_4_gpt": _cut("gpt", parallel__tp=4),
+        "sequence_parallel_4_llama": _cut("llama", parallel__tp=4, **SP),
+        "pipeline_4_tied_gpt": _cut("gpt", parallel__pp=4),
+        "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
+        "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),
+        "tensor_2_data_2_llama": _cut("llama", **TP2),
+        "resume_from_tensor_2_pipeline_2_is_bitwise": partial(_resumes, "gpt", TP2 | PP2, TP2 | PP2, True),
+        "resume_from_tensor_2_pipeline_2_on_tensor_4": partial(
+            _resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
+        ),
+    },
+    8: {
+        "tensor_2_pipeline_2_data_2_gpt": _cut("gpt", **TP2, **PP2),
+        "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
+    },
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda ranks: f"{ranks} ranks")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return on_ranks(request.param, CASES[request.param], tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize(
+    ("results", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]], indirect=["results"]
+)
+def test_the_layout_trains_as_one_process_does(results: dict[str, str], case: str) -> None:
+    assert results[case] == ""

@@ -1,0 +1,133 @@
+"""What is in a dataset, and whether all of it is as it should be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mega_schema.errors import FormatError
+from mega_schema.indexed import IndexedDataset, beside
+from mega_schema.tokenizer import Tokenizer, check_same, open_folder
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
+_AT_A_TIME = 1 << 22  # sequences or tokens looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Counts of a dataset; `lengths` are those of its sequences at PERCENTILES, in tokens."""
+
+    dtype: str
+    documents: int
+    empty_documents: int
+    sequences: int
+    tokens: int
+    size: int
+    lengths: tuple[int, ...]
+
+
+def contents(data: IndexedDataset) -> Contents:
+    """Counts of `data`, from its index alone."""
+    lengths: list[int] = []
+    if len(data):
+        lengths = np.percentile(data.lengths, PERCENTILES, method="nearest").tolist()
+    tokens = int(data.lengths.sum(dtype=np.int64))
+    empty = int((np.diff(data.documents) == 0).sum())
+    return Contents(
+        str(data.dtype),
+        len(data.documents) - 1,
+        empty,
+        len(data),
+        tokens,
+        tokens * data.dtype.itemsize,
+        tuple(lengths),
+    )
+
+
+def opened_tokenizer(data: IndexedDataset) -> Tokenizer | None:
+    """The tokenizer that lies beside the dataset, if one does.
+
+    Raises:
+        FormatError: it is not the one that PREFIX.json names, or its folder is not whole.
+    """
+    folder = beside(data.prefix, ".tokenizer")
+    if not folder.exists():
+        return None
+    tokenizer = open_folder(folder)
+    if data.info is not None:
+        check_same(data.info.tokenizer, tokenizer.identity, beside(data.prefix, ".json"))
+    return tokenizer
+
+
+def document_text(data: IndexedDataset, document: int, tokenizer: Tokenizer | None, characters: int) -> str:
+    """The beginning of a document on one line: its text in quotes, or its ids without a tokenizer."""
+    first, last = int(data.documents[document]), int(data.documents[document + 1])
+    ids: list[int] = []
+    for sequence in range(first, last):
+        # a token has a character or more, but for pieces of one; so this is enough to see
+        ids += data.read(sequence, 0, min(int(data.lengths[sequence]), characters)).tolist()
+    if tokenizer is None:
+        line = " ".join(map(str, ids))
+        return line if len(line) <= characters else line[:characters].rsplit(" ", 1)[0] + " ..."
+    text = tokenizer.decode(ids)
+    shown = json.dumps(text[:characters], ensure_ascii=False)
+    return shown if len(text) <= characters else shown + " ..."
+
+
+def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
+    """Look at every entry of the index and every token.
+
+    Opening has already compared the sizes of the files; this finds what sizes cannot tell.
+
+    Args:
+        vocab_size: what ids must be below; None takes it from PREFIX.json, and without that looks at no id.
+
+    Returns:
+        The vocabulary size that ids were compared with, 0 where they were not.
+
+    Raises:
+        FormatError: the first fault, with the sequence it is in.
+    """
+    _verify_pointers(data)
+    opened_tokenizer(data)
+    if vocab_size is None and data.info is not None:
+        vocab_size = data.info.tokenizer.vocab_size
+    if vocab_size is None or data.dtype.kind not in "iu":
+        return 0
+    _verify_ids(data, vocab_size)
+    return vocab_size
+
+
+def _verify_pointers(data: IndexedDataset) -> None:
+    """Each sequence begins where the one before it ends."""
+    end = 0
+    for at in range(0, len(data), _AT_A_TIME):
+        sizes = data.lengths[at : at + _AT_A_TIME].astype(np.int64) * data.dtype.itemsize
+        ends = end + np.cumsum(sizes)
+        begins = ends - sizes
+        wrong = np.flatnonzero(data.pointers[at : at + _AT_A_TIME] != begins)
+        if len(wrong):
+            i = int(wrong[0])
+            found, wanted = int(data.pointers[at + i]), int(begins[i])
+            path = beside(data.prefix, ".idx")
+            raise FormatError(path, f"pointer of sequence {at + i}", found=found, wanted=wanted)
+        end = int(ends[-1])
+
+
+def _verify_ids(data: IndexedDataset, vocab_size: int) -> None:
+    path: Path = beside(data.prefix, ".bin")
+    tokens = path.stat().st_size // data.dtype.itemsize
+    payload = np.memmap(path, data.dtype, "r") if tokens else np.empty(0, data.dtype)
+    for at in range(0, tokens, _AT_A_TIME):
+        part = payload[at : at + _AT_A_TIME]
+        if int(part.min()) >= 0 and int(part.max()) < vocab_size:
+            continue
+        place = at + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
+        # the last sequence that begins at or before it, which is the one that is not empty
+        i = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, "right")) - 1
+        offset = place - int(data.pointers[i]) // data.dtype.itemsize
+        wanted = f"0 to {vocab_size - 1}, the vocabulary"
+        raise FormatError(path, f"token {offset} of sequence {i}", found=int(payload[place]), wanted=wanted)

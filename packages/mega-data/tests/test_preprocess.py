@@ -1,0 +1,180 @@
+"""JSON lines become Megatron's files, the same whatever the workers, and nothing after a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from mega_data.jsonl import Fault, chunks, read
+from mega_data.preprocess import preprocess
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.indexed import IndexedDataset
+from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+
+SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
+CHUNK = 1 << 14
+GPT2 = SHARED / "data/tokenizers/gpt2"
+
+
+def null(size: int = 100) -> Tokenizer:
+    return open_tokenizer("NullTokenizer", vocab_size=size)
+
+
+def lines(path: Path, *texts: str, key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts), "utf-8")
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_documents_are_in_the_order_of_lines_and_files_with_eod_on_those_that_have_tokens(tmp_path):
+    inputs = [lines(tmp_path / "a", "1 2", "", "3"), lines(tmp_path / "b", "4")]
+    done = preprocess(inputs, tmp_path / "out" / "p", null(), append_eod=True)
+    data = IndexedDataset(done.prefixes[0])
+    assert done.prefixes == (tmp_path / "out" / "p_text_document",)
+    assert [data[i].tolist() for i in range(len(data))] == [[1, 2, 100], [3, 100], [4, 100]]
+    assert data.documents.tolist() == [0, 1, 1, 2, 3]
+    assert (done.documents, done.tokens, done.size) == (4, 7, sum(p.stat().st_size for p in inputs))
+    assert data.info is not None
+    assert data.info.sources == tuple(map(str, inputs))
+    assert data.info.options == {"key": "text", "append_eod": True}
+
+
+def test_without_append_eod_no_token_is_added(tmp_path):
+    done = preprocess([lines(tmp_path / "a", "1 2")], tmp_path / "p", null())
+    assert IndexedDataset(done.prefixes[0])[0].tolist() == [1, 2]
+
+
+def test_the_tokenizer_travels_with_each_dataset(tmp_path):
+    done = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(7))
+    assert open_folder(tmp_path / "p_text_document.tokenizer").identity == null(7).identity
+    assert IndexedDataset(done.prefixes[0]).info.tokenizer == null(7).identity
+
+
+def test_every_key_becomes_a_dataset_of_its_own_and_all_are_complete(tmp_path):
+    path = tmp_path / "a"
+    path.write_text('{"text": "1", "title": "5 6"}\n{"title": "", "text": "2 3"}\n', "utf-8")
+    done = preprocess([path], tmp_path / "p", null(), keys=("text", "title"))
+    text, title = (IndexedDataset(prefix) for prefix in done.prefixes)
+    assert [text[i].tolist() for i in range(2)] == [[1], [2, 3]]
+    assert title[0].tolist() == [5, 6]
+    assert title.documents.tolist() == [0, 1, 1]
+
+
+def test_the_vocabulary_decides_the_dtype(tmp_path):
+    for size, dtype in ((65498, "uint16"), (65499, "int32")):  # and one more id, the eod
+        done = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(size))
+        assert IndexedDataset(done.prefixes[0]).dtype == dtype
+
+
+def test_output_bytes_do_not_depend_on_the_workers(tmp_path):
+    rng = random.Random(7)
+    texts = [" ".join(str(rng.randrange(100)) for _ in range(rng.randrange(3000))) for _ in range(60)]
+    inputs = [lines(tmp_path / "a", *texts[:41]), lines(tmp_path / "b", *texts[41:])]
+    assert len(list(chunks(inputs, CHUNK))) > 8
+    outputs = []
+    for workers in (1, 2, 3):
+        preprocess(
+            inputs, tmp_path / str(workers) / "p", null(), append_eod=True, workers=workers, chunk=CHUNK
+        )
+        outputs.append(files(tmp_path / str(workers)))
+    assert len(outputs[0]) == 4
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason=f"needs the shared data: no {GPT2}")
+def test_gpt2_files_hold_the_published_ids(tmp_path):
+    golden = (SHARED / "data/tokenizers/golden/encodings.jsonl").read_text("utf-8").splitlines()
+    cases = [json.loads(line) for line in golden]
+    tokenizer = open_tokenizer(
+        "GPT2BPETokenizer", vocab_file=GPT2 / "gpt2-vocab.json", merge_file=GPT2 / "gpt2-merges.txt"
+    )
+    source = lines(tmp_path / "a", *(case["text"] for case in cases))
+    data = IndexedDataset(preprocess([source], tmp_path / "p", tokenizer, append_eod=True).prefixes[0])
+    assert [data[i].tolist() for i in range(len(data))] == [[*c["gpt2"], 50256] for c in cases if c["gpt2"]]
+
+
+FAULTS = [
+    (b'{"text": "1"', "not JSON: found"),
+    (b"\xff", "not JSON: found"),
+    (b"[1]", "not a JSON object: found list, wanted an object with 'text'"),
+    (b'{"txt": "1", "id": 2}', r"no key 'text': found txt, id, wanted 'text' \(see --json-keys\)"),
+    (b"{}", "no key 'text': found no keys"),
+    (b'{"text": 1}', "the value of 'text': found int, wanted a string"),
+    (b'{"text": null}', "the value of 'text': found NoneType, wanted a string"),
+    (b'{"text": "1 x"}', "not ids for a NullTokenizer: found 'x', wanted whole numbers below 101"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "workers"), [*((*fault, 1) for fault in FAULTS), (*FAULTS[0], 2), (*FAULTS[-1], 2)]
+)
+def test_a_line_that_is_wrong_is_named_and_nothing_is_left(line, message, workers, tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "1"}\n\n' + line + b"\n" + b'{"text": "2"}\n')
+    with pytest.raises(FormatError, match=rf"corpus.jsonl:3: {message}.*hint: mend or delete"):
+        preprocess([path], tmp_path / "p", null(), workers=workers)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_mistake_leaves_the_earlier_dataset_as_it_was(tmp_path):
+    good = lines(tmp_path / "good", "1")
+    preprocess([good], tmp_path / "p", null())
+    before = files(tmp_path)
+    with pytest.raises(FormatError):
+        preprocess([good, lines(tmp_path / "bad", "x")], tmp_path / "p", null(99))
+    assert files(tmp_path) == {**before, "bad": (tmp_path / "bad").read_bytes()}
+
+
+def test_an_eod_the_tokenizer_lacks_is_refused(tmp_path):
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models
+
+    Library(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path)
+    with pytest.raises(ConfigError, match="--append-eod: the tokenizer has no end of document"):
+        preprocess([lines(tmp_path / "a", "a")], tmp_path / "p", tokenizer, append_eod=True)
+
+
+def test_a_key_named_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--json-keys: a key is named twice: found text text"):
+        preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(), keys=("text", "text"))
+
+
+def test_a_corpus_without_documents_is_a_dataset_without_documents(tmp_path):
+    (tmp_path / "a").write_bytes(b"\n  \n")
+    done = preprocess([tmp_path / "a"], tmp_path / "p", null())
+    data = IndexedDataset(done.prefixes[0])
+    assert (len(data), data.documents.tolist(), done.tokens) == (0, [0], 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chunks_hold_every_line_once_with_its_number(seed, tmp_path):
+    rng = random.Random(seed)
+    paths = []
+    for name in "abc":
+        texts = ["7 " * rng.randrange(30) for _ in range(rng.randrange(12))]
+        paths.append(lines(tmp_path / name, *texts))
+        if rng.random() < 0.5:
+            paths[-1].write_bytes(paths[-1].read_bytes().rstrip(b"\n"))
+    found: dict[Path, list[bytes]] = {path: [] for path in paths}
+    for chunk in chunks(paths, rng.randrange(1, 200)):
+        assert chunk.line == len(found[chunk.path]) + 1
+        assert chunk.size == sum(map(len, chunk.lines))
+        found[chunk.path] += chunk.lines
+    assert {path: b"".join(held) for path, held in found.items()} == {p: p.read_bytes() for p in paths}
+
+
+def test_texts_may_have_line_breaks_that_only_unicode_knows(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes('{"text": "a\u2028b\u0085c"}\n'.encode())
+    (chunk,) = chunks([path])
+    rows = read(chunk, ["text"])
+    assert not isinstance(rows, Fault)
+    assert rows == ([1], [("a\u2028b\u0085c",)])

@@ -182,7 +182,8 @@ def _id_of(tokenizer: Tokenizer, text: str) -> int | None:
             before, ids = tokenizer.encode(lead), tokenizer.encode(lead + text)
         except RequestError:
             return None  # this tokenizer's text is not words
-        if len(ids) == len(before) + 1 and ids[:-1] == before:
+        # one id more that is not the one for unknown text
+        if ids[:-1] == before and len(ids) == len(before) + 1 and tokenizer.decode(ids) == lead + text:
             return ids[-1]
     return None
 

@@ -1,0 +1,58 @@
+"""A checkpoint small enough to write in a test: random weights, and a token for every byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, Box, boxes
+from mega_schema.commit import Save
+from mega_schema.layout import WHOLE
+from mega_schema.spec import ModelSpec, gpt
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
+
+EOD = "<|endoftext|>"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """GPT-2's kind: 256 bytes, two line breaks (Ċ is the letter of one), and the end of a document."""
+    folder = tmp_path_factory.mktemp("words")
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = [chr(byte) for byte in printing] + [chr(256 + i) for i in range(256 - len(printing))]
+    words = {word: number for number, word in enumerate([*letters, "ĊĊ", EOD])}
+    (folder / "vocab.json").write_text(json.dumps(words), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\nĊ Ċ\n", "utf-8")
+    vocab_file, merge_file = folder / "vocab.json", folder / "merges.txt"
+    return open_tokenizer("GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file)
+
+
+@pytest.fixture(scope="session")
+def spec(tokenizer: Tokenizer) -> ModelSpec:
+    """Two words more than the tokenizer knows."""
+    vocab = tokenizer.identity.vocab_size + 2
+    return gpt(layers=2, hidden=32, heads=4, vocab=vocab, context=64, init_std=0.3, vocab_multiple=8)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokenizer: Tokenizer) -> Path:
+    """Folder of a run with one checkpoint."""
+    run = tmp_path_factory.mktemp("run")
+    words = run / "words"
+    tokenizer.save(words)
+    rng = np.random.default_rng(3)
+
+    def values(box: Box) -> np.ndarray:
+        return rng.normal(1.0 if "norm.weight" in box.name else 0.0, 0.3, box.slab.shape).astype(np.float32)
+
+    save = Save(run, 7)
+    save.begin()
+    rows = [row for row in table(spec) if row.tied_to is None]
+    cut = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write(MODEL, 0, cut, values)
+    save.commit(spec, layout=WHOLE, trainer={}, tokenizer=words)
+    return run

@@ -1,0 +1,138 @@
+"""The command: a real server in its own process, and every way it refuses to start."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mega_schema.checkpoint import TOKENIZER, Checkpoint
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+COMMAND = [sys.executable, "-m", "mega_serve"]
+
+
+@contextmanager
+def serving(load: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its URL."""
+    command = [*COMMAND, "--load", str(load), "--port", "0", "--device", "cpu", *flags]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.match(r"mega-serve: (http://127\.0\.0\.1:\d+) ready \(gpt, 2 layers, .*7\)$", line)
+            assert found, line or server.communicate()[1]
+            yield server, found[1]
+        finally:
+            server.kill()
+
+
+def refused(*flags: str) -> str:
+    """What the command says on stderr, having left with exit code 2."""
+    done = subprocess.run(
+        [*COMMAND, *flags], capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_server_answers_and_stops_when_it_is_asked_to(checkpoint: Path) -> None:
+    with serving(checkpoint, "--max-body-bytes", "5000") as (server, url):
+        with httpx.Client(base_url=url, timeout=30) as client:
+            assert client.get("/health").json() == {"status": "ok"}
+            assert "<textarea" in client.get("/").text
+            body = {"prompts": ["my secret"], "tokens_to_generate": 5, "random_seed": 1}
+            said = client.put("/api", json=body)
+            assert said.status_code == 200
+            assert said.json()["text"][0].startswith("my secret")
+            assert client.put("/api", json=body).json() == said.json()
+            assert client.put("/api", json={"prompts": ["a" * 100]}).status_code == 400
+            too_long = client.put("/api", json={"prompts": ["a" * 5000]})
+            assert too_long.status_code == 413
+            assert client.get("/health").status_code == 200
+        server.send_signal(signal.SIGTERM)
+        out, err = server.communicate(timeout=30)
+    assert server.returncode == 0, err
+    assert out == ""
+    assert "secret" not in err
+    assert "Traceback" not in err
+    assert "PUT /api 200" in err
+
+
+def test_legacy_clients_get_a_status_of_200_and_a_string(checkpoint: Path) -> None:
+    with serving(checkpoint, "--megatron-legacy-status", "--log-prompts") as (server, url):
+        answer = httpx.put(f"{url}/api", json={"prompts": ["logged"], "top_k": -1}, timeout=30)
+        assert answer.status_code == 200
+        assert isinstance(answer.json(), str)
+        httpx.put(f"{url}/api", json={"prompts": ["logged"], "tokens_to_generate": 1}, timeout=30)
+        server.send_signal(signal.SIGTERM)
+        assert "'logged'" in server.communicate(timeout=30)[1]
+
+
+def test_a_port_in_use_is_refused_with_another_one(checkpoint: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = refused("--load", str(checkpoint), "--port", str(port))
+    assert f"--port: in use by another program: found {port}; hint: --port " in said
+
+
+def test_a_host_that_is_not_here_is_refused() -> None:
+    assert "--host: cannot be listened on" in refused("--load", "x", "--host", "192.0.2.1", "--port", "0")
+    assert "--host: no such address: found ..; hint: --host 127.0.0.1" in refused(
+        "--load", "x", "--host", "..", "--port", "0"
+    )
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    assert str(tmp_path / "nothing") in refused("--load", str(tmp_path / "nothing"), "--port", "0")
+
+
+def test_a_half_written_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".iter_0000010.partial").mkdir()
+    assert "half-written .iter_0000010.partial" in refused("--load", str(tmp_path), "--port", "0")
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    for file in Checkpoint.open(checkpoint).folder.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).symlink_to(file)
+    said = refused("--load", str(tmp_path), "--port", "0")
+    assert f"{tmp_path / TOKENIZER}: the checkpoint has no tokenizer" in said
+
+
+def test_a_device_that_is_not_here_is_refused(checkpoint: Path) -> None:
+    said = refused("--load", str(checkpoint), "--port", "0", "--device", "cuda:99")
+    assert "--device: not here: found cuda:99" in said
+
+
+@pytest.mark.parametrize("flags", [["--load"], [], ["--load", "x", "--port", "70000"], ["--dtype", "int8"]])
+def test_flags_that_mean_nothing_are_one_line(flags: list[str]) -> None:
+    assert refused(*flags).startswith("error: ")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_answer_without_torch_or_fastapi(flag: str) -> None:
+    probe = (
+        "import sys, runpy\n"
+        f"sys.argv = ['mega-serve', {flag!r}]\n"
+        "try: runpy.run_module('mega_serve', run_name='__main__')\n"
+        "except SystemExit as left: assert left.code in (0, None), left.code\n"
+        "print([name for name in ('torch', 'fastapi', 'uvicorn', 'numpy') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n"), done.stdout
+    assert ("0.1.0" if flag == "--version" else "--megatron-legacy-status") in done.stdout

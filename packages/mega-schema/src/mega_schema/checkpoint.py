@@ -301,7 +301,7 @@ Values = Callable[[Box], np.ndarray]
 
 
 def piece_key(name: str, whole: Shape, start: Shape, shape: Shape) -> str:
-    """What a piece is called in its file: a rank may hold several boxes of one tensor, so a part has its place."""
+    """What a piece is called in its file: a part has its place, since a rank may hold several of a tensor."""
     if shape == whole:
         return name
     return f"{name}[{','.join(f'{s}:{s + n}' for s, n in zip(start, shape, strict=True))}]"

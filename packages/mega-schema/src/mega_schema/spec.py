@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -74,6 +75,10 @@ class ModelSpec:
                 raise ConfigError(
                     f"model.{name}", "not a count", found=value, wanted="a whole number above 0"
                 )
+            elif kind is bool and type(value) is not bool:
+                raise ConfigError(f"model.{name}", "not a switch", found=value, wanted="true | false")
+            elif kind is float and not (type(value) in (int, float) and 0 <= value < math.inf):
+                raise ConfigError(f"model.{name}", "not a number", found=value, wanted="0 or more")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 "model.kv_heads",
@@ -81,12 +86,12 @@ class ModelSpec:
                 found=f"kv_heads={self.kv_heads}, heads={self.heads}",
                 wanted=f"a divisor of {self.heads}",
             )
-        if self.turning % 2:
+        if self.turning % 2 or self.turning > self.head_width:
             raise ConfigError(
                 "model.rope_share",
                 "rotary components come in pairs",
                 found=f"{self.turning} of {self.head_width}",
-                wanted="an even number",
+                wanted=f"an even number, at most {self.head_width}",
             )
 
     @property
@@ -137,7 +142,7 @@ def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **oth
     given: dict[str, object] = {
         "family": "gpt",
         "kv_heads": heads,
-        "head_width": hidden // heads,
+        "head_width": _head_width(hidden, heads),
         "ffn": 4 * hidden,
         "layers": layers,
         "hidden": hidden,
@@ -155,7 +160,7 @@ def llama(
     given: dict[str, object] = {
         "family": "llama",
         "kv_heads": heads,
-        "head_width": hidden // heads,
+        "head_width": _head_width(hidden, heads),
         "norm": "rmsnorm",
         "activation": "swiglu",
         "positions": "rope",
@@ -170,6 +175,12 @@ def llama(
         "context": context,
     }
     return ModelSpec.from_dict({**given, **other})
+
+
+def _head_width(hidden: int, heads: int) -> int:
+    if heads < 1 or hidden % heads:
+        raise ConfigError("model.heads", "do not divide model.hidden", found=f"{heads} heads, {hidden}")
+    return hidden // heads
 
 
 _GPT2 = {"vocab": 50257, "context": 1024}

@@ -1,0 +1,233 @@
+"""A Hugging Face model folder: config.json, weights in one safetensors file or several, a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt import config_json, safetensors
+from mega_schema.checkpoint import MANIFEST
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION, TOKENIZER_JSON = "generation_config.json", "tokenizer.json"
+TOKENIZER_CONFIG, VOCAB, MERGES = "tokenizer_config.json", "vocab.json", "merges.txt"
+
+# what older versions of the classes kept beside the weights: masks and angles, which are computed
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".self_attn.rotary_emb.inv_freq")
+_HEAD: Mapping[str, str] = MappingProxyType(
+    {"gpt": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
+)
+_TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder that was opened: the model, and where each of its tensors lies."""
+
+    spec: ModelSpec
+    entries: Mapping[str, safetensors.Entry]
+
+
+def open_folder(folder: Path) -> Source:
+    """Read the config and the headers of the weights.
+
+    Raises:
+        FormatError: the folder is not one of a model ours can be, or a file is missing or damaged.
+    """
+    if not (folder / CONFIG).is_file():
+        ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
+        hint = "--from mega --to hf" if ours else ""
+        raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
+    spec = config_json.to_spec(_json(folder / CONFIG), folder / CONFIG)
+    entries = {n: e for n, e in _entries(folder).items() if not n.endswith(_BUFFERS)}
+    if spec.family == "gpt" and "wte.weight" in entries:  # saved without its head, as OpenAI's own were
+        entries = {n if n == "lm_head.weight" else f"transformer.{n}": e for n, e in entries.items()}
+    head, embedding = entries.get("lm_head.weight"), entries.get(_HEAD[spec.family])
+    if spec.tied and head is not None and embedding is not None:
+        if head.dtype != embedding.dtype or not np.array_equal(_bits(head), _bits(embedding)):
+            raise FormatError(
+                f"{folder}: lm_head.weight",
+                "is not the embedding, which it is tied to",
+                hint=f'"tie_word_embeddings": false in {CONFIG}',
+            )
+        del entries["lm_head.weight"]
+    return Source(spec, entries)
+
+
+def tokenizer_of(folder: Path, spec: ModelSpec, to: Path) -> Path | None:
+    """Save the folder's tokenizer in our form under `to`; None where the folder has none.
+
+    Raises:
+        FormatError: it is damaged, or has ids that the model has not.
+    """
+    if (folder / TOKENIZER_JSON).is_file():
+        tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=folder / VOCAB, merge_file=folder / MERGES)
+    else:
+        return None
+    if tokenizer.identity.vocab_size > spec.vocab:
+        raise FormatError(
+            f"{folder}: the tokenizer",
+            "has ids that the model has not",
+            found=tokenizer.identity.vocab_size,
+            wanted=f"at most the model's {spec.vocab}",
+        )
+    tokenizer.save(to)
+    return to
+
+
+def write_folder(
+    folder: Path,
+    spec: ModelSpec,
+    config: Mapping[str, Any],
+    tensors: Sequence[safetensors.Announced],
+    values: Callable[[safetensors.Announced], np.ndarray],
+    *,
+    tokenizer: Tokenizer | None,
+    overwrite: bool,
+) -> None:
+    """Write a folder that `transformers` loads. It appears whole or not at all.
+
+    Raises:
+        ConfigError: the folder is there already.
+    """
+    check_free(folder, overwrite=overwrite)
+    folder = folder.resolve()  # "." has no name to put others beside
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, replaced = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "replaced"))
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        safetensors.write(partial / WEIGHTS, tensors, values, {"format": "pt"})
+        dtypes = {tensor.dtype for tensor in tensors}
+        dtype = _TORCH_NAMES[dtypes.pop()] if len(dtypes) == 1 else "float32"
+        special = _special(tokenizer)
+        # transformers 4 reads torch_dtype, 5 reads dtype
+        _write(partial / CONFIG, {**config, **special, "dtype": dtype, "torch_dtype": dtype})
+        _write(partial / GENERATION, {"_from_model_config": True, **special})
+        if isinstance(tokenizer, FastTokenizer):
+            _write_tokenizer(partial, tokenizer, spec)
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            folder.rename(replaced)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something: with `overwrite`, anything but a model.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise ConfigError(
+            "--save", "there is something already", found=folder, hint="add --overwrite to replace it"
+        )
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(
+            "--save", f"holds something else than a model: no {CONFIG}", found=folder, wanted="a new folder"
+        )
+
+
+def _entries(folder: Path) -> dict[str, safetensors.Entry]:
+    if (folder / INDEX).is_file():
+        return _indexed(folder)
+    if (folder / WEIGHTS).is_file():
+        return dict(safetensors.read(folder / WEIGHTS).entries)
+    pickles = sorted(folder.glob("*.bin"))
+    if pickles:
+        raise FormatError(
+            pickles[0],
+            "is a pickle, and safetensors is needed",
+            hint="model.save_pretrained(folder) of transformers writes it",
+        )
+    raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS} or {INDEX}")
+
+
+def _indexed(folder: Path) -> dict[str, safetensors.Entry]:
+    index = folder / INDEX
+    where = _json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+        raise FormatError(f"{index}: weight_map", "is not an object of tensor: file")
+    files = {}
+    for name in sorted(set(where.values())):
+        if Path(name).name != name or name == "..":
+            raise FormatError(index, "file outside the folder", found=name)
+        if not (folder / name).is_file():
+            raise FormatError(folder / name, "missing file", wanted=f"a file that {INDEX} names")
+        files[name] = safetensors.read(folder / name).entries
+    for tensor, file in where.items():
+        if tensor not in files[file]:
+            raise FormatError(folder / file, "has no tensor", wanted=tensor)
+    return {tensor: files[file][tensor] for tensor, file in where.items()}
+
+
+def _bits(entry: safetensors.Entry) -> np.ndarray:
+    return np.frombuffer(entry.values(), np.uint8)
+
+
+def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Ids that transformers would otherwise take from its classes' defaults, which are other models'."""
+    identity = tokenizer.identity if tokenizer else None
+    return {
+        "bos_token_id": identity.bos if identity else None,
+        "eos_token_id": identity.eod if identity else None,
+        "pad_token_id": identity.pad if identity else None,
+    }
+
+
+def _write_tokenizer(folder: Path, tokenizer: FastTokenizer, spec: ModelSpec) -> None:
+    scratch = folder / ".tokenizer"
+    tokenizer.save(scratch)
+    (scratch / TOKENIZER_JSON).rename(folder / TOKENIZER_JSON)
+    shutil.rmtree(scratch)
+    content = _json(folder / TOKENIZER_JSON)
+    names = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+    vocab = content["model"]["vocab"]
+    names |= {number: name for name, number in vocab.items()} if isinstance(vocab, dict) else {}
+    identity = tokenizer.identity
+    special = {"bos_token": identity.bos, "eos_token": identity.eod, "pad_token": identity.pad}
+    _write(
+        folder / TOKENIZER_CONFIG,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": spec.context,
+            "clean_up_tokenization_spaces": False,
+            **{key: names[number] for key, number in special.items() if number in names},
+        },
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, "is not JSON", found=error) from error
+    if not isinstance(value, dict):
+        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as out:
+        json.dump(value, out, indent=2)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())

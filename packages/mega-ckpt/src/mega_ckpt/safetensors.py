@@ -1,0 +1,158 @@
+"""The safetensors file, read without copying and written one tensor at a time.
+
+    u64 little endian   length of the header
+    header              JSON: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
+    values              of every tensor in C order, little endian, end to end; offsets count from here
+
+The `safetensors` package has no numpy type for bfloat16; here it is the 16 bits it is (`DTYPES`), so moving a
+tensor cannot change it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_schema.checkpoint import DTYPES
+from mega_schema.errors import FormatError
+from mega_schema.shard import Shape
+
+_LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more
+
+# bytes of a number of every dtype a file may hold; buffers beside the weights have the odd ones
+_WIDTHS: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
+    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
+    | dict.fromkeys(("U32", "I32", "F32"), 4)
+    | dict.fromkeys(("U64", "I64", "F64"), 8)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        dtype: safetensors' name for it.
+        offset: of its first byte, from the beginning of the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: Shape
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _WIDTHS[self.dtype]
+
+    def values(self) -> np.ndarray:
+        """The tensor as it is stored, mapped from the file, bfloat16 as its bits; for a dtype of DTYPES."""
+        if self.bytes == 0:  # nothing to map
+            return np.empty(self.shape, DTYPES[self.dtype])
+        return np.memmap(self.file, DTYPES[self.dtype], "r", self.offset, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What the header of a file says."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+
+
+def read(path: Path) -> File:
+    """Read the header of a file and hold it against the file's size.
+
+    Raises:
+        FormatError: it is not a whole safetensors file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or length > min(size - 8, _LONGEST):
+            raise FormatError(
+                path, "header length in bytes", found=length, wanted=f"within the {size} bytes of the file"
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        metadata = dict(header.pop("__metadata__", {}))
+        named = [(name, _entry(path, 8 + length, value)) for name, value in header.items()]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            path, "is not a safetensors file", found=f"{type(error).__name__} {error}"
+        ) from error
+    end = 8 + length
+    for name, entry in sorted(named, key=lambda pair: pair[1].offset):
+        if entry.offset != end:
+            raise FormatError(f"{path}: {name}", "first byte", found=entry.offset, wanted=end)
+        end += entry.bytes
+    if end != size:
+        raise FormatError(path, "size in bytes", found=size, wanted=end)
+    return File(dict(named), metadata)
+
+
+def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> Entry:
+    dtype, shape, (first, last) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    if dtype not in _WIDTHS:
+        raise ValueError(f"dtype {dtype}")
+    if any(type(n) is not int or n < 0 for n in (*shape, first, last)):
+        raise ValueError(f"shape {shape} at {first}:{last}")
+    entry = Entry(path, dtype, shape, begin + first)
+    if last - first != entry.bytes:
+        raise ValueError(f"{last - first} bytes for {dtype} {shape}")
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A tensor that is going to be written: the header comes first and has to know all of them."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def write(
+    path: Path,
+    tensors: Sequence[Announced],
+    values: Callable[[Announced], np.ndarray],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a file, one tensor in memory at a time, and flush it to the disk.
+
+    Args:
+        values: called once per tensor, in order; its array has the announced shape and stored dtype.
+        metadata: of the whole file; `transformers` asks for {"format": "pt"}.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for tensor in tensors:
+        span = [at, at + tensor.bytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": span}
+        at += tensor.bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            array = np.ascontiguousarray(values(tensor))
+            assert array.shape == tensor.shape, f"{tensor.name}: {array.shape} for {tensor.shape}"
+            assert array.dtype == DTYPES[tensor.dtype], f"{tensor.name}: {array.dtype} for {tensor.dtype}"
+            out.write(array.reshape(-1).view(np.uint8).data)
+        out.flush()
+        os.fsync(out.fileno())

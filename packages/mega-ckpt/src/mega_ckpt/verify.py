@@ -1,0 +1,147 @@
+"""Whether a checkpoint is what its manifest says, byte for byte, and a whole one of its model.
+
+Opening a checkpoint checks the manifest and the sizes of the files. What costs more is here: the table, the
+cover of every tensor by its pieces, the headers of the files, the checksums, the tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mega_ckpt import safetensors
+from mega_schema.arch import table
+from mega_schema.checkpoint import FORMAT, MANIFEST, MODEL, TOKENIZER, TRAINER, Checkpoint, Piece, piece_key
+from mega_schema.errors import FormatError
+from mega_schema.shard import overlap
+from mega_schema.tokenizer import open_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was looked at, all of it sound."""
+
+    tensors: int
+    pieces: int
+    bytes: int
+
+
+def verify(checkpoint: Checkpoint) -> Verified:
+    """Check everything.
+
+    Raises:
+        FormatError: the first fault that is found, cheap ones first.
+    """
+    check_table(checkpoint)
+    check_cover(checkpoint)
+    check_headers(checkpoint)
+    check_sums(checkpoint)
+    check_companions(checkpoint)
+    every = list(checkpoint.pieces())
+    tensors = sum(len(entries) for entries in checkpoint.tensors.values())
+    return Verified(tensors, len(every), sum(piece.bytes for *_, piece in every))
+
+
+def check_table(checkpoint: Checkpoint) -> None:
+    """Every namespace holds every parameter of the model, whole shape as in the table, and nothing else.
+
+    A tied parameter is not on disk. An optimizer's namespace has the rows of the model's.
+    """
+    wanted = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
+    manifest = checkpoint.folder / MANIFEST
+    if MODEL not in checkpoint.tensors:
+        raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
+    for space, entries in checkpoint.tensors.items():
+        for name, shape in wanted.items():
+            if name not in entries:
+                raise FormatError(manifest, f"{space} has no tensor", wanted=name)
+            if entries[name].shape != shape:
+                raise FormatError(
+                    f"{manifest}: {space} {name}", "shape", found=entries[name].shape, wanted=shape
+                )
+        for name in entries:
+            if name not in wanted:
+                raise FormatError(manifest, f"{space} has a tensor that the model has not", found=name)
+
+
+def check_cover(checkpoint: Checkpoint) -> None:
+    """The pieces of every tensor cover it, and no two of them meet."""
+    for space, entries in checkpoint.tensors.items():
+        for name, tensor in entries.items():
+            where = f"{checkpoint.folder / MANIFEST}: {space} {name}"
+            if (met := _meeting(tensor.pieces)) is not None:
+                a, b = met
+                raise FormatError(where, "two pieces overlap", found=f"{a.file} and {b.file}")
+            covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
+            if covered != math.prod(tensor.shape):
+                raise FormatError(
+                    where, "elements covered by pieces", found=covered, wanted=math.prod(tensor.shape)
+                )
+
+
+def _meeting(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
+    """Two pieces that share an element, if there are any."""
+    if len(pieces) < 2:
+        return None
+    # a sweep along the dimension that is cut most often meets few candidates per piece
+    dim = max(range(len(pieces[0].start)), key=lambda d: len({piece.start[d] for piece in pieces}))
+    open_ones: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.start[dim]):
+        open_ones = [p for p in open_ones if p.start[dim] + p.shape[dim] > piece.start[dim]]
+        for other in open_ones:
+            if overlap(other.start, other.shape, piece.start, piece.shape) is not None:
+                return other, piece
+        open_ones.append(piece)
+    return None
+
+
+def check_headers(checkpoint: Checkpoint) -> None:
+    """Every file is a safetensors file that says of its pieces what the manifest says."""
+    said: dict[str, dict[str, safetensors.Entry]] = {name: {} for name in checkpoint.files}
+    for _, name, tensor, piece in checkpoint.pieces():
+        file = checkpoint.folder / piece.file
+        key = piece_key(name, tensor.shape, piece.start, piece.shape)
+        said[piece.file][key] = safetensors.Entry(file, tensor.dtype, piece.shape, piece.offset)
+    for name, wanted in said.items():
+        path = checkpoint.folder / name
+        header = safetensors.read(path)
+        if header.metadata != {"format": f"mega {FORMAT}"}:
+            raise FormatError(path, "metadata", found=dict(header.metadata), wanted=f"format mega {FORMAT}")
+        for key in sorted(wanted.keys() ^ header.entries.keys()):
+            whose = MANIFEST if key in wanted else "its header"
+            raise FormatError(path, "header and manifest disagree", found=f"{key} only in {whose}")
+        for key, entry in wanted.items():
+            if header.entries[key] != entry:
+                found, want = (f"{e.dtype} {e.shape} at {e.offset}" for e in (header.entries[key], entry))
+                raise FormatError(f"{path}: {key}", "header and manifest disagree", found=found, wanted=want)
+
+
+def check_sums(checkpoint: Checkpoint) -> None:
+    """The bytes of every piece have the checksum they were written with."""
+    for space, name, tensor, piece in checkpoint.pieces():
+        found = zlib.crc32(checkpoint.values(tensor, piece).data)
+        if found != piece.crc32:
+            raise FormatError(
+                f"{checkpoint.folder / piece.file}: {space} {name}",
+                "values are not those that were written: crc32",
+                found=f"{found:08x}",
+                wanted=f"{piece.crc32:08x}",
+                hint="copy the file again, or load another iteration: --load RUN/iter_NNNNNNN",
+            )
+
+
+def check_companions(checkpoint: Checkpoint) -> None:
+    """trainer.json is of this iteration; the tokenizer is whole and its ids fit the model."""
+    told = checkpoint.trainer.get("iteration", checkpoint.iteration)
+    if told != checkpoint.iteration:
+        raise FormatError(checkpoint.folder / TRAINER, "iteration", found=told, wanted=checkpoint.iteration)
+    folder = checkpoint.folder / TOKENIZER
+    if not folder.exists():
+        return
+    identity = open_folder(folder).identity
+    if identity.vocab_size > checkpoint.spec.vocab:
+        raise FormatError(
+            folder, "ids", found=identity.vocab_size, wanted=f"at most the model's {checkpoint.spec.vocab}"
+        )

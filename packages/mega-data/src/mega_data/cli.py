@@ -24,9 +24,8 @@ class Spreading(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        repeatable = {
-            name for o in self.params if isinstance(o, click.Option) and o.multiple for name in o.opts
-        }
+        several = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
+        repeatable = {name for option in several for name in option.opts}
         spread, option, values = list[str](), "", 0
         for word in args:
             if word.startswith("-"):

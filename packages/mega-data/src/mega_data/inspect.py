@@ -67,8 +67,11 @@ def document_text(data: IndexedDataset, document: int, tokenizer: Tokenizer | No
     first, last = int(data.documents[document]), int(data.documents[document + 1])
     ids: list[int] = []
     for sequence in range(first, last):
-        # a token has a character or more, but for pieces of one; so this is enough to see
-        ids += data.read(sequence, 0, min(int(data.lengths[sequence]), characters)).tolist()
+        # a token is a byte at least and a character four at most, so this many tokens are enough to see
+        room = 4 * characters - len(ids)
+        ids += data.read(sequence, 0, min(int(data.lengths[sequence]), room)).tolist()
+        if len(ids) == 4 * characters:
+            break
     if tokenizer is None:
         line = " ".join(map(str, ids))
         return line if len(line) <= characters else line[:characters].rsplit(" ", 1)[0] + " ..."

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -369,3 +370,12 @@ def test_ids_that_do_not_fit_the_dtype_are_a_bug_of_the_caller(tmp_path):
     ):
         writer.add([1])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_in_the_documentation_are_the_ones_we_write(tmp_path):
+    """docs/formats/dataset.md shows `11 12 13`, an empty document and `14`, with 20 as their end."""
+    page = (Path(__file__).parents[3] / "docs/formats/dataset.md").read_text("utf-8")
+    dumps = re.findall(r"```hexdump\n(.*?)```", page, re.DOTALL)
+    shown = [b"".join(bytes.fromhex(line[10:49]) for line in dump.splitlines()) for dump in dumps]
+    write(tmp_path / "p", [[[11, 12, 13, 20]], [], [[14, 20]]])
+    assert shown == [(tmp_path / f"p{suffix}").read_bytes() for suffix in (".idx", ".bin")]

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +23,11 @@ COMMAND = [sys.executable, "-m", "mega_serve"]
 
 
 @contextmanager
-def serving(load: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    load: Path, *flags: str, program: Sequence[str] = COMMAND
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its URL."""
-    command = [*COMMAND, "--load", str(load), "--port", "0", "--device", "cpu", *flags]
+    command = [*program, "--load", str(load), "--port", "0", "--device", "cpu", *flags]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as server:
@@ -69,6 +72,34 @@ def test_a_server_answers_and_stops_when_it_is_asked_to(checkpoint: Path) -> Non
     assert "secret" not in err
     assert "Traceback" not in err
     assert "PUT /api 200" in err
+
+
+SLOW = """
+import time
+import mega_serve.engine
+from mega_serve.cli import main
+
+class Slow:
+    def answer(self, ask, gone):
+        print("entered", flush=True)
+        time.sleep(1)
+        return {"text": ["done"]}
+
+mega_serve.engine.load = lambda *_, **__: Slow()
+main()
+"""
+
+
+def test_a_request_in_progress_is_answered_before_the_server_stops(checkpoint: Path) -> None:
+    program = [sys.executable, "-c", SLOW]
+    with serving(checkpoint, program=program) as (server, url), ThreadPoolExecutor() as beside:
+        asked = beside.submit(httpx.put, f"{url}/api", json={"prompts": ["a"]}, timeout=30)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "entered\n"
+        server.send_signal(signal.SIGTERM)
+        assert asked.result().json() == {"text": ["done"]}
+        server.communicate(timeout=30)
+        assert server.returncode == 0
 
 
 def test_legacy_clients_get_a_status_of_200_and_a_string(checkpoint: Path) -> None:

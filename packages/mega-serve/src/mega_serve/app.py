@@ -88,8 +88,8 @@ def create_app(
         async with one_at_a_time:
             answer = await _answer(engine, ask, request)
         milliseconds = 1000 * (time.monotonic() - began)
-        new = ask.tokens_to_generate
-        logger.info("PUT /api 200: %d prompts, up to %d tokens, %.0f ms", len(ask.prompts), new, milliseconds)
+        asked = f"prompts={len(ask.prompts)} tokens_to_generate={ask.tokens_to_generate}"
+        logger.info("PUT /api 200: %s, %.0f ms", asked, milliseconds)
         return JSONResponse(answer)
 
     @app.exception_handler(RequestError)

@@ -12,7 +12,7 @@ _PATIENCE = 30  # seconds that requests in progress have to end in after a signa
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready. SIGTERM and SIGINT end it after the requests in progress, a second one at once.
+    """Says when it is ready. SIGTERM and SIGINT end it after the requests in progress.
 
     Args:
         ready: called once connections are taken.

@@ -272,7 +272,8 @@ class IndexedWriter:
             raise ValueError(f"a sequence has one dimension, not shape {values.shape}")
         self._payload.write(values.astype(self.dtype.newbyteorder("<"), copy=False).tobytes())
         self._lengths.append(len(values))
-        self._modes.append(mode)
+        if self.multimodal:
+            self._modes.append(mode)
         self._tokens += len(values)
 
     def end_document(self) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import os
+import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +23,8 @@ from mega_schema.arch import table
 from mega_schema.errors import RequestError
 from mega_schema.spec import ModelSpec, gpt, llama
 
+SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
+STORIES = SHARED / "data" / "checkpoints" / "stories260K"
 VOCAB, CONTEXT = 37, 48
 SPECS = {
     "gpt": gpt(layers=2, hidden=32, heads=4, vocab=VOCAB, context=CONTEXT, init_std=0.3),
@@ -270,3 +277,73 @@ def test_what_before_step_raises_ends_the_work(model: Decoder) -> None:
         generate(model, [[1]], new_tokens=20, before_step=leave)
     with pytest.raises(InterruptedError):
         beam_search(model, [1], new_tokens=20, width=2, stop=None, before_step=leave)
+
+
+def stories() -> Decoder:
+    """A small trained model in llama2.c's file: seven numbers, then the weights, one kind after another."""
+    raw = (STORIES / "stories260K.bin").read_bytes()
+    dim, ffn, layers, heads, kv_heads, vocab, context = struct.unpack_from("<7i", raw)
+    spec = llama(
+        layers=layers,
+        hidden=dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=vocab,
+        context=context,
+        tied=True,
+    )
+    values, at = torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32), 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal at
+        at += math.prod(shape)
+        return values[at - math.prod(shape) : at].view(shape)
+
+    def halves(weight_LRD: Tensor) -> Tensor:
+        """Rotary pairs lie side by side in the file, and in the two halves of a head with us."""
+        heads_LNHD = weight_LRD.unflatten(1, (-1, spec.head_width))
+        return torch.cat([heads_LNHD[:, :, 0::2], heads_LNHD[:, :, 1::2]], 2).flatten(1, 2)
+
+    weights = {"embed.weight": take(vocab, dim)}
+    attn_norm, q, k = take(layers, dim), take(layers, dim, dim), take(layers, spec.kv_rows, dim)
+    v, out, ffn_norm = take(layers, spec.kv_rows, dim), take(layers, dim, dim), take(layers, dim)
+    gate, down, up = take(layers, ffn, dim), take(layers, dim, ffn), take(layers, ffn, dim)
+    weights["final_norm.weight"] = take(dim)
+    of_layers = {
+        "attn_norm": attn_norm,
+        "qkv": torch.cat([halves(q), halves(k), v], 1),
+        "out": out,
+        "ffn_norm": ffn_norm,
+        "gate_up": torch.cat([gate, up], 1),
+        "down": down,
+    }
+    for layer in range(layers):
+        weights |= {f"layers.{layer}.{name}.weight": value[layer] for name, value in of_layers.items()}
+    model = build(spec, Runtime.alone(spec))
+    fill(model, lambda name, slab: weights[name][slab.in_global])
+    return model
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason=f"no {STORIES}")
+def test_a_trained_model_tells_the_story_it_is_known_to_tell() -> None:
+    model = stories()
+    known = json.loads((STORIES / "expected.json").read_text("utf-8"))
+    assert len(known["greedy"]) == 3
+    for story in known["greedy"]:
+        new = len(story["ids"]) - len(story["prompt_ids"])
+        assert generate(model, [story["prompt_ids"]], new_tokens=new, top_k=1).rows == [story["ids"]]
+    # and all of them as one ragged batch
+    prompts = [story["prompt_ids"] for story in known["greedy"]]
+    together = generate(model, prompts, new_tokens=50, top_k=1).rows
+    for row, story in zip(together, known["greedy"], strict=True):
+        generate(model, prompts, new_tokens=50, top_k=1).rows, known["greedy"], strict=True
+    ):
+        assert row == story["ids"][: len(row)]
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason=f"no {STORIES}")
+def test_a_trained_models_loss_is_the_known_one() -> None:
+    scored = json.loads((STORIES / "expected.json").read_text("utf-8"))["scored"]
+    logprobs = (score(stories(), [scored["ids"]]).logprobs or [[]])[0]
+    assert -sum(logprobs) / len(logprobs) == pytest.approx(scored["mean_nll"], rel=1e-5)

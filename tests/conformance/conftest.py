@@ -1,0 +1,103 @@
+"""Small models, small checkpoints, and where the oracles are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from mega_ckpt.reshard import shares
+from mega_schema.arch import table
+from mega_schema.checkpoint import DTYPES, MODEL, OPTIMIZER, Box
+from mega_schema.commit import Save
+from mega_schema.layout import WHOLE, Layout
+from mega_schema.spec import ModelSpec, gpt, llama
+
+Whole = dict[str, dict[str, np.ndarray]]
+RandomWhole = Callable[..., Whole]
+
+
+class SaveWhole(Protocol):
+    def __call__(
+        self,
+        run: Path,
+        spec: ModelSpec,
+        whole: Whole,
+        *,
+        dtype: str = "F32",
+        layout: Layout = WHOLE,
+        iteration: int = 1,
+        tokenizer: Path | None = None,
+    ) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """What Megatron's own code computed; a test that asks for it is skipped where there is none."""
+    shared = os.environ.get("MEGA_SHARED")
+    folder = (Path(shared) if shared else Path(__file__).parents[3] / "shared") / "golden"
+    if not folder.is_dir():
+        pytest.skip(f"no oracle at {folder} (MEGA_SHARED)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_gpt() -> ModelSpec:
+    return gpt(layers=3, hidden=16, heads=4, vocab=37, context=8, vocab_multiple=8)
+
+
+@pytest.fixture(scope="session")
+def small_llama() -> ModelSpec:
+    return llama(layers=3, hidden=16, heads=4, kv_heads=4, ffn=12, vocab=37, context=8, vocab_multiple=8)
+
+
+@pytest.fixture(scope="session")
+def random_whole() -> RandomWhole:
+    """Whole tensors of every namespace of a model, as they would be stored."""
+
+    def make(spec: ModelSpec, dtype: str = "F32", *, optimizer: bool = False, seed: int = 1) -> Whole:
+        rng = np.random.default_rng(seed)
+
+        def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+            width = DTYPES[dtype].itemsize
+            return rng.integers(0, 256, (*shape, width), np.uint8).view(DTYPES[dtype])[..., 0]
+
+        rows = [row for row in table(spec) if row.tied_to is None]
+        spaces = {MODEL: dtype} | (dict.fromkeys(OPTIMIZER, "F32") if optimizer else {})
+        return {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def save_whole() -> SaveWhole:
+    """Save whole tensors as the ranks of a layout would."""
+
+    def write(
+        run: Path,
+        spec: ModelSpec,
+        whole: Whole,
+        *,
+        dtype: str = "F32",
+        layout: Layout = WHOLE,
+        iteration: int = 1,
+        tokenizer: Path | None = None,
+    ) -> Path:
+        save = Save(run, iteration)
+        save.begin()
+        for space, tensors in whole.items():
+            kinds = dict.fromkeys(tensors, dtype if space == MODEL else "F32")
+
+            def values(box: Box, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
+                return tensors[box.name][box.slab.in_global]
+
+            for share in shares(spec, layout, kinds):
+                save.write(space, share.rank, share.boxes, values)
+        trainer = {"iteration": iteration, "consumed_samples": 8 * iteration}
+        return save.commit(spec, layout=layout, trainer=trainer, tokenizer=tokenizer, run_config="# a run\n")
+
+    return write

@@ -1,0 +1,266 @@
+"""A checkpoint that is damaged says so: on open where a size or the manifest tells, else on verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from mega_ckpt import safetensors as ours
+from mega_ckpt.verify import verify
+from mega_schema.checkpoint import LATEST, MANIFEST, MODEL, TRAINER, Checkpoint, latest
+from mega_schema.errors import FormatError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small_gpt: ModelSpec, random_whole: Any, save_whole: Any) -> Path:
+    """A checkpoint of a 2 x 2 layout with optimizer state."""
+    whole = random_whole(small_gpt, optimizer=True)
+    made: Path = save_whole(tmp_path, small_gpt, whole, layout=Layout(tp=2, pp=2), iteration=4)
+    return made
+
+
+def _edit(folder: Path, change: Callable[[Json], object]) -> None:
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+
+
+def _piece(manifest: Json) -> Json:
+    piece: Json = manifest["tensors"][MODEL]["layers.1.up.weight"]["pieces"][0]
+    return piece
+
+
+def test_the_safetensors_library_reads_our_files(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    seen = 0
+    for name in checkpoint.files:
+        theirs = safetensors.numpy.load_file(folder / name)
+        mine = ours.read(folder / name).entries
+        assert theirs.keys() == mine.keys()
+        for key, array in theirs.items():
+            assert array.tobytes() == mine[key].values().tobytes()
+            seen += array.nbytes
+    assert seen == sum(piece.bytes for *_, piece in checkpoint.pieces())
+
+
+def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
+    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(3, np.float16)}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors", {"who": "them"})
+    file = ours.read(tmp_path / "x.safetensors")
+    assert file.metadata == {"who": "them"}
+    assert {name: entry.values().tolist() for name, entry in file.entries.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+def test_a_sound_checkpoint_is_found_sound(folder: Path) -> None:
+    found = verify(Checkpoint.open(folder.parent))
+    assert found.bytes == sum(p.bytes for *_, p in Checkpoint(folder).pieces())
+    assert found.tensors == 4 * 40
+
+
+ON_OPEN: dict[str, tuple[Callable[[Json], object], str]] = {
+    "format of tomorrow": (lambda m: m.update(format=2), "format: found 2, wanted 1"),
+    "no format": (lambda m: m.pop("format"), "format: found None"),
+    "piece beyond the file": (lambda m: _piece(m).update(offset=10**9), "end of a piece"),
+    "offset before the file": (lambda m: _piece(m).update(offset=-8), "-8"),
+    "offset that is a text": (lambda m: _piece(m).update(offset="8"), "is not a manifest"),
+    "offset that is infinite": (lambda m: _piece(m).update(offset=float("inf")), "is not a manifest"),
+    "piece beyond the tensor": (lambda m: _piece(m).update(start=[60, 0]), "at (60, 0) of a tensor (64, 16)"),
+    "piece of other dimensions": (lambda m: _piece(m).update(start=[0]), "is not a manifest"),
+    "piece of fewer bytes": (lambda m: _piece(m).update(bytes=4), "bytes of a piece: found 4"),
+    "empty piece": (lambda m: _piece(m).update(shape=[0, 16], bytes=0), "a piece (0, 16)"),
+    "file that is a path": (
+        lambda m: m["files"].update({"../x": 8}),
+        "name outside the checkpoint: found ../x",
+    ),
+    "file that is the parent": (lambda m: m["files"].update({"..": 8}), "name outside the checkpoint"),
+    "piece in a file of no list": (
+        lambda m: _piece(m).update(file="../../x"),
+        "is not listed: found ../../x",
+    ),
+    "namespace that is a path": (lambda m: m["tensors"].update({"../x": {}}), "name outside"),
+    "file that is missing": (lambda m: m["files"].update({"more.safetensors": 8}), "missing file"),
+    "size that is a text": (
+        lambda m: m["files"].update({"model-00000.safetensors": "8"}),
+        "is not a manifest",
+    ),
+    "unknown dtype": (lambda m: m["tensors"][MODEL]["embed.weight"].update(dtype="Q4"), "dtype Q4"),
+    "no tensors": (lambda m: m.pop("tensors"), "is not a manifest: found KeyError 'tensors'"),
+    "tensors in a list": (lambda m: m.update(tensors=[]), "is not a manifest"),
+    "iteration below 0": (lambda m: m.update(iteration=-1), "is not a manifest"),
+    "unknown key of the model": (lambda m: m["model"].update(hiden=3), "did you mean hidden?"),
+    "model without layers": (lambda m: m["model"].update(layers=0), "model.layers: not a count"),
+    "eps that is a text": (lambda m: m["model"].update(norm_eps="small"), "model.norm_eps: not a number"),
+}
+
+
+@pytest.mark.parametrize("what", ON_OPEN)
+def test_a_manifest_that_was_tampered_with_is_refused_on_open(folder: Path, what: str) -> None:
+    change, said = ON_OPEN[what]
+    _edit(folder, change)
+    with pytest.raises(FormatError) as caught:
+        Checkpoint.open(folder.parent)
+    assert said in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def _swap(manifest: Json) -> None:
+    a, b = manifest["tensors"][MODEL]["layers.1.up.weight"]["pieces"]
+    a["start"], b["start"] = b["start"], a["start"]
+
+
+def _twice(manifest: Json) -> None:
+    a, b = manifest["tensors"][MODEL]["layers.1.up.weight"]["pieces"]
+    b["start"] = [16, 0]
+
+
+ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
+    "tensor that is missing": (
+        lambda m: m["tensors"][MODEL].pop("final_norm.bias"),
+        "model has no tensor: wanted final_norm.bias",
+    ),
+    "tensor that is missing from the optimizer": (
+        lambda m: m["tensors"]["optim.exp_avg"].pop("position.weight"),
+        "optim.exp_avg has no tensor: wanted position.weight",
+    ),
+    "tensor that is extra": (
+        lambda m: m["tensors"][MODEL].update(more=m["tensors"][MODEL]["embed.weight"]),
+        "has a tensor that the model has not: found more",
+    ),
+    "tensor of another shape": (
+        lambda m: m["tensors"][MODEL]["embed.weight"].update(shape=[40, 16]),
+        "model embed.weight: shape: found (40, 16), wanted (37, 16)",
+    ),
+    "no model": (lambda m: m["tensors"].pop(MODEL), "namespace missing"),
+    "pieces that overlap": (_twice, "two pieces overlap: found model-00000.safetensors and model-00001"),
+    "pieces that leave a hole": (
+        lambda m: m["tensors"][MODEL]["layers.1.up.weight"]["pieces"].pop(),
+        "elements covered by pieces: found 512, wanted 1024",
+    ),
+    "pieces that were exchanged": (_swap, "header and manifest disagree"),
+    "dtype of the same width": (
+        lambda m: m["tensors"][MODEL]["embed.weight"].update(dtype="I32"),
+        "header and manifest disagree: found F32",
+    ),
+    "checksum": (lambda m: _piece(m).update(crc32=1), "crc32: found"),
+}
+
+
+@pytest.mark.parametrize("what", ON_VERIFY)
+def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) -> None:
+    change, said = ON_VERIFY[what]
+    _edit(folder, change)
+    with pytest.raises(FormatError) as caught:
+        verify(Checkpoint.open(folder.parent))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, TRAINER])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff", "[" * 100_000])
+def test_a_file_that_is_not_a_json_object_is_named(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(FormatError, match=name):
+        Checkpoint.open(folder.parent)
+
+
+@pytest.mark.parametrize("cut", [0, 7, 100, -1])
+def test_a_truncated_file_is_refused_on_open(folder: Path, cut: int) -> None:
+    file = folder / "model-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(FormatError, match=r"model-00001.safetensors: size in bytes: found \d+, wanted \d+"):
+        Checkpoint.open(folder.parent)
+
+
+@pytest.mark.parametrize("name", ["model-00001.safetensors", TRAINER])
+def test_a_missing_file_is_refused_on_open(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(FormatError, match=f"{name}: missing"):
+        Checkpoint.open(folder.parent)
+
+
+def test_any_flipped_byte_of_the_values_is_found(folder: Path) -> None:
+    checkpoint, rng = Checkpoint(folder), np.random.default_rng(3)
+    pieces = list(checkpoint.pieces())
+    for number in rng.choice(len(pieces), 40):
+        _, name, _, piece = pieces[number]
+        with _flipped(
+            folder / piece.file, piece.offset + int(rng.integers(piece.bytes)), int(rng.integers(1, 256))
+        ):
+            with pytest.raises(FormatError) as caught:
+                verify(Checkpoint(folder))
+            assert f"{piece.file}: " in str(caught.value)
+            assert name in str(caught.value)
+    verify(checkpoint)
+
+
+def test_a_flipped_byte_of_a_header_is_found_unless_it_says_the_same(folder: Path) -> None:
+    file, rng = folder / "model-00003.safetensors", np.random.default_rng(4)
+    before = ours.read(file)
+    length = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    found = 0
+    for at in (*range(8), *rng.integers(8, length, 60).tolist()):
+        with _flipped(file, at, int(rng.integers(1, 256))):
+            fault = _fault(folder)
+            if fault is None:  # white space for white space
+                assert ours.read(file) == before
+            else:
+                assert file.name in fault
+                found += 1
+    assert found > 50
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "content"),
+        ("release", "Megatron"),
+        ("4x", "content"),
+        ("²", "content"),
+        ("9" * 5000, "content"),
+        ("5", "iter_0000005"),
+    ],
+)
+def test_a_tracker_that_names_no_checkpoint_is_refused(folder: Path, text: str, said: str) -> None:
+    (folder.parent / LATEST).write_text(text, "utf-8")
+    with pytest.raises(FormatError) as caught:
+        latest(folder.parent)
+    assert said in str(caught.value)
+
+
+def _fault(folder: Path) -> str | None:
+    try:
+        verify(Checkpoint(folder))
+    except FormatError as error:
+        return str(error)
+    return None
+
+
+class _flipped:
+    """One byte of a file is another while the block runs."""
+
+    def __init__(self, path: Path, at: int, mask: int) -> None:
+        self.path, self.at, self.mask = path, at, mask
+
+    def __enter__(self) -> None:
+        self._flip()
+
+    def __exit__(self, *_: object) -> None:
+        self._flip()
+
+    def _flip(self) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(self.at)
+            old = file.read(1)[0]
+            file.seek(self.at)
+            file.write(bytes([old ^ self.mask]))

@@ -1,0 +1,190 @@
+"""Models of Hugging Face's `transformers` and ours: the same logits, and every tensor back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from mega_ckpt import safetensors
+from mega_ckpt.convert import from_hugging_face, to_hugging_face
+from mega_model.attend import Packed
+from mega_model.build import build, fill
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint import Checkpoint
+
+# transformers warns of its own old names, which nothing here decides
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+}
+NONE = {"bos_token_id": None, "eos_token_id": None}
+CASES: dict[str, Any] = {
+    "gpt2": lambda: GPT2Config(**GPT2, **NONE),
+    "gpt2 with its own width and gelu": lambda: GPT2Config(
+        **GPT2, **NONE, n_inner=48, activation_function="gelu"
+    ),
+    "llama": lambda: LlamaConfig(**LLAMA, **NONE),
+    "llama grouped": lambda: LlamaConfig(**LLAMA, **NONE, num_key_value_heads=2, rope_theta=500000.0),
+    "llama grouped tied": lambda: LlamaConfig(
+        **LLAMA, **NONE, num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-5
+    ),
+    "llama with wide heads": lambda: LlamaConfig(**LLAMA, **NONE, head_dim=16),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _save(config: Any, folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> Any:
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for weight in model.parameters():  # norms of ones and biases of zeros would hide an exchange
+        torch.nn.init.normal_(weight, mean=0.1, std=0.2)
+    model.to(dtype).save_pretrained(folder, **how)
+    return model
+
+
+def _tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
+    entries = safetensors.read(folder / "model.safetensors").entries
+    return {name: (f"{e.dtype} {e.shape}", e.values().tobytes()) for name, e in entries.items()}
+
+
+def _logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(token_BS).logits
+    return logits
+
+
+def _ours(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
+    spec = checkpoint.spec
+    model = build(spec, Runtime.alone(spec))
+    fill(model, checkpoint.model_slab)
+    rows, length = token_BS.shape
+    with torch.no_grad():
+        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
+    return logits[:, : spec.vocab].unflatten(0, (rows, length))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_hugging_faces_and_every_tensor_comes_back(case: str, tmp_path: Path) -> None:
+    theirs = _save(CASES[case](), tmp_path / "hf")
+    there = from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    token_BS = torch.randint(0, 61, (3, 24), generator=torch.Generator().manual_seed(2))
+    wanted = _logits(theirs, token_BS)
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(
+        _ours(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
+    )
+    assert there.parameters == theirs.num_parameters()
+    to_hugging_face(tmp_path / "run", tmp_path / "back")
+    assert _tensors(tmp_path / "back") == _tensors(tmp_path / "hf")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", local_files_only=True)
+    assert type(loaded) is type(theirs)
+    assert torch.equal(_logits(loaded.eval(), token_BS), wanted)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama grouped"])
+def test_bfloat16_comes_back_bit_for_bit(case: str, tmp_path: Path) -> None:
+    _save(CASES[case](), tmp_path / "hf", torch.bfloat16)
+    from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    to_hugging_face(tmp_path / "run", tmp_path / "back")
+    assert _tensors(tmp_path / "back") == _tensors(tmp_path / "hf")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "back").dtype == torch.bfloat16
+
+
+def test_a_sharded_folder_reads_as_a_whole_one(tmp_path: Path) -> None:
+    _save(CASES["llama grouped"](), tmp_path / "one")
+    _save(CASES["llama grouped"](), tmp_path / "many", max_shard_size="8KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    a, b = (from_hugging_face(tmp_path / name, tmp_path / f"{name}-run").folder for name in ("one", "many"))
+    assert (a / "model-00000.safetensors").read_bytes() == (b / "model-00000.safetensors").read_bytes()
+
+
+def test_names_without_the_head_are_read_too(tmp_path: Path) -> None:
+    """OpenAI's own gpt2 was saved from the model inside, with its masks beside the weights."""
+    theirs = _save(CASES["gpt2"](), tmp_path / "hf")
+    inner = {
+        n.removeprefix("transformer."): e
+        for n, e in safetensors.read(tmp_path / "hf" / "model.safetensors").entries.items()
+    }
+    values = {name: np.array(entry.values()) for name, entry in inner.items()}
+    values["h.0.attn.bias"] = np.ones((1, 1, 24, 24), np.float32)
+    announced = [safetensors.Announced(name, "F32", array.shape) for name, array in values.items()]
+    safetensors.write(
+        tmp_path / "hf" / "model.safetensors", announced, lambda t: values[t.name], {"format": "pt"}
+    )
+    from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    token_BS = torch.arange(20)[None]
+    torch.testing.assert_close(
+        _ours(Checkpoint.open(tmp_path / "run"), token_BS), _logits(theirs, token_BS), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("style", ["rope_theta", "rope_parameters", "rope_scaling"])
+def test_both_styles_of_rope_keys_mean_the_same(style: str, tmp_path: Path) -> None:
+    _save(CASES["llama grouped"](), tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text("utf-8"))
+    del config["rope_parameters"]
+    config |= {
+        "rope_theta": {"rope_theta": 7000.0, "rope_scaling": None},
+        "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 7000.0}},
+        "rope_scaling": {"rope_theta": 7000, "rope_scaling": {"type": "default"}},
+    }[style]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config), "utf-8")
+    from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    assert Checkpoint.open(tmp_path / "run").spec.rope_base == 7000.0
+
+
+def test_the_command_converts_and_transformers_loads_the_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    _save(CASES["gpt2"](), tmp_path / "hf")
+    vocab = {letter: i for i, letter in enumerate("abcdefgh")} | {"<|endoftext|>": 8}
+    library = Tokenizer(models.BPE(vocab, []))
+    library.pre_tokenizer, library.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(tmp_path / "hf" / "tokenizer.json"))
+    for words in (
+        ("--from", "hf", "--to", "mega", "--load", "hf", "--save", "run"),
+        ("--from", "mega", "--to", "hf", "--load", "run", "--save", "back"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "mega_ckpt", "convert", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "with a tokenizer" in done.stdout
+    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (
+        tmp_path / "hf" / "tokenizer.json"
+    ).read_bytes()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back", local_files_only=True)
+    assert tokenizer("fade")["input_ids"] == [5, 0, 3, 4]
+    assert tokenizer.eos_token_id == 8
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "back").config.eos_token_id == 8

@@ -1,0 +1,85 @@
+"""Logits and masks are those that Megatron's own code computed (shared/golden)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mega_ckpt.layouts import by_parameter, gather, scatter
+from mega_ckpt.layouts.megatron import aliases
+from mega_model.attend import Packed, documents
+from mega_model.build import build, fill
+from mega_model.runtime import Runtime
+from mega_schema.arch import table
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec, gpt, llama
+
+SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
+WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}
+CASES: dict[str, tuple[ModelSpec, str]] = {
+    "gpt_erf_gelu": (gpt(**SMALL, activation="gelu_erf"), "layernorm"),
+    "gpt_tanh_gelu_fused": (gpt(**SMALL, activation="gelu_tanh"), "layernorm"),
+    "gpt_postln": (gpt(**SMALL, activation="gelu_erf", post_norm_residual=True), "layernorm"),
+    "gpt_swiglu_rope_untied_nobias": (gpt(**WIDE, tied=False, bias=False, qkv_bias=False), "layernorm"),
+    "gpt_no_qk_scaling": (gpt(**SMALL, activation="gelu_erf"), "layernorm"),
+    "llama_legacy09": (llama(**SMALL, ffn=24, kv_heads=2), "norm"),
+}
+# float32 over sums of at most 128 terms: a few units in the last place of the largest logit
+RELATIVE = 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_megatrons(golden: Path, case: str) -> None:
+    spec, norm = CASES[case]
+    weights = dict(np.load(golden / "numerics" / f"{case}_weights.npz"))
+    known = list(aliases(spec, norm=norm))
+    assert {alias.foreign for alias in known} == weights.keys()
+    parts, rows = by_parameter(known), {row.name: row for row in table(spec)}
+
+    def read(name: str, slab: Slab) -> np.ndarray:
+        return gather(rows[name], parts[name], weights.__getitem__)[slab.in_global]
+
+    model = build(spec, Runtime.alone(spec))
+    fill(model, read)
+    io = np.load(golden / "numerics" / f"{case}_io.npz")
+    token_BS = torch.from_numpy(io["tokens"])
+    rows_B, length = token_BS.shape
+    with torch.no_grad():
+        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows_B), Packed(rows_B, length))
+    wanted = torch.from_numpy(io["logits"]).flatten(0, 1)
+    assert (logits - wanted).abs().max() <= RELATIVE * wanted.abs().max()
+    back = scatter(rows, known, lambda name, slab: read(name, slab))
+    assert all(np.array_equal(back[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("reset_attention", [False, True])
+@pytest.mark.parametrize("reset_positions", [False, True])
+@pytest.mark.parametrize("mask_eod", [False, True])
+def test_documents_end_where_megatrons_do(
+    golden: Path, reset_positions: bool, reset_attention: bool, mask_eod: bool
+) -> None:
+    told = json.loads((golden / "gpt_masks.json").read_text("utf-8"))
+    key = f"reset_pos={reset_positions:d},reset_attn={reset_attention:d},eod_mask_loss={mask_eod:d}"
+    wanted = told["out"][key]
+    token_BS = torch.tensor([told["tokens"]])
+    number_BS, place_BS = documents(token_BS, told["eod"])
+    length = token_BS.shape[1]
+    position_BS = place_BS if reset_positions else torch.arange(length)[None]
+    assert position_BS[0].tolist() == wanted["position_ids"]
+    seen = _seen_by_each_token(Packed(1, length, number_BS if reset_attention else None), length)
+    masked = torch.tensor(wanted["attention_mask_true_means_masked"])[0].bool()
+    assert torch.equal(seen, ~masked)
+    # the rule of the loss: an input that ends a document has no target of its own document
+    counts_BS = token_BS != told["eod"] if mask_eod else torch.ones_like(token_BS)
+    assert counts_BS[0].float().tolist() == wanted["loss_mask"]
+
+
+def _seen_by_each_token(attend: Packed, length: int) -> torch.Tensor:
+    """Which keys reach which queries, by what comes out: values are one-hot, scores all alike."""
+    even = torch.zeros(length, 1, length)
+    value = torch.eye(length)[:, None]
+    return attend(0, even, even, value)[:, 0] > 0

@@ -337,8 +337,6 @@ def test_a_trained_model_tells_the_story_it_is_known_to_tell() -> None:
     prompts = [story["prompt_ids"] for story in known["greedy"]]
     together = generate(model, prompts, new_tokens=50, top_k=1).rows
     for row, story in zip(together, known["greedy"], strict=True):
-        generate(model, prompts, new_tokens=50, top_k=1).rows, known["greedy"], strict=True
-    ):
         assert row == story["ids"][: len(row)]
 
 

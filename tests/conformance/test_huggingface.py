@@ -21,12 +21,6 @@ from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint import Checkpoint
 
-# transformers warns of its own old names, which nothing here decides
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
 LLAMA = {
     "vocab_size": 61,

@@ -129,7 +129,7 @@ def _rope_base(config: Mapping[str, Any], where: object) -> Any:
         kind = values.get("rope_type", values.get("type", "default"))
         if kind != "default":
             raise FormatError(
-                f"{where}: {key}", "scaled positions are not supported", found=kind, wanted="none"
+                f"{where}: {key}", "scaled positions are not supported", found=kind, wanted="default"
             )
         _only(values, {"partial_rotary_factor": 1.0}, f"{where}: {key}")
         found = values.get("rope_theta", found)

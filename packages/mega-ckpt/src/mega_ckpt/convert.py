@@ -63,7 +63,7 @@ def from_hugging_face(load: Path, run: Path, *, dtype: str = KEEP, overwrite: bo
     with tempfile.TemporaryDirectory() as scratch, saving(run, 0) as save:
         tokenizer = huggingface.tokenizer_of(load, spec, Path(scratch) / TOKENIZER)
         save.write(MODEL, 0, whole, values)
-        trainer = {"iteration": 0, "consumed_samples": 0}
+        trainer = {"iteration": 0, "consumed_samples": 0, "optimizer_steps": 0}
         folder = save.commit(spec, layout=WHOLE, trainer=trainer, tokenizer=tokenizer)
     return Converted(folder, count(rows), sum(box.bytes for box in whole), tokenizer is not None)
 

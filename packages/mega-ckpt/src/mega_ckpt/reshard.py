@@ -71,9 +71,7 @@ def reshard(
     # a layout that cannot be is refused before anything is read
     shares(source.spec, layout, {row.name: "F32" for row in table(source.spec)})
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
-        raise ConfigError(
-            "--save", "is where the checkpoint is read from", found=run, wanted="another folder"
-        )
+        raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
     check_free(run, source.iteration, overwrite=overwrite)
     verify(source)
     tokenizer, run_config = source.folder / TOKENIZER, source.folder / RUN_CONFIG

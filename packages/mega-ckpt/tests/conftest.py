@@ -1,0 +1,97 @@
+"""Two small models as checkpoints and as Hugging Face folders, made without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mega_ckpt import config_json, safetensors
+from mega_ckpt.cli import cli
+from mega_ckpt.layouts import whole_slab
+from mega_ckpt.layouts.huggingface import aliases
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, OPTIMIZER, Box
+from mega_schema.commit import Save
+from mega_schema.layout import WHOLE
+from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.tokenizer import open_tokenizer
+
+Folder = Callable[..., Path]
+Mega = Callable[..., Result]
+
+
+@pytest.fixture
+def small_gpt() -> ModelSpec:
+    return gpt(layers=2, hidden=8, heads=4, vocab=11, context=6)
+
+
+@pytest.fixture
+def small_llama() -> ModelSpec:
+    return llama(layers=2, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, context=6)
+
+
+@pytest.fixture
+def mega() -> Mega:
+    """Run the command; a MegaError comes out as the result's exception."""
+    return lambda *words: CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def hf_folder(tmp_path: Path) -> Folder:
+    """Write a Hugging Face folder of a model with random weights.
+
+    Args (of the function): `config` updates config.json, `tensors` maps the dict of tensors to another.
+    """
+
+    def make(
+        spec: ModelSpec,
+        name: str = "hf",
+        *,
+        config: dict[str, Any] | None = None,
+        tensors: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict,
+    ) -> Path:
+        folder, rng = tmp_path / name, np.random.default_rng(8)
+        folder.mkdir()
+        rows = {row.name: row for row in table(spec)}
+        shapes = {alias.foreign: alias.foreign_shape(rows[alias.ours]) for alias in aliases(spec)}
+        arrays = tensors({n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()})
+        names = {"float32": "F32", "uint16": "BF16", "float16": "F16", "int32": "I32"}
+        announced = [safetensors.Announced(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]
+        safetensors.write(folder / "model.safetensors", announced, lambda t: arrays[t.name], {"format": "pt"})
+        written = {**config_json.from_spec(spec, "spec"), **(config or {})}
+        (folder / "config.json").write_text(json.dumps(written), "utf-8")
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Folder:
+    """Write a run with one checkpoint of a model, optimizer state and a tokenizer of 11 ids included."""
+
+    def make(spec: ModelSpec, name: str = "run", *, iteration: int = 3, scale: float = 1.0) -> Path:
+        run, rng = tmp_path / name, np.random.default_rng(9)
+        open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "tokenizer")
+        save = Save(run, iteration)
+        save.begin()
+        rows = [row for row in table(spec) if row.tied_to is None]
+        whole = [Box(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows]
+        for space in (MODEL, *OPTIMIZER):
+            save.write(space, 0, whole, lambda box: (scale * rng.normal(size=box.whole)).astype(np.float32))
+        trainer = {"iteration": iteration, "consumed_samples": 24}
+        save.commit(
+            spec,
+            layout=WHOLE,
+            trainer=trainer,
+            tokenizer=tmp_path / "tokenizer",
+            run_config="[train]\nseed = 7\n",
+        )
+        return run
+
+    return make

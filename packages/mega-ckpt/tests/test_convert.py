@@ -1,0 +1,327 @@
+"""What `convert` refuses, and that it leaves nothing behind. tests/conformance compares the numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mega_ckpt import config_json, safetensors
+from mega_ckpt.convert import from_hugging_face, to_hugging_face
+from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import ModelSpec, gpt, llama
+from mega_schema.tokenizer import open_tokenizer
+
+Tensors = dict[str, np.ndarray]
+C_ATTN = "transformer.h.1.attn.c_attn.weight"
+
+
+def _without(tensors: Tensors, name: str) -> Tensors:
+    return {n: a for n, a in tensors.items() if n != name}
+
+
+DAMAGE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "missing": (lambda t: _without(t, C_ATTN), f"hf: has no tensor: wanted {C_ATTN}"),
+    "extra": (lambda t: t | {"more": np.ones(2, np.float32)}, "a tensor that the model has not: found more"),
+    "shape": (
+        lambda t: t | {C_ATTN: np.ascontiguousarray(t[C_ATTN].T)},
+        f"model.safetensors: {C_ATTN}: shape: found (24, 8), wanted (8, 24)",
+    ),
+    "dtype": (lambda t: t | {C_ATTN: t[C_ATTN].astype(np.int32)}, f"{C_ATTN}: dtype: found I32, wanted F32"),
+    "head": (
+        lambda t: t | {"lm_head.weight": t["transformer.wte.weight"] + 1},
+        "lm_head.weight: is not the embedding, which it is tied to",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_tensors_that_are_not_the_models_are_named(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, what: str
+) -> None:
+    change, said = DAMAGE[what]
+    folder = hf_folder(small_gpt, tensors=change)
+    with pytest.raises(FormatError) as caught:
+        from_hugging_face(folder, tmp_path / "run")
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tied_head_that_is_on_disk_too_is_not_in_the_way(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    folder = hf_folder(small_gpt, tensors=lambda t: t | {"lm_head.weight": t["transformer.wte.weight"]})
+    from_hugging_face(folder, tmp_path / "run")
+    assert Checkpoint.open(tmp_path / "run").spec.tied
+
+
+def test_parts_of_one_tensor_have_one_dtype(hf_folder: Any, small_llama: ModelSpec, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    folder = hf_folder(small_llama, tensors=lambda t: t | {name: t[name].astype(np.float16)})
+    with pytest.raises(FormatError, match=r"k_proj.*dtypes differ: found \['F16', 'F32'\]"):
+        from_hugging_face(folder, tmp_path / "run")
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": (
+        {"model_type": "mistral"},
+        "config.json: model_type: unknown architecture: found mistral",
+    ),
+    "no architecture": ({"model_type": None}, "unknown architecture: found None, wanted gpt2 | llama"),
+    "scaled positions": (
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        "config.json: rope_scaling: scaled positions are not supported: found llama3",
+    ),
+    "scaled positions of old": (
+        {"rope_scaling": {"type": "linear"}},
+        "rope_scaling: scaled positions are not supported",
+    ),
+    "scaled positions of transformers 5": (
+        {"rope_parameters": {"rope_type": "yarn"}},
+        "rope_parameters: scaled positions are not supported",
+    ),
+    "positions of a part": (
+        {"partial_rotary_factor": 0.5},
+        "partial_rotary_factor: is not supported: found 0.5",
+    ),
+    "attention bias": (
+        {"attention_bias": True},
+        "attention_bias: is not supported: found True, wanted False",
+    ),
+    "mlp bias": ({"mlp_bias": True}, "mlp_bias: is not supported"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act: is not supported: found gelu, wanted silu"),
+    "count that is a text": ({"num_hidden_layers": "2"}, "model.layers: not a count: found 2"),
+    "heads that do not divide": ({"num_attention_heads": 3, "head_dim": None}, "heads do not divide"),
+    "width that is a text": ({"hidden_size": "x", "head_dim": None}, "config.json"),
+    "no heads": ({"num_attention_heads": 0, "head_dim": None}, "config.json"),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_config_of_something_else_is_refused(
+    hf_folder: Any, small_llama: ModelSpec, tmp_path: Path, what: str
+) -> None:
+    change, said = CONFIGS[what]
+    with pytest.raises(FormatError) as caught:
+        from_hugging_face(hf_folder(small_llama, config=change), tmp_path / "run")
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: is not supported"),
+        ({"scale_attn_weights": False}, "scale_attn_weights: is not supported"),
+        ({"activation_function": "tanh"}, "activation_function: unknown: found tanh"),
+    ],
+)
+def test_a_gpt2_of_another_kind_is_refused(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(FormatError, match=said):
+        from_hugging_face(hf_folder(small_gpt, config=change), tmp_path / "run")
+
+
+def test_a_missing_key_is_named(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    folder = hf_folder(small_gpt)
+    config = json.loads((folder / "config.json").read_bytes())
+    del config["n_embd"]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(FormatError, match="config.json: n_embd: missing"):
+        from_hugging_face(folder, tmp_path / "run")
+
+
+def test_specs_survive_the_way_there_and_back(small_gpt: ModelSpec, small_llama: ModelSpec) -> None:
+    erf = gpt(layers=1, hidden=8, heads=2, vocab=3, context=4, ffn=5, activation="gelu_erf", tied=False)
+    tied = llama(
+        layers=1, hidden=8, heads=2, ffn=5, vocab=3, context=4, tied=True, rope_base=5e5, norm_eps=1e-6
+    )
+    for spec in (small_gpt, small_llama, erf, tied):
+        assert config_json.to_spec(json.loads(json.dumps(config_json.from_spec(spec, "x"))), "x") == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"positions": "rope"},
+            "model.positions: GPT2LMHeadModel has no such thing: found rope, wanted learned",
+        ),
+        ({"activation": "swiglu"}, "model.activation: GPT2LMHeadModel has no such thing"),
+        ({"norm": "rmsnorm"}, "model.norm"),
+        ({"bias": False}, "model.bias"),
+    ],
+)
+def test_a_model_that_hugging_faces_class_cannot_be_is_refused(
+    run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, context=4, **change))
+    with pytest.raises(ConfigError, match=said):
+        to_hugging_face(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_is_refused_with_what_to_do(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    folder = hf_folder(small_gpt)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(
+        FormatError, match=r"pytorch_model.bin: is a pickle, and safetensors is needed; hint: "
+    ):
+        from_hugging_face(folder, tmp_path / "run")
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(FormatError, match=r"has no weights: wanted model.safetensors"):
+        from_hugging_face(folder, tmp_path / "run")
+
+
+def test_our_own_folder_is_told_from_theirs(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"has no config.json.*hint: --from mega --to hf"):
+        from_hugging_face(run_folder(small_gpt), tmp_path / "new")
+    with pytest.raises(FormatError, match="no such folder"):
+        to_hugging_face(tmp_path / "nowhere", tmp_path / "new")
+
+
+def test_a_half_written_checkpoint_is_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "run" / ".iter_0000003.partial").mkdir(parents=True)
+    with pytest.raises(FormatError, match="half-written .iter_0000003.partial"):
+        to_hugging_face(tmp_path / "run", tmp_path / "new")
+
+
+INDEX = {
+    "not an object": ([], "content: found list"),
+    "no map": ({}, "weight_map: is not an object of tensor: file"),
+    "a path": ({"weight_map": {"x": "../x.safetensors"}}, "file outside the folder: found ../x.safetensors"),
+    "a missing file": ({"weight_map": {"x": "x.safetensors"}}, "x.safetensors: missing file"),
+    "a missing tensor": (
+        {"weight_map": {"x": "model.safetensors"}},
+        "model.safetensors: has no tensor: wanted x",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INDEX)
+def test_an_index_that_does_not_fit_is_refused(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, what: str
+) -> None:
+    folder = hf_folder(small_gpt)
+    content, said = INDEX[what]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(FormatError) as caught:
+        from_hugging_face(folder, tmp_path / "run")
+    assert said in str(caught.value)
+
+
+FILES: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x02\0\0\0\0\0\0",
+    "header beyond the file": b"\xff" * 16,
+    "not JSON": (2).to_bytes(8, "little") + b"{x",
+    "a list": (2).to_bytes(8, "little") + b"[]",
+    "a hole": (63).to_bytes(8, "little")
+    + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}         '
+    + b"\0" * 8,
+    "more bytes": (2).to_bytes(8, "little") + b"{}" + b"\0",
+    "fewer bytes": (63).to_bytes(8, "little")
+    + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}         ',
+    "a shape below 0": (63).to_bytes(8, "little")
+    + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}       ',
+    "unknown dtype": (63).to_bytes(8, "little")
+    + b'{"a":{"dtype":"X32","shape":[1],"data_offsets":[0,4]}}         '
+    + b"\0" * 4,
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path, what: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(FILES[what])
+    with pytest.raises(FormatError, match="x.safetensors"):
+        safetensors.read(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("fp32", "F32"), ("bf16", "BF16"), ("fp16", "F16"), ("keep", "F32")]
+)
+def test_weights_have_the_dtype_that_was_asked_for(
+    mega: Any, hf_folder: Any, small_llama: ModelSpec, tmp_path: Path, dtype: str, stored: str
+) -> None:
+    folder = hf_folder(small_llama)
+    words = ("--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run", "--dtype", dtype)
+    done = mega("convert", *words)
+    assert done.exit_code == 0, done.output
+    checkpoint = Checkpoint.open(tmp_path / "run")
+    assert {t.dtype for t in checkpoint.tensors[MODEL].values()} == {stored}
+    assert f"{checkpoint.tensors[MODEL]['embed.weight'].pieces[0].bytes}" == str(88 * DTYPES[stored].itemsize)
+    back = mega(
+        "convert", "--from", "mega", "--to", "hf", "--load", tmp_path / "run", "--save", tmp_path / "b"
+    )
+    assert back.exit_code == 0, back.output
+    theirs = json.loads((tmp_path / "b" / "config.json").read_bytes())["dtype"]
+    assert theirs == {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[stored]
+
+
+def test_a_number_too_large_for_the_dtype_is_named(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    folder = hf_folder(small_gpt, tensors=lambda t: t | {C_ATTN: t[C_ATTN] * 1e6})
+    with pytest.raises(
+        FormatError, match="layers.1.qkv.weight: too large for F16: found .*; hint: --dtype bf16"
+    ):
+        from_hugging_face(folder, tmp_path / "run", dtype="fp16")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_is_replaced_only_when_asked(
+    hf_folder: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    folder, run = hf_folder(small_gpt), run_folder(small_gpt)
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="there is something already.*--overwrite"):
+        to_hugging_face(run, folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    to_hugging_face(run, folder, overwrite=True)
+    assert (folder / "model.safetensors").read_bytes() != before
+    with pytest.raises(ConfigError, match="something else than a model"):
+        to_hugging_face(run, run, overwrite=True)
+    new = tmp_path / "new"
+    from_hugging_face(folder, new)
+    with pytest.raises(ConfigError, match="there is a checkpoint already"):
+        from_hugging_face(folder, new)
+    from_hugging_face(folder, new, dtype="bf16", overwrite=True)
+    assert Checkpoint.open(new).tensors[MODEL]["embed.weight"].dtype == "BF16"
+    assert not [p.name for p in (*tmp_path.iterdir(), *new.iterdir()) if p.name.startswith(".")]
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    folder = hf_folder(small_gpt)
+    vocab = {letter: i for i, letter in enumerate("abcdefghijkl")} | {"<|endoftext|>": 12}
+    (folder / "vocab.json").write_text(json.dumps(vocab), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    with pytest.raises(
+        FormatError, match="has ids that the model has not: found 13, wanted at most the model's 11"
+    ):
+        from_hugging_face(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpt2s_two_files_become_one_tokenizer(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    folder = hf_folder(small_gpt)
+    vocab = {letter: i for i, letter in enumerate("abcdefg")} | {"<|endoftext|>": 7}
+    (folder / "vocab.json").write_text(json.dumps(vocab), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    assert from_hugging_face(folder, tmp_path / "run").tokenizer
+    assert to_hugging_face(tmp_path / "run", tmp_path / "back").tokenizer
+    assert open_tokenizer("HuggingFaceTokenizer", model=tmp_path / "back").identity.eod == 7
+
+
+def test_numbers_without_text_have_no_tokenizer_file(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    assert not to_hugging_face(run_folder(small_gpt), tmp_path / "out").tokenizer
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["eos_token_id"] == 10

@@ -1,0 +1,44 @@
+# The two commands of the README, `make demo` and `make test`; each does all of its own set-up.
+
+PYTHON ?= python3
+# Where the demo writes, and whether what it wrote stays: make demo OUT=somewhere KEEP=1
+OUT ?= demo-run
+KEEP ?=
+# Installed first and by an exact version: what needs torch asks for a range, and a range would take the newest
+# build there is, gigabytes of CUDA among them. A local build such as 2.13.0+cpu satisfies this pin and is preferred.
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
+            packages/mega-serve packages/mega-eval
+
+.PHONY: demo test check clean
+
+demo: .venv/demo.stamp  ## from text to a chat, on this machine
+	$(BIN)/python demo/run.py --output "$(OUT)" $(if $(KEEP),--keep)
+
+test: .venv/test.stamp  ## every test; the oracles are looked for in MEGA_SHARED, by default ../shared
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: .venv/test.stamp  ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(wildcard packages/*/src)
+	$(BIN)/lint-imports
+
+clean:  ## what these commands made, apart from OUT
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+.venv/demo.stamp: Makefile $(wildcard packages/*/pyproject.toml)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: PYTHON: Python 3.11 or newer is needed: found $(PYTHON), %d.%d; hint: make PYTHON=python3.11" % v[:2])'
+	$(PYTHON) -m venv .venv
+	@echo "installing into .venv; the first time this takes minutes"
+	$(PIP) "$(TORCH)"
+	$(PIP) "hatchling>=1.25" editables
+	$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e "$(package)")
+	@touch $@
+
+.venv/test.stamp: .venv/demo.stamp requirements-test.txt
+	$(PIP) -r requirements-test.txt
+	@touch $@

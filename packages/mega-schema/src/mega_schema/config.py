@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -193,7 +193,9 @@ def _typed(key: Key, value: Any, where: str) -> Any:
     return value
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_WORDS: Mapping[type, str] = MappingProxyType(
+    {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+)
 
 
 def _literal(text: str) -> Any:

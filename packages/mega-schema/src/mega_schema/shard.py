@@ -7,8 +7,9 @@ three: no model is built and no tensor is gathered to move weights between two l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mega_schema.errors import LayoutError
 
@@ -158,7 +159,9 @@ def _share(name: str, split: Split, run: int, ranks: int) -> int:
     return run // ranks
 
 
-_FLAGS = {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
+)
 
 
 def _largest_divisor(n: int, most: int) -> int:

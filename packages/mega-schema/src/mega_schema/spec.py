@@ -183,9 +183,9 @@ def _head_width(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-_GPT2 = {"vocab": 50257, "context": 1024}
-_LARGE = {"vocab": 51200, "context": 2048}
-_LLAMA2 = {"vocab": 32000, "context": 4096}
+_GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "context": 1024})
+_LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "context": 2048})
+_LLAMA2: Mapping[str, int] = MappingProxyType({"vocab": 32000, "context": 4096})
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
     {

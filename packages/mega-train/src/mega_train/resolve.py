@@ -5,14 +5,19 @@ This is the one validator. Past it, a `Plan` is right or the run has not begun.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
 from mega_schema.tokenizer import TokenizerIdentity
 from mega_train.config import Model, Run
+from mega_train.data.splits import shares
 from mega_train.rates import LearningRate
 
 N = TypeVar("N", int, float)
@@ -84,36 +89,18 @@ def resolve(
     """
     layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp)
     spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
-    if corpus is not None and corpus.vocab_size > spec.vocab:
-        raise ConfigError(
-            "--data-path",
-            "the corpus is tokenized for a larger vocabulary than the model's",
-            found=f"{corpus.vocab_size} tokens ({corpus.type})",
-            wanted=f"at most {spec.vocab}",
-            hint=f"--vocab-size {corpus.vocab_size}, or the tokenizer of the model",
-        )
-    layout.stage(0, spec.layers)  # refuses stages without layers
-    length = run.batch.length or spec.context
+    _check_cut(spec, layout)
+    length = spec.context if run.batch.length is None else run.batch.length
     _check_length(run, spec, length, layout.tp)
     micro, global_samples = _batch(run, layout.dp)
     iterations = _wanted(run.train.iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
-    if run.data.path is None:
-        raise ConfigError(
-            "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
-        )
+    shares(run.data.split)
     _check_counts(run)
+    _check_optimizer(run)
+    if corpus is not None:
+        _check_vocabulary(corpus, spec)
     if run.train.device == "cuda" and not cuda:
         raise ConfigError("--device", "no GPU that torch can use", found="cuda", hint="--device cpu")
-    needs_eod = run.data.reset_attention or run.data.reset_positions or run.data.eod_mask_loss
-    eod = corpus.eod if corpus else None
-    if needs_eod and eod is None:
-        raise ConfigError(
-            "--data-path",
-            "the end-of-document token is not known",
-            found="a dataset whose tokenizer has none" if corpus else "a dataset without a .json beside it",
-            wanted="a token for --reset-position-ids, --reset-attention-mask and --eod-mask-loss",
-            hint="preprocess the corpus with mega-data preprocess --append-eod",
-        )
     return Plan(
         run=run,
         spec=spec,
@@ -123,7 +110,7 @@ def resolve(
         global_samples=global_samples,
         iterations=iterations,
         rate=_rate(run, iterations, global_samples),
-        eod=eod if needs_eod else None,
+        eod=_eod(run, corpus),
         device="cuda" if cuda and run.train.device != "cpu" else "cpu",
     )
 
@@ -179,10 +166,7 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
     given.setdefault("context", run.batch.length)
     given.setdefault("vocab", vocab)
     for name, flag in _NEEDED.items():
-        if given.get(name) is None:
-            raise ConfigError(
-                flag, "missing", wanted="a number, or --preset", hint=f"--preset gpt2-124m or {flag} N"
-            )
+        _wanted(given.get(name), flag, "a number, or --preset", f"--preset gpt2-124m or {flag} N")
     if given["hidden"] % given["heads"] and "head_width" not in given:
         raise ConfigError(
             "--num-attention-heads",
@@ -195,13 +179,15 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
     return (gpt if family == "gpt" else llama)(**given)
 
 
-_NEEDED = {
-    "layers": "--num-layers",
-    "hidden": "--hidden-size",
-    "heads": "--num-attention-heads",
-    "context": "--max-position-embeddings",
-    "vocab": "--vocab-size",
-}
+_NEEDED: Mapping[str, str] = MappingProxyType(
+    {
+        "layers": "--num-layers",
+        "hidden": "--hidden-size",
+        "heads": "--num-attention-heads",
+        "context": "--max-position-embeddings",
+        "vocab": "--vocab-size",
+    }
+)
 
 
 def _check_family(family: Family, spec: ModelSpec) -> None:
@@ -213,6 +199,38 @@ def _check_family(family: Family, spec: ModelSpec) -> None:
             wanted=spec.family,
             hint=f"mega-train {spec.family}",
         )
+
+
+def _check_cut(spec: ModelSpec, layout: Layout) -> None:
+    """Cut every parameter as the ranks will, so that no rank finds out while it builds its model."""
+    layout.stage(0, spec.layers)
+    for row in table(spec):
+        row.local_shape(layout.tp)
+
+
+def _check_vocabulary(corpus: TokenizerIdentity, spec: ModelSpec) -> None:
+    if corpus.vocab_size > spec.vocab:
+        raise ConfigError(
+            "--data-path",
+            "the corpus is tokenized for a larger vocabulary than the model's",
+            found=f"{corpus.vocab_size} tokens ({corpus.type})",
+            wanted=f"at most {spec.vocab}",
+            hint=f"--vocab-size {corpus.vocab_size}, or the tokenizer of the model",
+        )
+
+
+def _eod(run: Run, corpus: TokenizerIdentity | None) -> int | None:
+    if not (run.data.reset_attention or run.data.reset_positions or run.data.eod_mask_loss):
+        return None
+    if corpus is None or corpus.eod is None:
+        raise ConfigError(
+            "--data-path",
+            "the end-of-document token is not known",
+            found="a dataset whose tokenizer has none" if corpus else "a dataset without a .json beside it",
+            wanted="a token for --reset-position-ids, --reset-attention-mask and --eod-mask-loss",
+            hint="preprocess the corpus with mega-data preprocess --append-eod",
+        )
+    return corpus.eod
 
 
 def _check_length(run: Run, spec: ModelSpec, length: int, tp: int) -> None:
@@ -259,6 +277,11 @@ def _check_counts(run: Run) -> None:
     for flag, value in counts.items():
         if value is not None and value < 1:
             raise ConfigError(flag, "not an interval", found=value, wanted="1 or more")
+    if run.parallel.timeout_minutes < 1:
+        flag = "--distributed-timeout-minutes"
+        raise ConfigError(flag, "not a time", found=run.parallel.timeout_minutes, wanted="1 or more")
+    if not 0 <= run.train.seed < 1 << 32:
+        raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
     if run.evaluation.iterations < 0:
         raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
     if run.checkpoint.interval is not None and run.checkpoint.save is None:
@@ -267,10 +290,26 @@ def _check_counts(run: Run) -> None:
         )
 
 
+def _check_optimizer(run: Run) -> None:
+    o = run.optimizer
+    for flag, beta in (("--adam-beta1", o.beta1), ("--adam-beta2", o.beta2)):
+        if not 0 <= beta < 1:
+            raise ConfigError(flag, "does not decay", found=beta, wanted="0 or more, and less than 1")
+    if not 0 < o.eps < math.inf:
+        # with 0, a weight that had no gradient yet would become 0 / 0
+        raise ConfigError("--adam-eps", "not above 0", found=o.eps, wanted="a small number, such as 1e-8")
+    for flag, value in (("--weight-decay", o.weight_decay), ("--clip-grad", o.clip)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+
+
 def _rate(run: Run, iterations: int, global_samples: int) -> LearningRate:
     o = run.optimizer
     peak = _wanted(o.lr, "--lr", "a learning rate", "--lr 3e-4")
-    decay = (o.decay_iterations or iterations) * global_samples
+    steps = iterations
+    if o.decay_iterations is not None:
+        steps = _wanted(o.decay_iterations, "--lr-decay-iters", "optimizer steps", "--lr-decay-iters 1000")
+    decay = steps * global_samples
     if o.warmup_fraction is not None and o.warmup_iterations:
         raise ConfigError(
             "--lr-warmup-fraction", "excludes --lr-warmup-iters", found="both", wanted="one of them"
@@ -281,10 +320,10 @@ def _rate(run: Run, iterations: int, global_samples: int) -> LearningRate:
         warmup = float(o.warmup_iterations * global_samples)
     if not 0 <= warmup < decay:
         raise ConfigError(
-            "--lr-warmup-iters",
+            "--lr-warmup-iters" if o.warmup_fraction is None else "--lr-warmup-fraction",
             "the warm-up does not end before the decay does",
-            found=f"{warmup / global_samples:g} of {decay // global_samples} steps",
-            wanted="fewer than --lr-decay-iters (by default --train-iters)",
+            found=f"{warmup / global_samples:g} of {steps} steps",
+            wanted="0 or more, and fewer than --lr-decay-iters (by default --train-iters)",
         )
     if not 0 <= o.min_lr <= peak:
         raise ConfigError("--min-lr", "is not between 0 and --lr", found=o.min_lr, wanted=f"0 to {peak}")
@@ -292,8 +331,8 @@ def _rate(run: Run, iterations: int, global_samples: int) -> LearningRate:
 
 
 def _wanted(value: N | None, flag: str, what: str, hint: str) -> N:
-    if value is None or value <= 0:
-        raise ConfigError(
-            flag, "missing" if value is None else "not above 0", found=value, wanted=what, hint=hint
-        )
+    if value is None:
+        raise ConfigError(flag, "missing", wanted=what, hint=hint)
+    if not 0 < value < math.inf:
+        raise ConfigError(flag, "not above 0", found=value, wanted=what, hint=hint)
     return value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from mega_train.config import Run
 from mega_train.grads import owns
 from mega_train.optim import AdamW
 
-_STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_STORED: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+)
 
 
 def save(

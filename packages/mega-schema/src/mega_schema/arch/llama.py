@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from mega_schema.errors import ConfigError
 from mega_schema.params import ONES, Init, Param
 from mega_schema.shard import Split
 from mega_schema.spec import ModelSpec
 
-_FIXED = {
-    "norm": "rmsnorm",
-    "activation": "swiglu",
-    "positions": "rope",
-    "bias": False,
-    "qkv_bias": False,
-    "post_norm_residual": False,
-    "scale_embedding": False,
-}
+_FIXED: Mapping[str, object] = MappingProxyType(
+    {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rope",
+        "bias": False,
+        "qkv_bias": False,
+        "post_norm_residual": False,
+        "scale_embedding": False,
+    }
+)
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:

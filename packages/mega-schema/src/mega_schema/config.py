@@ -16,6 +16,7 @@ agree on is for whoever resolves the configuration to check, once and in one pla
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -100,7 +101,7 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
     """
     known = {key.dotted: key for key in keys(cls)}
     values: dict[str, Any] = {}
-    for dotted, value in _from_file(file):
+    for dotted, value in _from_file(file, list(get_type_hints(cls))):
         values[dotted] = _typed(_known(known, dotted, str(file)), value, f"{file}: {dotted}")
     for key in known.values():
         if given.get(key.parameter) is not None:
@@ -110,7 +111,7 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
         if not equals:
             raise ConfigError("--set", "has no value", found=text, wanted="SECTION.KEY=VALUE")
         key = _known(known, dotted.strip(), "--set")
-        values[key.dotted] = _typed(key, _literal(value.strip()), f"--set {key.dotted}")
+        values[key.dotted] = _typed(key, _literal(value.strip(), key.kind), f"--set {key.dotted}")
     sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
     for dotted, value in values.items():
         section, _, name = dotted.partition(".")
@@ -138,20 +139,22 @@ def closest(word: str, words: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _from_file(file: Path | None) -> Iterator[tuple[str, Any]]:
+def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str, Any]]:
     if file is None:
         return
     if not file.is_file():
         raise ConfigError("--config", "no such file", found=file)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also bytes that are no text, and numbers longer than Python reads
         raise ConfigError(file, "is not TOML", found=error) from error
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
                 f"{file}: {section}", "stands outside every section", wanted="[section] key = value"
             )
+        if section not in sections:
+            raise ConfigError(f"{file}: [{section}]", "unknown section", hint=closest(section, sections))
         for name, value in table.items():
             yield f"{section}.{name}", value
 
@@ -162,17 +165,17 @@ def _known(known: Mapping[str, Key], dotted: str, where: str) -> Key:
     return known[dotted]
 
 
-def _plain(kind: Any) -> tuple[Any, bool]:
-    """A type without its None, and whether it had one."""
+def _plain(kind: Any) -> Any:
+    """A type without its None."""
     if get_origin(kind) in (Union, UnionType):
         rest = [k for k in get_args(kind) if k is not NoneType]
         assert len(rest) == 1, kind
-        return rest[0], True
-    return kind, False
+        return rest[0]
+    return kind
 
 
 def _typed(key: Key, value: Any, where: str) -> Any:
-    kind, _ = _plain(key.kind)
+    kind = _plain(key.kind)
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
@@ -198,11 +201,13 @@ _WORDS: Mapping[type, str] = MappingProxyType(
 )
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str, kind: Any) -> Any:
+    """What a word means as TOML; where text is wanted it needs no quotes, even if it looks like a number."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except ValueError:
         return text
+    return text if _plain(kind) in (str, Path) and not isinstance(value, str) else value
 
 
 def _toml_value(value: Any) -> str:
@@ -212,16 +217,17 @@ def _toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    # JSON escapes as TOML does, except for the one character that only TOML wants escaped
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _click_option(key: Key) -> Callable[[Command], Command]:
-    kind, _ = _plain(key.kind)
+    kind = _plain(key.kind)
     words = str(key.field.metadata["help"])
     text = words[:1].upper() + words[1:] + "."
-    if key.field.default not in (None, (), False):
-        text += f"  [default: {key.field.default}]"
+    default = key.field.default
+    if default is not None and default is not False and default != ():
+        text += f"  [default: {default}]"
     if kind is bool:
         return click.option(key.flag, key.parameter, is_flag=True, default=None, help=text)
     if get_origin(kind) is Literal:

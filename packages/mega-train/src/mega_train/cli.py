@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from mega_schema.command import MISTAKE
 from mega_schema.command import run as run_command
 from mega_schema.config import flags, load
 from mega_schema.errors import MegaError
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.config import Run
+
+PATIENCE = 10.0  # seconds
 
 
 @click.group()
@@ -37,15 +40,24 @@ def _family(name: Family, help: str) -> Callable[..., None]:
         from mega_train.launch import prepare, train_on
 
         world = World.from_env()
-        try:
-            prepared = prepare(load(Run, config, given, sets), name, world)
-        except MegaError:
-            if world.rank:  # every rank comes to the same verdict; one says it
-                sys.exit(MISTAKE)
-            raise
-        train_on(prepared, world, sys.stdout)
+        with _one_voice(world.rank):
+            train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
 
     return train
+
+
+@contextmanager
+def _one_voice(rank: int) -> Iterator[None]:
+    """Leave it to the first rank to say what all ranks find: when it leaves, torchrun ends the others.
+
+    A rank that found something by itself, such as a file its machine lacks, says so when nothing ended it.
+    """
+    try:
+        yield
+    except MegaError:
+        if rank:
+            time.sleep(PATIENCE)
+        raise
 
 
 _family("gpt", "Train a GPT-2 style model.")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mega_schema.commit import replacing
 from mega_schema.errors import ConfigError, FormatError
-from mega_train.metrics import EVENTS, read_events
+from mega_train.metrics import read_events
 
 
 def draw(runs: Sequence[Path], output: Path) -> None:
-    """Training and validation loss over consumed samples of all runs, in one set of axes.
+    """Training and validation loss over the iterations of all runs, in one set of axes, as a PNG.
 
     Raises:
-        FormatError: a folder holds no record of a run.
+        FormatError: a folder holds no record of a run, or one without a loss.
         ConfigError: matplotlib is not installed.
     """
     try:
@@ -24,9 +25,9 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for run in runs:
-        if not (run / EVENTS).is_file():
-            raise FormatError(run, "holds no record of a run", wanted=EVENTS)
         events = read_events(run)
+        if not any(e["event"] == "train" for e in events):
+            raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
         for kind, style in (("train", "-"), ("validation", "o")):
             points = [(e["iteration"], e["loss"]) for e in events if e["event"] == kind]
             if points:
@@ -34,4 +35,5 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     axes.set(xlabel="iteration", ylabel="loss (nats per token)", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    FigureCanvasAgg(figure).print_png(output)
+    with replacing(output) as partial:
+        FigureCanvasAgg(figure).print_png(partial)

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import LATEST, TOKENIZER, Checkpoint
-from mega_schema.errors import ConfigError
+from mega_schema.checkpoint import LATEST, OPTIMIZER, TOKENIZER, TRAINER, Checkpoint
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.params import count
 from mega_schema.spec import Family
@@ -42,7 +42,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
-    checkpoint = _checkpoint(run)
+    checkpoint = _checkpoint(run, world)
     if run.data.path is None:
         raise ConfigError(
             "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
@@ -66,14 +66,38 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
     return Prepared(plan, corpus, checkpoint, tokenizer)
 
 
-def _checkpoint(run: Run) -> Checkpoint | None:
+def _checkpoint(run: Run, world: World) -> Checkpoint | None:
     load, save = run.checkpoint.load, run.checkpoint.save
     if load is None:
         return None
     if load == save and not (load / LATEST).exists():
-        log.warning("%s holds no checkpoint yet: the run begins anew", load)
+        if world.rank == 0:
+            log.warning("%s holds no checkpoint yet: the run begins anew", load)
         return None
-    return Checkpoint.open(load)
+    checkpoint = Checkpoint.open(load)
+    if not run.checkpoint.finetune:
+        _check_resumable(checkpoint)
+    return checkpoint
+
+
+def _check_resumable(checkpoint: Checkpoint) -> None:
+    hint = "--finetune begins anew with its weights"
+    missing = [space for space in OPTIMIZER if space != "optim.main" and space not in checkpoint.tensors]
+    if missing:
+        found, wanted = ", ".join(checkpoint.tensors), ", ".join(missing)
+        raise FormatError(
+            checkpoint.folder, "holds no optimizer state to go on with", found=found, wanted=wanted, hint=hint
+        )
+    for key in ("consumed_samples", "optimizer_steps"):
+        value = checkpoint.trainer.get(key)
+        if type(value) is not int or value < 0:
+            raise FormatError(
+                f"{checkpoint.folder / TRAINER}: {key}",
+                "not a count",
+                found=value,
+                wanted="0 or more",
+                hint=hint,
+            )
 
 
 def train_on(prepared: Prepared, world: World, out: TextIO) -> None:

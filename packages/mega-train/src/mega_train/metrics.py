@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from mega_schema.errors import FormatError
 
 EVENTS = "events.jsonl"
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,19 @@ class Screen(Protocol):
 
 
 class Record:
-    """Appends one JSON object a line to a run's `events.jsonl`; does nothing without a folder."""
+    """Appends one JSON object a line to a run's `events.jsonl`; does nothing without a folder.
+
+    A resumed run goes on in the same file, beginning with an event "start" that has its first iteration: what
+    lies before it with a later iteration was lost when the run before ended.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / EVENTS if folder else None
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
+                with self._path.open("a", encoding="utf-8") as out:
+                    out.write("\n")  # end a line that a crash cut
 
     def write(self, event: str, values: Mapping[str, object]) -> None:
         if self._path is not None:
@@ -65,14 +75,24 @@ class Record:
         self.write("train", asdict(now))
 
 
-def read_events(folder: Path) -> list[dict[str, object]]:
-    """Every event of a run, in the order they were written; a last line cut by a crash is left out."""
-    lines = (folder / EVENTS).read_text("utf-8").splitlines()
-    events = []
-    for number, line in enumerate(lines):
+def read_events(folder: Path) -> list[Event]:
+    """The events of a run in the order they were written, without those of steps that a resume did again.
+
+    A line that a crash cut is left out.
+
+    Raises:
+        FormatError: the folder holds no record of a run.
+    """
+    path = folder / EVENTS
+    if not path.is_file():
+        raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
+    events: list[Event] = []
+    for line in path.read_bytes().splitlines():
         try:
-            events.append(json.loads(line))
+            event = json.loads(line)
         except ValueError:
-            if number + 1 < len(lines):
-                raise
+            continue
+        if event["event"] == "start":
+            events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
+        events.append(event)
     return events

@@ -43,7 +43,7 @@ def run(
     for action in table:
         match action:
             case Forward(micro):
-                received = inputs.get(micro)
+                received = inputs.get(micro) if backward else inputs.pop(micro, None)
                 output = work.forward(micro, received)
                 if pp.rank == pp.size - 1:
                     losses.append(output.detach())

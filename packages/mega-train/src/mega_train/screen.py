@@ -66,7 +66,7 @@ class Terminal:
             self.say(f"iteration {now.iteration}/{now.iterations} | {line}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _clock(seconds: float) -> str:

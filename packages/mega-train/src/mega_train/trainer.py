@@ -35,7 +35,10 @@ class Trainer:
 
     Attributes:
         iteration: optimizer steps done.
-        consumed: training samples consumed; the data's order depends on this and on nothing else.
+        consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
+            depends on the seed, --split, --seq-length and the samples of the whole run (--train-iters), as in
+            Megatron.
+        saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 
     def __init__(
@@ -68,33 +71,40 @@ class Trainer:
             self.held, self.gradients.of, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay
         )
         self.iteration = self.consumed = 0
+        self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             store.load_optimizer(checkpoint, self.adam, self.rt)
             self.iteration = checkpoint.iteration
             self.consumed = int(checkpoint.trainer["consumed_samples"])
+            if checkpoint.folder.parent == plan.run.checkpoint.save:
+                self.saved_at = self.iteration
         self.train, self.valid = self._data(corpus)
-        self.saved_at: int | None = None
 
     def _data(self, corpus: IndexedDataset) -> tuple[Samples, Samples | None]:
         plan = self.plan
         train, valid, _ = split_ranges(plan.run.data.split, len(corpus), plan.run.data.split_rule)
 
-        def samples(part: tuple[int, int], count: int) -> Samples:
+        def samples(name: str, part: tuple[int, int], count: int) -> Samples:
             index = build_index(
                 corpus.lengths,
                 np.arange(*part, dtype=np.int32),
                 length=plan.length,
                 samples=count,
                 seed=plan.run.train.seed,
+                part=f"the {name} split",
             )
             return Samples(corpus, index)
 
-        wants_valid = plan.run.evaluation.iterations > 0 and valid[1] > valid[0]
-        return samples(train, plan.train_samples), samples(valid, plan.valid_samples) if wants_valid else None
+        training = samples("training", train, plan.train_samples)
+        if plan.run.evaluation.iterations == 0 or valid[0] == valid[1]:
+            return training, None
+        return training, samples("validation", valid, plan.valid_samples)
 
     def fit(self, screen: Screen, record: Record, clock: Callable[[], float] = time.perf_counter) -> None:
         """Train to the last iteration, or to one that --exit-interval divides."""
         intervals, began = self.plan.run, clock()
+        if self.iteration >= self.plan.iterations:
+            screen.say(f"nothing is left to train: --train-iters is {self.plan.iterations}")
         losses: list[float] = []
         spent = 0.0  # in steps alone: validations and checkpoints are not the model's pace
         while self.iteration < self.plan.iterations:
@@ -209,11 +219,12 @@ class Trainer:
 
     def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])
-        if (largest := int(batch.max())) >= self.plan.spec.vocab:
+        least, largest = int(batch.min()), int(batch.max())
+        if least < 0 or largest >= self.plan.spec.vocab:
             raise FormatError(
                 self.plan.run.data.path,
                 "holds a token outside the model's vocabulary",
-                found=largest,
+                found=min(least, 0) or largest,
                 wanted=f"0 to {self.plan.spec.vocab - 1}",
                 hint="a corpus made with the model's tokenizer, or a larger --vocab-size",
             )

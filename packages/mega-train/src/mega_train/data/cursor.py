@@ -1,5 +1,5 @@
-"""Which samples a rank reads next. A function of how many samples the run has consumed and of nothing else,
-so that a run goes on with the same samples on any layout.
+"""Which samples a rank reads next, by number: a function of how many the run has consumed, so that a run goes
+on with the same samples on any layout. (Which tokens a number means is the index's matter.)
 """
 
 from __future__ import annotations

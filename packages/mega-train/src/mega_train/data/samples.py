@@ -25,7 +25,7 @@ class SampleIndex:
     Attributes:
         document: (documents · epochs,) int32: the stream, as sequence numbers of the corpus.
         sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
-        shuffle: (samples,): the order in which samples are read.
+        shuffle: (samples,) uint32, or int64 where they are too many: the order in which samples are read.
         epochs: how often the corpus is gone through.
     """
 
@@ -47,6 +47,7 @@ def build_index(
     seed: int,
     extra: int = 1,
     keep_partial: bool = False,
+    part: str = "the split",
 ) -> SampleIndex:
     """The three arrays, as Megatron core builds them.
 
@@ -57,6 +58,7 @@ def build_index(
         samples: how many are wanted; None means one epoch's.
         extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
         keep_partial: keep a last sample that is short (validation, when asked for).
+        part: what an error calls the sequences.
 
     Raises:
         ConfigError: the sequences hold too few tokens for one sample.
@@ -66,10 +68,10 @@ def build_index(
     if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
         raise ConfigError(
             "--data-path",
-            "the split holds too few tokens for one sample",
+            f"{part} holds too few tokens for one sample",
             found=f"{tokens} tokens in {len(sequences)} sequences",
             wanted=f"at least {length + extra}",
-            hint="a shorter --seq-length, another --split, or more data",
+            hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
         )
     epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
     rng = np.random.RandomState(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -9,6 +10,21 @@ from mega_schema.errors import ConfigError
 
 Rule = Literal["mcore", "legacy"]
 Range = tuple[int, int]
+
+
+def shares(split: str) -> list[float]:
+    """The three numbers of a text such as "969, 30, 1", those that are left out as 0.
+
+    Raises:
+        ConfigError: the text holds something else, or more than three.
+    """
+    try:
+        parts = [float(number) for number in re.findall(r"[^,/;\s]+", split)]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or not all(0 <= part < math.inf for part in parts) or sum(parts) == 0:
+        raise ConfigError("--split", "is not three shares", found=repr(split), wanted="such as 969,30,1")
+    return parts + [0.0] * (3 - len(parts))
 
 
 def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Range, Range, Range]:
@@ -19,23 +35,19 @@ def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Rang
     changes every sample's order.
 
     Raises:
-        ConfigError: the text holds no shares, or more than three.
+        ConfigError: the text is not shares.
     """
-    text = split if rule == "mcore" else split.replace("/", ",")
-    shares = [float(number) for number in re.findall(r"[.0-9]+", text)]
-    if not 1 <= len(shares) <= 3 or sum(shares) <= 0:
-        raise ConfigError("--split", "is not three shares", found=repr(split), wanted="such as 969,30,1")
-    shares += [0.0] * (3 - len(shares))
-    total = sum(shares)
+    parts = shares(split)
+    total = sum(parts)
     bounds = [0]
     if rule == "legacy":
-        for share in shares:
-            bounds.append(bounds[-1] + round(share / total * sequences))
+        for part in parts:
+            bounds.append(bounds[-1] + round(part / total * sequences))
         over = bounds[-1] - sequences
         bounds = [0] + [bound - over for bound in bounds[1:]]
     else:
         reached = 0.0
-        for share in shares:
-            reached += share / total
+        for part in parts:
+            reached += part / total
             bounds.append(round(reached * sequences))
     return (bounds[0], bounds[1]), (bounds[1], bounds[2]), (bounds[2], bounds[3])

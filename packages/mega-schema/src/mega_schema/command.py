@@ -25,8 +25,10 @@ def run(command: click.Command, argv: Sequence[str] | None = None, *, quiet: boo
         argv: the words after the program's name; None takes them from the process.
         quiet: say nothing on a mistake, for the ranks beside the one that speaks.
     """
+    stdout = sys.stdout
     try:
         code = command.main(args=None if argv is None else list(argv), standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         _leave(error.format_message(), quiet)
     except click.ClickException as error:
@@ -35,9 +37,12 @@ def run(command: click.Command, argv: Sequence[str] | None = None, *, quiet: boo
         _leave(f"error: {error}", quiet)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # the reader of our output went away (`| head`): that is its right, and not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        # the reader of our output went away (`| head`): that is its right, and not an error. Where click sees
+        # it first, it puts a silent stream in place of stdout and exits with 1
+        if isinstance(error, SystemExit) and sys.stdout is stdout:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         sys.exit(0)
     except OSError as error:
         if error.filename is None:

@@ -1,0 +1,100 @@
+"""Where keys come from: what a query sees, and that a cache gives what one pass gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mega_model.attend import Cached, Packed, documents
+from mega_model.build import build, fill
+from mega_model.init import initial_values
+from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
+from mega_schema.arch import table
+from mega_schema.spec import ModelSpec, gpt, llama
+
+SPECS: dict[str, ModelSpec] = {
+    "gpt": gpt(layers=2, hidden=16, heads=4, vocab=19, context=12, init_std=0.3),
+    "llama": llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=19, context=12, init_std=0.3),
+}
+TOKENS = torch.randint(1, 19, (3, 12), generator=torch.Generator().manual_seed(3))
+
+
+def _model(spec: ModelSpec) -> Decoder:
+    model = build(spec, Runtime.alone(spec))
+    fill(model, initial_values(table(spec), 1))
+    return model.requires_grad_(False)
+
+
+def _packed(
+    model: Decoder, token_BS: Tensor, document_BS: Tensor | None = None, place_BS: Tensor | None = None
+) -> Tensor:
+    rows, length = token_BS.shape
+    place_BS = torch.arange(length).repeat(rows, 1) if place_BS is None else place_BS
+    logits: Tensor = model(token_BS.flatten(), place_BS.flatten(), Packed(rows, length, document_BS))
+    return logits.unflatten(0, (rows, length))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("steps", [[12], [5, 7], [1] * 12, [3, 1, 1, 7]])
+def test_a_cache_gives_the_logits_of_one_pass(name: str, steps: list[int]) -> None:
+    model = _model(SPECS[name])
+    cache, at, parts = Cached(SPECS[name], rows=3, capacity=12), 0, []
+    for step in steps:
+        assert cache.length == at
+        place = torch.arange(at, at + step).repeat(3)
+        parts.append(model(TOKENS[:, at : at + step].flatten(), place, cache).unflatten(0, (3, step)))
+        at += step
+    torch.testing.assert_close(torch.cat(parts, 1), _packed(model, TOKENS), atol=1e-5, rtol=1e-5)
+
+
+def test_selected_rows_go_on_from_what_they_were() -> None:
+    spec = SPECS["llama"]
+    model, cache = _model(spec), Cached(spec, rows=3, capacity=12)
+    model(TOKENS[:, :8].flatten(), torch.arange(8).repeat(3), cache)
+    rows = torch.tensor([2, 2, 0, 1])
+    cache.select(rows)
+    logits = model(TOKENS[rows, 8], torch.full((4,), 8), cache)
+    torch.testing.assert_close(logits, _packed(model, TOKENS[rows, :9])[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_more_tokens_than_the_cache_holds_are_a_bug() -> None:
+    model, cache = _model(SPECS["gpt"]), Cached(SPECS["gpt"], rows=1, capacity=4)
+    with pytest.raises(AssertionError, match="0 \\+ 5 tokens in a cache of 4"):
+        model(TOKENS[0, :5], torch.arange(5), cache)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_do_not_see_each_other(name: str) -> None:
+    model = _model(SPECS[name])
+    together = _packed(model, TOKENS)
+    for row in range(3):
+        torch.testing.assert_close(
+            _packed(model, TOKENS[row : row + 1])[0], together[row], atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_documents_are_as_if_each_were_alone(name: str, seed: int) -> None:
+    model, generator = _model(SPECS[name]), torch.Generator().manual_seed(seed)
+    token_BS = torch.where(torch.rand(TOKENS.shape, generator=generator) < 0.3, 0, TOKENS)
+    number_BS, place_BS = documents(token_BS, 0)
+    packed = _packed(model, token_BS, number_BS, place_BS)
+    for row in range(3):
+        for number in number_BS[row].unique():
+            mine = number_BS[row] == number
+            alone = _packed(model, token_BS[row, mine][None])[0]
+            torch.testing.assert_close(packed[row, mine], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_documents_end_with_their_eod(seed: int) -> None:
+    token_BS = torch.randint(0, 3, (4, 15), generator=torch.Generator().manual_seed(seed))
+    number_BS, place_BS = documents(token_BS, 0)
+    for tokens, numbers, places in zip(token_BS.tolist(), number_BS.tolist(), place_BS.tolist(), strict=True):
+        number = place = 0
+        for token, found in zip(tokens, zip(numbers, places, strict=True), strict=True):
+            assert found == (number, place)
+            number, place = (number + 1, 0) if token == 0 else (number, place + 1)

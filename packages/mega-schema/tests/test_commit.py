@@ -1,0 +1,134 @@
+"""Writing: whole or not at all. Being killed is in tests/conformance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mega_schema.checkpoint import LATEST, MODEL, Box, Checkpoint
+from mega_schema.commit import Save, replacing
+from mega_schema.layout import WHOLE
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec, gpt
+
+ALL = Slab((0, 0), (6, 4), (0, 0))
+BOX = Box("embed.weight", (6, 4), ALL, "F32")
+
+
+@pytest.fixture
+def spec() -> ModelSpec:
+    return gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
+
+
+def _begun(run: Path, iteration: int, value: float = 1.0) -> Save:
+    save = Save(run, iteration)
+    save.begin()
+    save.write(MODEL, 0, [BOX], lambda box: np.full(box.slab.shape, value, np.float32))
+    return save
+
+
+def test_nothing_is_seen_before_the_commit(tmp_path: Path, spec: ModelSpec) -> None:
+    save = _begun(tmp_path, 3)
+    assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+    folder = save.commit(spec, layout=WHOLE, trainer={"iteration": 3}, run_config="a = 1\n")
+    assert folder == tmp_path / "iter_0000003"
+    assert (tmp_path / LATEST).read_text("utf-8") == "3\n"
+    assert (folder / "run.toml").read_text("utf-8") == "a = 1\n"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "manifest.json",
+        "model-00000.safetensors",
+        "run.toml",
+        "trainer.json",
+    ]
+
+
+def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path, spec: ModelSpec) -> None:
+    _begun(tmp_path, 3)
+    _begun(tmp_path, 4).commit(spec, layout=WHOLE, trainer={})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000004", LATEST]
+
+
+def test_between_two_renames_the_replaced_one_is_the_latest(tmp_path: Path, spec: ModelSpec) -> None:
+    folder = _begun(tmp_path, 3).commit(spec, layout=WHOLE, trainer={})
+    replaced = tmp_path / ".iter_0000003.replaced"
+    folder.rename(replaced)
+    assert Checkpoint.open(tmp_path).folder == replaced
+    Save(tmp_path, 4).begin()
+    assert Checkpoint.open(tmp_path).folder == folder
+
+
+def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path: Path, spec: ModelSpec) -> None:
+    for value in (1.0, 2.0):
+        _begun(tmp_path, 3, value).commit(spec, layout=WHOLE, trainer={})
+    assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 2.0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_tokenizers_files_travel_with_it(tmp_path: Path, spec: ModelSpec) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "identity.json").write_text("{}", "utf-8")
+    folder = _begun(tmp_path / "run", 1).commit(spec, layout=WHOLE, trainer={}, tokenizer=tmp_path / "t")
+    assert (folder / "tokenizer" / "identity.json").read_text("utf-8") == "{}"
+
+
+@pytest.mark.parametrize("value", [np.zeros((6, 3), np.float32), np.zeros((6, 4), np.float64)])
+def test_values_that_are_not_what_was_announced_are_a_bug(tmp_path: Path, value: np.ndarray) -> None:
+    save = Save(tmp_path, 1)
+    save.begin()
+    with pytest.raises(AssertionError, match="embed.weight"):
+        save.write(MODEL, 0, [BOX], lambda _: value)
+
+
+def test_a_tensor_of_which_a_part_was_not_written_is_not_committed(tmp_path: Path, spec: ModelSpec) -> None:
+    save = Save(tmp_path, 1)
+    save.begin()
+    half = Box("embed.weight", (6, 4), Slab((0, 0), (3, 4), (0, 0)), "F32")
+    save.write(MODEL, 0, [half], lambda box: np.zeros(box.slab.shape, np.float32))
+    with pytest.raises(AssertionError, match="12 elements written"):
+        save.commit(spec, layout=WHOLE, trainer={})
+    assert not (tmp_path / LATEST).exists()
+
+
+def test_a_rank_with_nothing_to_write_writes_no_file(tmp_path: Path) -> None:
+    save = Save(tmp_path, 1)
+    save.begin()
+    save.write(
+        MODEL, 1, [Box("embed.weight", (6, 4), Slab((6, 0), (0, 4), (0, 0)), "F32")], lambda _: np.zeros(0)
+    )
+    assert list(save.folder.iterdir()) == []
+
+
+def test_values_are_asked_for_one_at_a_time_and_in_order(tmp_path: Path) -> None:
+    asked: list[str] = []
+    boxes = [Box(name, (6, 4), ALL, "F32") for name in "abc"]
+
+    def values(box: Box) -> np.ndarray:
+        size = (save.folder / "model-00000.safetensors").stat().st_size
+        asked.append(box.name)
+        assert size < 96 * len(asked) + 1024
+        return np.zeros(box.slab.shape, np.float32)
+
+    save = Save(tmp_path, 1)
+    save.begin()
+    save.write(MODEL, 0, boxes, values)
+    assert asked == ["a", "b", "c"]
+
+
+def test_a_file_is_replaced_when_the_block_ends_well_and_only_then(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with replacing(path) as new:
+        new.write_text("one", "utf-8")
+        assert not path.exists()
+    assert path.read_text("utf-8") == "one"
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(path)
+    assert path.read_text("utf-8") == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def _interrupted(path: Path) -> None:
+    with replacing(path) as new:
+        new.write_text("two", "utf-8")
+        raise KeyboardInterrupt

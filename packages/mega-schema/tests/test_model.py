@@ -1,0 +1,240 @@
+"""The models of one process: equations written out again, variations, gradients, stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_model.attend import Packed
+from mega_model.build import build, fill, parameters
+from mega_model.init import initial_values
+from mega_model.layers import rotary_angles, sinusoids
+from mega_model.mesh import Axis, Mesh
+from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
+from mega_schema.arch import table
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt, llama
+
+SMALL: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 16,
+    "heads": 4,
+    "vocab": 19,
+    "context": 8,
+    "vocab_multiple": 4,
+}
+SPECS: dict[str, ModelSpec] = {
+    "gpt": gpt(**SMALL),
+    "gpt with everything else": gpt(
+        **SMALL,
+        activation="swiglu",
+        positions="rope",
+        rope_share=0.5,
+        kv_heads=2,
+        bias=False,
+        qkv_bias=True,
+        tied=False,
+    ),
+    "gpt of fairseq": gpt(**SMALL, activation="gelu_erf", positions="sinusoidal", scale_embedding=True),
+    "gpt squared": gpt(**SMALL, activation="squared_relu", norm="rmsnorm", post_norm_residual=True),
+    "gpt without positions": gpt(**SMALL, positions="none"),
+    "llama": llama(**SMALL, ffn=12),
+    "llama grouped tied": llama(**SMALL, ffn=12, kv_heads=2, tied=True, rope_base=100.0),
+}
+TOKENS = torch.randint(0, 19, (2, 8), generator=torch.Generator().manual_seed(3))
+
+
+def _model(spec: ModelSpec, seed: int = 1) -> Decoder:
+    model = build(spec, Runtime.alone(spec))
+    fill(model, initial_values(table(spec), seed))
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():  # norms of ones and biases of zeros would hide a mistake
+        weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def _logits(model: Decoder, token_BS: Tensor) -> Tensor:
+    rows, length = token_BS.shape
+    with torch.no_grad():
+        logits: Tensor = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
+    return logits[:, : model.spec.vocab].unflatten(0, (rows, length))
+
+
+def _written_out(spec: ModelSpec, weights: dict[str, Tensor], token_BS: Tensor) -> Tensor:
+    """The same model from the papers' equations, head by head and place by place."""
+    rows = []
+    for token_S in token_BS:
+        x = weights["embed.weight"][token_S]
+        place = torch.arange(len(token_S))
+        if spec.scale_embedding:
+            x = x * spec.hidden**0.5
+        if spec.positions == "learned":
+            x = x + weights["position.weight"][place]
+        if spec.positions == "sinusoidal":
+            x = x + sinusoids(place, spec.hidden)
+        for i in range(spec.layers):
+            x = _block(spec, {n.removeprefix(f"layers.{i}."): w for n, w in weights.items()}, x)
+        head = weights["embed.weight" if spec.tied else "head.weight"]
+        rows.append(_norm(spec, weights, "final_norm", x) @ head[: spec.vocab].T)
+    return torch.stack(rows)
+
+
+def _norm(spec: ModelSpec, weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    if spec.norm == "rmsnorm":
+        return x / (x.pow(2).mean(-1, keepdim=True) + spec.norm_eps).sqrt() * weights[name + ".weight"]
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.pow(2).mean(-1, keepdim=True) + spec.norm_eps).sqrt()
+    return centred / deviation * weights[name + ".weight"] + weights[name + ".bias"]
+
+
+def _linear(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return x @ weights[name + ".weight"].T + weights.get(name + ".bias", torch.zeros(()))
+
+
+def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    y = _norm(spec, weights, "attn_norm", x)
+    x = (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
+    y = _norm(spec, weights, "ffn_norm", x)
+    inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
+    if spec.gated:
+        gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
+        inner = gate * torch.sigmoid(gate) * up
+    elif spec.activation == "squared_relu":
+        inner = inner.clamp(min=0) ** 2
+    elif spec.activation == "gelu_erf":
+        inner = inner * (1 + torch.erf(inner / 2**0.5)) / 2
+    else:
+        inner = inner * (1 + torch.tanh(0.7978845608028654 * (inner + 0.044715 * inner**3))) / 2
+    return (y if spec.post_norm_residual else x) + _linear(weights, "down", inner)
+
+
+def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor:
+    width, out = spec.head_width, []
+    q, k, v = _linear(weights, "qkv", y).split([spec.q_rows, spec.kv_rows, spec.kv_rows], -1)
+    for head in range(spec.heads):
+        group = head * spec.kv_heads // spec.heads
+        mine = [_turned(spec, q[:, head * width : (head + 1) * width])]
+        mine += [
+            _turned(spec, k[:, group * width : (group + 1) * width]),
+            v[:, group * width : (group + 1) * width],
+        ]
+        scores = mine[0] @ mine[1].T / width**0.5
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        out.append(scores.softmax(-1) @ mine[2])
+    return _linear(weights, "out", torch.cat(out, -1))
+
+
+def _turned(spec: ModelSpec, x: Tensor) -> Tensor:
+    """Pairs (i, i + turning / 2) as complex numbers, multiplied by e^(i·place·rate)."""
+    half = spec.turning // 2
+    if not half:
+        return x
+    pairs = torch.complex(x[:, :half], x[:, half : 2 * half])
+    rate = spec.rope_base ** (-torch.arange(half) / half)
+    turned = pairs * torch.exp(1j * torch.arange(len(x))[:, None] * rate)
+    return torch.cat((turned.real, turned.imag, x[:, 2 * half :]), -1)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_are_those_of_the_equations(name: str) -> None:
+    model = _model(SPECS[name])
+    wanted = _written_out(SPECS[name], dict(model.named_parameters()), TOKENS)
+    torch.testing.assert_close(_logits(model, TOKENS), wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_token_does_not_see_what_comes_after_it(name: str) -> None:
+    model, changed = _model(SPECS[name]), TOKENS.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % 19
+    before, after = _logits(model, TOKENS), _logits(model, changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_model_holds_the_rows_of_its_table_and_no_others(name: str) -> None:
+    spec = SPECS[name]
+    rt = Runtime.alone(spec)
+    model = build(spec, rt)
+    wanted = {row.name: row.local_shape(1) for row in table(spec) if row.tied_to is None}
+    assert {row.name: tuple(weight.shape) for row, weight in parameters(model, rt)} == wanted
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("pp", [2, 3])
+def test_stages_one_after_another_are_the_model(name: str, pp: int) -> None:
+    spec, layout, x = SPECS[name], Layout(pp=pp), TOKENS.flatten()
+    read, place = initial_values(table(spec), 7), torch.arange(8).repeat(2)
+    held: set[str] = set()
+    for rank in range(pp):
+        rt = Runtime.on(Mesh(layout, rank, pp=Axis("pp", pp, rank)), spec)
+        stage = build(spec, rt)
+        fill(stage, read, rt)
+        names = {row.name for row, _ in parameters(stage, rt)}
+        assert names == {row.name for row in table(spec) if row.on(rt.stage)}
+        held |= names
+        with torch.no_grad():
+            x = stage(x, place, Packed(2, 8))
+    assert held == {row.name for row in table(spec)}
+    whole = build(spec, Runtime.alone(spec))
+    fill(whole, read)
+    torch.testing.assert_close(x[:, : spec.vocab].unflatten(0, (2, 8)), _logits(whole, TOKENS))
+
+
+def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:
+    spec = SPECS["gpt"]
+    model = build(spec, Runtime.alone(spec))
+    fill(model, initial_values(table(spec), 1))
+    assert model.embed.weight.shape == (20, 16)
+    assert torch.count_nonzero(model.embed.weight[19:]) == 0
+    assert model.head.weight is model.embed.weight
+
+
+def test_every_parameter_has_a_gradient() -> None:
+    for spec in SPECS.values():
+        model = _model(spec)
+        model(TOKENS.flatten(), torch.arange(8).repeat(2), Packed(2, 8))[
+            :, : spec.vocab
+        ].square().mean().backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None, name
+            assert torch.isfinite(weight.grad).all(), name
+            assert weight.grad.abs().max() > 0, name
+
+
+def test_bfloat16_weights_are_the_rounded_ones() -> None:
+    spec = SPECS["llama"]
+    rt = Runtime.alone(spec, dtype=torch.bfloat16)
+    low, full = build(spec, rt), build(spec, Runtime.alone(spec))
+    for model in (low, full):
+        fill(model, initial_values(table(spec), 1), rt)
+    for a, b in zip(low.parameters(), full.parameters(), strict=True):
+        assert torch.equal(a, b.bfloat16())
+
+
+def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
+    rotate = Runtime.alone(SPECS["llama"]).kernels.rotate
+    q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
+
+    def at(x: Tensor, place: int) -> Tensor:
+        return rotate(x, *rotary_angles(torch.tensor([place]), turning=8, base=50.0))
+
+    torch.testing.assert_close(at(q, 5).norm(), q.norm())
+    score = [(at(q, near + 3) * at(k, near)).sum() for near in (0, 4, 90)]
+    torch.testing.assert_close(score[0], score[1])
+    torch.testing.assert_close(score[0], score[2], atol=1e-4, rtol=1e-4)
+    assert torch.equal(at(q, 0), q)
+
+
+def test_the_reference_norms_are_torchs_own() -> None:
+    kernels = Runtime.alone(SPECS["gpt"]).kernels
+    x, scale, shift = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    torch.testing.assert_close(kernels.rms_norm(x, scale[0], 1e-5), F.rms_norm(x, (16,), scale[0], 1e-5))
+    torch.testing.assert_close(
+        kernels.layer_norm(x, scale[0], shift[0], 1e-5), F.layer_norm(x, (16,), scale[0], shift[0], 1e-5)
+    )

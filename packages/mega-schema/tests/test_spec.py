@@ -1,0 +1,101 @@
+"""What a model may be, and what is said when it may not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError
+from mega_schema.params import count
+from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
+
+SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        # as published: the GPT-2 sizes are those of the released weights, which the paper's text misstates
+        ("gpt2-124m", 0.124),
+        ("gpt2-355m", 0.355),
+        ("gpt2-774m", 0.774),
+        ("gpt2-1.5b", 1.558),
+        ("megatron-8.3b", 8.3),
+        ("megatron-175b", 175),
+        ("megatron-530b", 530),
+        ("megatron-1t", 1008),
+        ("megatron-11b", 11),
+        ("llama2-7b", 6.74),
+        ("llama2-13b", 13.02),
+        ("llama2-70b", 68.98),
+        ("llama3-8b", 8.03),
+    ],
+)
+def test_a_preset_has_as_many_parameters_as_its_name_says(name: str, billions: float) -> None:
+    assert count(table(preset(name))) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_every_preset_survives_json() -> None:
+    for spec in PRESETS.values():
+        assert ModelSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--preset: unknown model: found llama2-7B, .*did you mean llama2-7b\?"
+    ):
+        preset("llama2-7B")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 0}, "model.layers: not a count: found 0, wanted a whole number above 0"),
+        ({"layers": True}, "model.layers: not a count: found True"),
+        ({"ffn": 2.5}, "model.ffn: not a count: found 2.5"),
+        ({"vocab": "5"}, "model.vocab: not a count: found 5"),
+        ({"norm": "batchnorm"}, "model.norm: unknown: found batchnorm, wanted layernorm | rmsnorm"),
+        ({"norm_eps": "small"}, "model.norm_eps: not a number: found small"),
+        ({"norm_eps": float("nan")}, "model.norm_eps: not a number: found nan"),
+        ({"init_std": -0.1}, "model.init_std: not a number: found -0.1, wanted 0 or more"),
+        ({"tied": 1}, "model.tied: not a switch: found 1, wanted true | false"),
+        ({"heads": 3}, "model.heads: do not divide model.hidden: found 3 heads, 8"),
+        ({"heads": 0}, "model.heads: do not divide model.hidden: found 0 heads"),
+        ({"heads": 4, "kv_heads": 3}, "model.kv_heads: query heads must share key heads evenly"),
+        (
+            {"positions": "rope", "rope_share": 0.3},
+            "model.rope_share: rotary components come in pairs: found 1 of 4",
+        ),
+        ({"positions": "rope", "rope_share": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
+        ({"hiden": 8}, "model.hiden: unknown key; hint: did you mean hidden?"),
+    ],
+)
+def test_a_value_that_no_model_has_is_refused_by_its_key(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gpt(**{**SMALL, **change})
+    assert said in str(caught.value)
+
+
+def test_a_missing_key_is_named() -> None:
+    values = gpt(**SMALL).to_dict()
+    del values["vocab"]
+    with pytest.raises(ConfigError, match=r"run.toml: model.vocab: missing: wanted int"):
+        ModelSpec.from_dict(values, "run.toml: model")
+
+
+def test_a_llama_has_no_other_norm() -> None:
+    spec = dataclasses.replace(llama(**SMALL, ffn=6), norm="layernorm")
+    with pytest.raises(
+        ConfigError, match='model.norm: the llama family has one choice: .*hint: family = "gpt"'
+    ):
+        table(spec)
+
+
+def test_only_rotary_positions_turn_components() -> None:
+    assert gpt(**SMALL).turning == 0
+    assert gpt(**SMALL, positions="rope").turning == 4
+    assert gpt(**SMALL, positions="rope", rope_share=0.5).turning == 2

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from mega_schema.spec import ModelSpec
 from torch import Tensor
+
+from mega_schema.spec import ModelSpec
 
 
 class Attend(Protocol):

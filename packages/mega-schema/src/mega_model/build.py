@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from mega_schema.params import Param
-from mega_schema.shard import Slab
-from mega_schema.spec import ModelSpec
 from torch import Tensor, nn
 
 from mega_model.gpt import GPT
 from mega_model.llama import Llama
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
+from mega_schema.params import Param
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec
 
 
 def build(spec: ModelSpec, rt: Runtime) -> Decoder:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import torch
+from torch import Tensor
+
 from mega_schema.params import Param
 from mega_schema.shard import Slab
-from torch import Tensor
 
 Read = Callable[[str, Slab], Tensor]
 

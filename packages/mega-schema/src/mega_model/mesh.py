@@ -16,9 +16,10 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from mega_schema.layout import Coordinates, Layout, Stage
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+
+from mega_schema.layout import Coordinates, Layout, Stage
 
 Reduction = Literal["sum", "max", "min"]
 # torch 2.13 gave these two new names and warns of the old ones, which are all that 2.11 has

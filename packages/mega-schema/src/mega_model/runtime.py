@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from mega_schema.arch import table
-from mega_schema.layout import WHOLE, Stage
-from mega_schema.params import Param
-from mega_schema.spec import ModelSpec
 from torch import nn
 
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.mesh import Axis, Mesh
+from mega_schema.arch import table
+from mega_schema.layout import WHOLE, Stage
+from mega_schema.params import Param
+from mega_schema.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

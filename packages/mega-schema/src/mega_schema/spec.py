@@ -142,7 +142,7 @@ def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **oth
     given: dict[str, object] = {
         "family": "gpt",
         "kv_heads": heads,
-        "head_width": _head_width(hidden, heads),
+        "head_width": other.get("head_width") or _head_width(hidden, heads),
         "ffn": 4 * hidden,
         "layers": layers,
         "hidden": hidden,
@@ -160,7 +160,7 @@ def llama(
     given: dict[str, object] = {
         "family": "llama",
         "kv_heads": heads,
-        "head_width": _head_width(hidden, heads),
+        "head_width": other.get("head_width") or _head_width(hidden, heads),
         "norm": "rmsnorm",
         "activation": "swiglu",
         "positions": "rope",

@@ -1,0 +1,72 @@
+"""What every package must have, and what its program must do before any work."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.house.house import PACKAGES, PROGRAMS, Package
+
+HEAVY = {"torch", "numpy", "tokenizers", "matplotlib", "fastapi", "transformers", "safetensors"}
+each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+each_program = pytest.mark.parametrize("program", PROGRAMS)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_there_are_six_packages_and_five_programs() -> None:
+    assert [package.name for package in PACKAGES] == [
+        *("mega-ckpt", "mega-data", "mega-eval", "mega-schema", "mega-serve", "mega-train")
+    ]
+    assert PROGRAMS == ["mega-ckpt", "mega-data", "mega-eval", "mega-serve", "mega-train"]
+
+
+@each_package
+def test_a_package_is_typed_and_documented(package: Package) -> None:
+    assert all((root / "py.typed").is_file() for root in package.roots)
+    readme = (package.folder / "README.md").read_text("utf-8")
+    assert readme.startswith(f"# {package.name}\n")
+    assert "surprising limit" in readme
+
+
+@each_package
+def test_a_package_has_one_version_everywhere(package: Package) -> None:
+    stated = package.project["version"]
+    root = importlib.import_module(package.name.replace("-", "_"))
+    changelog = (package.folder / "CHANGELOG.md").read_text("utf-8")
+    newest = re.search(r"^## (\S+)(?: \(unreleased\)| - \d{4}-\d{2}-\d{2})$", changelog, re.MULTILINE)
+    assert newest is not None
+    assert (root.__version__, newest[1], version(package.name)) == (stated, stated, stated)
+
+
+@each_package
+def test_a_changelog_says_something_of_every_version(package: Package) -> None:
+    changelog = (package.folder / "CHANGELOG.md").read_text("utf-8")
+    for entry in re.split(r"^## .*$", changelog, flags=re.MULTILINE)[1:]:
+        assert re.search(r"^- \S", entry, re.MULTILINE)
+
+
+@each_program
+def test_the_installed_program_tells_its_version(program: str) -> None:
+    stated = next(package for package in PACKAGES if package.name == program).project["version"]
+    done = run(str(Path(sys.executable).parent / program), "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[-1] == stated
+
+
+@each_program
+def test_help_answers_without_importing_anything_heavy(program: str) -> None:
+    done = run(sys.executable, "-X", "importtime", "-m", program.replace("-", "_"), "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: ")
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "click" in imported  # the list is one of modules
+    assert imported & HEAVY == set()

@@ -1,0 +1,116 @@
+"""The repository as a whole: no machine's own names in it, and no test folder that tests nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.house import ROOT, named, tracked
+
+# in two parts, so that this file does not hold what it looks for
+NOT_OURS = re.compile(
+    r"/(?:work|root|opt|home)/\w|/tmp/\w"  # a place on somebody's machine
+    r"|py"
+    r"pi\.|python"
+    r"hosted|pytorch"
+    r"\.org/whl|artifact"
+    r"ory|extra-index"
+    r"|--find"
+    r"-links"
+)
+CONTAINER = "infra/"  # paths inside an image are the image's
+
+
+def texts() -> dict[str, str]:
+    found = {}
+    for file in tracked():
+        try:
+            found[named(file)] = file.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture
+    return found
+
+
+@pytest.mark.parametrize("line", ["see /work/main/x.py", "/tmp/venv/bin/python", "pip --find-links x"])
+def test_a_machine_path_would_be_found(line: str) -> None:
+    assert NOT_OURS.search(line)
+
+
+def test_no_file_names_a_place_on_a_machine_or_a_registry() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts().items()
+        if not name.startswith(CONTAINER)
+        for number, line in enumerate(text.splitlines(), 1)
+        if NOT_OURS.search(line)
+    ]
+    assert found == []
+
+
+def test_files_end_with_one_line_break_and_lines_without_spaces() -> None:
+    wrong = [
+        name
+        for name, text in texts().items()
+        if text
+        and (not text.endswith("\n") or text.endswith("\n\n") or re.search(r"[ \t]$", text, re.MULTILINE))
+    ]
+    assert wrong == []
+
+
+def test_no_work_is_left_as_a_note() -> None:
+    note = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\(#\d+\))")
+    assert [name for name, text in texts().items() if note.search(text)] == []
+
+
+def test_every_test_file_gave_tests(request: pytest.FixtureRequest) -> None:
+    """Counts what this run collected: a file whose tests vanished, or were skipped whole, is a failure."""
+    options = request.config.option
+    asked = [str(argument) for argument in request.config.args]
+    if options.keyword or options.markexpr or options.deselect or any("::" in argument for argument in asked):
+        pytest.skip("only some tests of a file were asked for, so files without tests mean nothing")
+    folders = [(request.config.invocation_params.dir / argument).resolve() for argument in asked]
+    there = {
+        file
+        for pattern in ("packages/*/tests/**/test_*.py", "tests/**/test_*.py")
+        for file in ROOT.glob(pattern)
+        if any(file.is_relative_to(folder) for folder in folders)
+    }
+    assert Path(__file__) in there
+    assert there - {item.path for item in request.session.items} == set()
+
+
+def test_every_package_has_tests() -> None:
+    without = [
+        package.name
+        for package in sorted((ROOT / "packages").iterdir())
+        if package.is_dir() and not list(package.glob("tests/test_*.py"))
+    ]
+    assert without == []
+
+
+def test_an_empty_list_of_cases_is_a_failure_and_skips_are_told(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getini("empty_parameter_set_mark") == "fail_at_collect"
+    assert "-ra" in pytestconfig.getini("addopts")
+    assert pytestconfig.getini("xfail_strict") is True
+    assert pytestconfig.getini("filterwarnings") == ["error"]
+
+
+def test_nothing_is_skipped_without_a_reason() -> None:
+    silent = []
+    for name, text in texts().items():
+        if not Path(name).name.startswith(("test_", "conftest")):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called in ("pytest.skip", "pytest.xfail"):
+                reasons = node.args + [k.value for k in node.keywords if k.arg == "reason"]  # type: ignore[attr-defined]
+            elif called in ("pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail"):
+                reasons = [k.value for k in node.keywords if k.arg == "reason"]  # type: ignore[attr-defined]
+            else:
+                continue
+            if not reasons:
+                silent.append(f"{name}:{node.lineno}")  # type: ignore[attr-defined]
+    assert silent == []

@@ -44,7 +44,8 @@ def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Rang
         for part in parts:
             bounds.append(bounds[-1] + round(part / total * sequences))
         over = bounds[-1] - sequences
-        bounds = [0] + [bound - over for bound in bounds[1:]]
+        # Megatron goes below zero where the first share is 0, and would read the last sequence as number -1
+        bounds = [0] + [max(0, bound - over) for bound in bounds[1:]]
     else:
         reached = 0.0
         for part in parts:

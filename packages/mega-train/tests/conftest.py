@@ -1,0 +1,126 @@
+"""A toy corpus, where the oracles are, and a run's configuration in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from mega_schema.config import load
+from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
+from mega_schema.spec import Family, ModelSpec
+from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer_identity import TokenizerIdentity
+from mega_train.config import Run
+from mega_train.resolve import Plan, resolve
+
+VOCABULARY = 33  # 32 ids and the end of a document
+
+
+def write_corpus(
+    prefix: Path, *, documents: int = 120, seed: int = 3, vocabulary: int = VOCABULARY, described: bool = True
+) -> Path:
+    """Documents that count up by 7 modulo `vocabulary` - 1: one look at the token before tells the next."""
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=vocabulary - 1)
+    info = DatasetInfo(tokenizer=tokenizer.identity) if described else None
+    rng = np.random.default_rng(seed)
+    with IndexedWriter(prefix, smallest_dtype(vocabulary), info=info) as out:
+        for _ in range(documents):
+            begin, length = rng.integers(0, vocabulary - 1), rng.integers(3, 40)
+            out.add([*((begin + 7 * np.arange(length)) % (vocabulary - 1)), vocabulary - 1])
+            out.end_document()
+    if described:
+        tokenizer.save(prefix.with_name(prefix.name + ".tokenizer"))
+    return prefix
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefix of a small corpus with its tokenizer beside it."""
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "toy_text_document")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """What Megatron's own code computed; a test that asks for it is skipped where there is none."""
+    shared = os.environ.get("MEGA_SHARED")
+    folder = (Path(shared) if shared else Path(__file__).parents[4] / "shared") / "golden"
+    if not folder.is_dir():
+        pytest.skip(f"no oracle at {folder} (MEGA_SHARED)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def oracle(golden: Path) -> Callable[[str], Any]:
+    """A JSON file of the oracle."""
+
+    def read(name: str) -> Any:
+        return json.loads((golden / name).read_text("utf-8"))
+
+    return read
+
+
+TINY = {
+    "model.layers": 2,
+    "model.hidden": 16,
+    "model.heads": 2,
+    "model.vocab": VOCABULARY,
+    "model.vocab_multiple": 8,
+    "batch.length": 8,
+    "batch.global_samples": 4,
+    "train.iterations": 10,
+    "optimizer.lr": 0.01,
+    "evaluation.iterations": 0,
+}
+
+
+def configured(**values: Any) -> Run:
+    """TINY with these values, written section__key; None leaves one out."""
+    merged = TINY | {key.replace("__", "."): value for key, value in values.items()}
+    sets = [f"{key}={_toml(value)}" for key, value in merged.items() if value is not None]
+    return load(Run, None, {}, sets)
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Planned(Protocol):
+    def __call__(
+        self,
+        *,
+        family: Family = "gpt",
+        world: int = 1,
+        corpus: TokenizerIdentity | None = None,
+        loaded: ModelSpec | None = None,
+        cuda: bool = False,
+        **values: Any,
+    ) -> Plan: ...
+
+
+@pytest.fixture(scope="session")
+def planned() -> Planned:
+    """A plan of TINY with these values, written section__key."""
+
+    def plan(
+        *,
+        family: Family = "gpt",
+        world: int = 1,
+        corpus: TokenizerIdentity | None = None,
+        loaded: ModelSpec | None = None,
+        cuda: bool = False,
+        **values: Any,
+    ) -> Plan:
+        return resolve(configured(**values), family, world, corpus=corpus, loaded=loaded, cuda=cuda)
+
+    return plan
+
+
+@pytest.fixture
+def open_corpus(corpus: Path) -> IndexedDataset:
+    return IndexedDataset(corpus)

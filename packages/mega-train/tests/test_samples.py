@@ -1,0 +1,149 @@
+"""The order of samples: Megatron's arrays number for number, and a slow walk over any corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset, IndexedWriter
+from mega_train.data.samples import SampleIndex, Samples, build_index
+
+
+def _index(case: dict[str, Any], corpus: IndexedDataset) -> SampleIndex:
+    return build_index(
+        corpus.lengths,
+        np.arange(*case["document_range"], dtype=np.int32),
+        length=case["sequence_length"],
+        samples=case["num_samples"],
+        seed=case["seed"],
+        extra=int(case.get("add_extra_token_to_sequence", True)),
+        keep_partial=not case.get("drop_last_partial_validation_sequence", True),
+    )
+
+
+def test_the_arrays_and_samples_are_megatron_cores(golden: Path, oracle: Callable[[str], Any]) -> None:
+    cases = oracle("gpt_mcore/cases.json")
+    assert len(cases) >= 9
+    assert any(not case["drop_last_partial_validation_sequence"] for case in cases)
+    for case in cases:
+        name, corpus = case["case"], IndexedDataset(golden / "indexed" / case["prefix"])
+        index = _index(case, corpus)
+        found = {"document": index.document, "sample": index.sample, "shuffle": index.shuffle}
+        for (array, ours), dtype in zip(found.items(), case["dtypes"], strict=True):
+            theirs = np.load(golden / "gpt_mcore" / f"{name}_{array}_index.npy")
+            assert ours.dtype == theirs.dtype == np.dtype(dtype), (name, array)
+            np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
+        assert (len(index), index.epochs) == (case["len_dataset"], case["num_epochs"]), name
+        samples = Samples(corpus, index, extra=int(case["add_extra_token_to_sequence"]))
+        for number, sample in enumerate(case["first_samples"]):
+            assert samples[number].dtype == np.int64
+            assert samples[number].tolist() == sample["text"], (name, number)
+
+
+def test_the_arrays_and_samples_are_those_of_megatron_before_core(
+    golden: Path, oracle: Callable[[str], Any]
+) -> None:
+    cases = oracle("gpt_legacy/cases.json")
+    assert len(cases) >= 4
+    for case in cases:
+        name, corpus = case["case"], IndexedDataset(golden / "indexed" / case["prefix"])
+        index = _index(case, corpus)
+        found = {"doc": index.document, "sample": index.sample, "shuffle": index.shuffle}
+        for array, ours in found.items():  # its sample array is int32, core's int64: the numbers are one
+            theirs = np.load(golden / "gpt_legacy" / f"{name}_{array}_idx.npy")
+            np.testing.assert_array_equal(ours, theirs, f"{name} {array}")
+        samples = Samples(corpus, index)
+        for number, tokens in enumerate(case["first_samples"]):
+            assert samples[number].tolist() == tokens, (name, number)
+
+
+def _written(folder: Path, lengths: list[int]) -> IndexedDataset:
+    """A corpus whose tokens are all different: 0, 1, 2, …"""
+    prefix = folder / f"c{abs(hash(tuple(lengths)))}"
+    first = 0
+    with IndexedWriter(prefix, np.int32) as out:
+        for length in lengths:
+            out.add(np.arange(first, first + length))
+            out.end_document()
+            first += length
+    return IndexedDataset(prefix)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(lambda x: sum(x) > 1),
+    length=st.integers(1, 9),
+    wanted=st.one_of(st.none(), st.integers(1, 40)),
+    seed=st.integers(0, 1 << 31),
+)
+def test_every_token_of_the_stream_is_read_once_in_a_pass(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], length: int, wanted: int | None, seed: int
+) -> None:
+    if wanted is None and (sum(lengths) - 1) // length < 1:
+        return
+    corpus = _written(tmp_path_factory.mktemp("c"), lengths)
+    sequences = np.arange(len(lengths), dtype=np.int32)
+    index = build_index(corpus.lengths, sequences, length=length, samples=wanted, seed=seed)
+    # the slow walker: the stream token by token, cut where a person would cut it
+    stream = [int(token) for document in index.document for token in corpus[int(document)]]
+    count = (len(stream) - 1) // length
+    cut = [stream[i * length : (i + 1) * length + 1] for i in range(count)]
+    assert sorted(index.shuffle.tolist()) == list(range(count))
+    samples = Samples(corpus, index)
+    for place, number in enumerate(index.shuffle.tolist()):
+        assert samples[place].tolist() == cut[number]
+    assert count >= (wanted or 1)
+    assert np.bincount(index.document, minlength=len(lengths)).tolist() == [index.epochs] * len(lengths)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_samples_of_one_pass_hold_every_token_where_the_length_divides(
+    tmp_path: Path, extra: int
+) -> None:
+    corpus = _written(tmp_path, [4, 0, 7, 1, 8])
+    index = build_index(
+        corpus.lengths, np.arange(5, dtype=np.int32), length=5, samples=None, seed=1, extra=extra
+    )
+    samples = Samples(corpus, index, extra=extra)
+    read = [samples[i] for i in range(len(samples))]
+    assert all(len(sample) == 5 + extra for sample in read)
+    inputs = np.concatenate([sample[:5] for sample in read])
+    assert len(set(inputs.tolist())) == len(inputs) == (20 - extra) // 5 * 5
+
+
+def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> None:
+    lengths = np.full(50, 20, np.int32)
+    numbers = np.arange(50, dtype=np.int32)
+    little = build_index(lengths, numbers, length=10, samples=105, seed=1)
+    much = build_index(lengths, numbers, length=10, samples=195, seed=1)
+    assert little.epochs == much.epochs == 2
+    assert sorted(little.document[:50].tolist()) == list(range(50)), (
+        "the first epoch whole, before the second"
+    )
+    assert sorted(much.document[:50].tolist()) != list(range(50))
+    assert little.shuffle[:99].max() < 99
+
+
+@pytest.mark.parametrize(("lengths", "samples"), [([3, 3], None), ([1], 5), ([0, 0], 1), ([], 1)])
+def test_a_split_without_a_sample_is_refused(lengths: list[int], samples: int | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_index(
+            np.array(lengths, np.int32),
+            np.arange(len(lengths), dtype=np.int32),
+            length=8,
+            samples=samples,
+            seed=1,
+            part="the validation split",
+        )
+    assert str(caught.value) == (
+        "--data-path: the validation split holds too few tokens for one sample: "
+        f"found {sum(lengths)} tokens in {len(lengths)} sequences, wanted at least 9; hint: a shorter "
+        "--seq-length, another --split or more data; for validation also --eval-iters 0"
+    )

@@ -1,0 +1,74 @@
+"""A folder in which a person can make mistakes: a corpus, a checkpoint, and damaged copies of both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from mega_data.preprocess import preprocess
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, OPTIMIZER, boxes
+from mega_schema.commit import Save
+from mega_schema.indexed import beside
+from mega_schema.layout import WHOLE
+from mega_schema.spec import gpt
+from mega_schema.tokenizer import open_tokenizer
+
+SPEC = gpt(layers=2, hidden=8, heads=2, vocab=101, context=16)
+
+
+def make(folder: Path) -> None:
+    """Fill the folder. Everything in it is the same every time, so messages can be compared word by word."""
+    _corpus(folder)
+    _checkpoints(folder)
+    (folder / "misspelt.toml").write_text("[parallel]\ntp = 2\n[optimizer]\nweight_decai = 0.1\n")
+    (folder / "wrong-type.toml").write_text('[batch]\nmicro = "four"\n')
+    (folder / "not.toml").write_text("[parallel\ntp = 2\n")
+    (folder / "hf").mkdir()
+    (folder / "hf/config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
+
+
+def _corpus(folder: Path) -> None:
+    text = "".join(json.dumps({"text": " ".join(map(str, range(n, n + 40)))}) + "\n" for n in range(9))
+    (folder / "text.jsonl").write_text(text)
+    (folder / "broken.jsonl").write_text('{"text": "1 2 3"}\n{"text": "1 2\n')
+    (folder / "other-key.jsonl").write_text('{"content": "1 2 3"}\n')
+    for name, size in (("corpus", 100), ("other", 50)):
+        tokenizer = open_tokenizer("NullTokenizer", vocab_size=size)
+        preprocess([folder / "text.jsonl"], folder / name, tokenizer, append_eod=True)
+    for suffix in (".bin", ".idx"):
+        whole = beside(folder / "corpus_text_document", suffix)
+        shutil.copy(whole, beside(folder / "cut", suffix))
+        shutil.copy(whole, beside(folder / "foreign", suffix))
+    with beside(folder / "cut", ".idx").open("r+b") as index:
+        index.truncate(100)
+    with beside(folder / "foreign", ".idx").open("r+b") as index:
+        index.write(b"PK\3\4")
+
+
+def _checkpoints(folder: Path) -> None:
+    runs, tokenizer = folder / "runs", folder / "corpus_text_document.tokenizer"
+    _checkpoint(runs / "small", (MODEL, *OPTIMIZER[1:]), tokenizer)
+    _checkpoint(runs / "weights", (MODEL,), None)
+    for name in ("torn", "flipped"):
+        shutil.copytree(runs / "small", runs / name)
+        weights = runs / name / "iter_0000010/model-00000.safetensors"
+        data = weights.read_bytes()
+        weights.write_bytes(data[:1000] if name == "torn" else data[:-1] + b"\1")
+    (runs / "begun/.iter_0000005.partial").mkdir(parents=True)
+    (runs / "empty").mkdir()
+
+
+def _checkpoint(run: Path, namespaces: tuple[str, ...], tokenizer: Path | None) -> None:
+    """Iteration 10 of a run, all values zero."""
+    rows = [row for row in table(SPEC) if row.tied_to is None]
+    save = Save(run, 10)
+    save.begin()
+    for space in namespaces:
+        mine = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+        save.write(space, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
+    trainer = {"iteration": 10, "consumed_samples": 80, "optimizer_steps": 10}
+    save.commit(SPEC, layout=WHOLE, trainer=trainer, tokenizer=tokenizer, run_config="")

@@ -1,0 +1,129 @@
+"""What the documents say can be done: commands parse, code compiles, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tests.house.documents import (
+    LINK,
+    blocks,
+    broken_links,
+    check_command,
+    commands,
+    documents,
+    make_targets,
+)
+from tests.house.house import ROOT, named
+
+SHELL = ("", "sh", "bash", "console")  # a block without a language may hold a command line
+README = ROOT / "README.md"
+
+
+@pytest.fixture
+def paths_need_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document's example names files of its reader's."""
+
+    def convert(self: click.Path, value: Any, *_: object) -> Path:
+        return Path(value)
+
+    monkeypatch.setattr(click.Path, "convert", convert)
+
+
+@pytest.mark.usefixtures("paths_need_not_exist")
+def test_every_command_line_in_a_document_is_one_its_program_takes() -> None:
+    wrong, seen = [], 0
+    for block in blocks():
+        for words in commands(block.text) if block.language in SHELL else ():
+            seen += 1
+            try:
+                check_command(words)
+            except (click.ClickException, SystemExit) as error:
+                wrong.append(f"{block.where}: {' '.join(words)}: {error}")
+    assert wrong == []
+    assert seen > 30  # the search itself works
+
+
+@pytest.mark.usefixtures("paths_need_not_exist")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mega-train gpt --tensor-parallel 2",
+        "mega-train t5 --lr 1",
+        "mega-ckpt reshard --load A",
+        "mega-ckpt convert --from hf --to megatron --load A --save B",
+        "python -m mega_data sample --output x --megabyte 3",
+        "torchrun --nproc-per-node 2 -m mega_train gpt --lr high",
+        "CUDA_VISIBLE_DEVICES=0 mega-serve --load A --port 70000 &",
+    ],
+)
+def test_a_command_line_with_a_mistake_would_be_found(line: str) -> None:
+    (words,) = commands(line)
+    with pytest.raises(click.ClickException):
+        check_command(words)
+
+
+def test_a_command_line_is_read_to_its_end_and_no_further() -> None:
+    block = "$ mega-data inspect \\\n  P | head\nls mega-data\nA=1 mega-serve --load 'R S' 2> log &\n"
+    assert list(commands(block)) == [["mega-data", "inspect", "P"], ["mega-serve", "--load", "R S"]]
+
+
+@pytest.mark.parametrize("file", documents(), ids=named)
+def test_every_link_leads_to_a_file(file: Path) -> None:
+    assert broken_links(file, file.read_text("utf-8")) == []
+
+
+def test_a_link_that_leads_nowhere_would_be_found() -> None:
+    text = "[a](README.md#top) [b](docs/none.md) [c](https://example.org) [d](docs)\n"
+    assert broken_links(README, text) == ["docs/none.md"]
+
+
+def test_every_block_of_python_json_and_toml_can_be_read() -> None:
+    for block in blocks():
+        if block.language == "python":
+            compile(block.text, block.where, "exec")
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+
+
+def test_every_make_target_a_document_names_exists() -> None:
+    found = {
+        target
+        for file in documents()
+        for code in re.findall(r"`(make [^`\n]+)`|^(make .+)$", file.read_text("utf-8"), re.MULTILINE)
+        for target in re.findall(r"(?<!\S)[a-z]+(?!\S)", "".join(code).partition("#")[0])[1:]
+    }
+    assert {"demo", "test"} <= found <= make_targets()
+
+
+@pytest.mark.parametrize("page", ["docs/tour.md", "docs/glossary.md", "docs/log.md", "CONTRIBUTING.md"])
+def test_the_readme_leads_to_every_page_one_should_read(page: str) -> None:
+    assert page in [match[1] for match in LINK.finditer(README.read_text("utf-8"))]
+
+
+def test_every_how_to_and_format_and_decision_is_linked_from_somewhere() -> None:
+    linked = {
+        (file.parent / match[1].partition("#")[0]).resolve()
+        for file in documents()
+        for match in LINK.finditer(file.read_text("utf-8"))
+    }
+    pages = [file for file in documents() if named(file).startswith("docs/")]
+    assert [named(page) for page in pages if page not in linked] == []
+
+
+def test_a_decision_answers_the_same_four_questions() -> None:
+    decisions = sorted(ROOT.glob("docs/adr/*.md"))
+    assert decisions
+    assert [file.name[:4] for file in decisions] == [f"{n:04d}" for n in range(1, len(decisions) + 1)]
+    for file in decisions:
+        headings = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE)
+        wanted = ["The question", "What we decided", "What we gave up", "What would make us reopen it"]
+        assert headings == wanted, file.name

@@ -26,6 +26,13 @@ def test_bfloat16_is_the_nearest_and_even_when_two_are_as_near(number: float) ->
         assert distance < other or (distance == other and bits % 2 == 0)
 
 
+def test_a_number_halfway_between_two_goes_to_the_even_one() -> None:
+    below = np.arange(0x7F7F, dtype=np.uint32)  # every finite bfloat16 from 0 that has a finite one above
+    halfway = (below << 16 | 0x8000).view(np.float32)
+    assert np.array_equal(cast(halfway, "F32", "BF16", "x"), below + below % 2)
+    assert np.array_equal(cast(-halfway, "F32", "BF16", "x"), (below + below % 2) | 0x8000)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_same_dtype_is_handed_back_untouched(dtype: str) -> None:
     bits = np.arange(65536, dtype=np.uint16)

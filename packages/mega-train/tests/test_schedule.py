@@ -85,9 +85,8 @@ def _real(messages: set[tuple[int, str, int | None]]) -> set[tuple[int, str, int
 def carry_out(schedule: Schedule, stages: int, micros: int) -> list[Stage]:
     """Run all tables to their end; a test fails where they cannot get there."""
     run = [Stage(schedule(stages, micros, place), place, stages) for place in range(stages)]
-    met: list[set[tuple[int, str, int]]] = [
-        set() for _ in run
-    ]  # messages of the posted exchange that arrived
+    # per stage, what of its posted exchange is done
+    met: list[set[tuple[int, str, int]]] = [set() for _ in run]
     while any(stage.at < len(stage.table) for stage in run):
         moved = sum(stage.compute() for stage in run) > 0  # every stage, not up to the first that moved
         for stage in run:

@@ -1,0 +1,226 @@
+"""Where a value comes from, what is refused by name, and that a configuration survives its own TOML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mega_schema.config import closest, flags, keys, load, option, to_toml
+from mega_schema.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    power: int = option("--power", 3, "how strong")
+    speed: float | None = option("--speed", None, "how fast")
+    name: str = option("--name", "none", "what it is called")
+    file: Path | None = option("--file", None, "where it lies")
+    quiet: bool = option("--quiet", False, "no noise")
+    fuel: Literal["wood", "coal"] = option("--fuel", "wood", "what it burns")
+    parts: tuple[str, ...] = option("--part", (), "what it is made of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cabin:
+    seats: int = option("--seats", 0, "how many sit")
+    doors: int | None = option("--doors", None, "how many ways in")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    engine: Engine = Engine()
+    cabin: Cabin = Cabin()
+
+
+def _file(folder: Path, text: str | bytes) -> Path:
+    path = folder / "run.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def _refused(file: Path | None = None, given: dict[str, Any] | None = None, *sets: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(Train, file, given or {}, sets)
+    return str(caught.value)
+
+
+def test_nothing_said_gives_the_defaults() -> None:
+    assert load(Train, None, {}) == Train()
+    assert load(Train, None, {"power": None, "quiet": None}) == Train(), "None means not given"
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[engine]\npower = 4\nspeed = 1\nname = 'a'\n[cabin]\nseats = 9\n")
+    got = load(Train, file, {"speed": 2.0, "name": "b"}, ["engine.name=c", "engine.name=d"])
+    assert got == Train(engine=Engine(power=4, speed=2.0, name="d"), cabin=Cabin(seats=9))
+
+
+def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
+    file = _file(
+        tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\nparts = ['x', 'y']\nquiet = true\nfuel = 'coal'"
+    )
+    got = load(Train, file, {}).engine
+    assert got == Engine(speed=3.0, file=Path("a/b"), parts=("x", "y"), quiet=True, fuel="coal")
+    assert type(got.speed) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("engine.power=7", Engine(power=7)),
+        ("engine.power = 7", Engine(power=7)),
+        ("engine.speed=1e-3", Engine(speed=1e-3)),
+        ("engine.name=bare word", Engine(name="bare word")),
+        ('engine.name="quoted"', Engine(name="quoted")),
+        ("engine.name=3", Engine(name="3")),
+        ("engine.name=2024-01-01", Engine(name="2024-01-01")),
+        ("engine.name=a=b", Engine(name="a=b")),
+        ("engine.file=/x/y.toml", Engine(file=Path("/x/y.toml"))),
+        ("engine.file=17", Engine(file=Path("17"))),
+        ("engine.quiet=true", Engine(quiet=True)),
+        ('engine.parts=["a", "b"]', Engine(parts=("a", "b"))),
+        ("engine.fuel=coal", Engine(fuel="coal")),
+    ],
+)
+def test_set_takes_a_value_as_toml_writes_it_and_text_without_quotes(text: str, expected: Engine) -> None:
+    assert load(Train, None, {}, [text]).engine == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("engine.power", "--set: has no value: found engine.power, wanted SECTION.KEY=VALUE"),
+        ("engine.pwer=1", "--set: engine.pwer: unknown key; hint: did you mean engine.power?"),
+        ("power=1", "--set: power: unknown key"),
+        ("zzzzzzzz.qqqqqqq=1", "--set: zzzzzzzz.qqqqqqq: unknown key"),
+        ("engine.power=1.5", "--set engine.power: has another type: found 1.5, wanted a whole number"),
+        ("engine.power=true", "--set engine.power: has another type: found True, wanted a whole number"),
+        ("engine.power=many", "--set engine.power: has another type: found 'many', wanted a whole number"),
+        ("engine.speed=fast", "--set engine.speed: has another type: found 'fast', wanted a number"),
+        ("engine.quiet=1", "--set engine.quiet: has another type: found 1, wanted true or false"),
+        ("engine.parts=[1]", "--set engine.parts: has another type: found [1], wanted a list of strings"),
+        ("engine.fuel=oil", "--set engine.fuel: unknown choice: found oil, wanted wood | coal"),
+        ("engine.power=" + "9" * 5000, "--set engine.power: has another type"),
+    ],
+)
+def test_a_set_that_means_nothing_is_refused(text: str, line: str) -> None:
+    assert _refused(None, {}, text).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[engine]\npwer = 1", "{file}: engine.pwer: unknown key; hint: did you mean engine.power?"),
+        ("[engin]\npower = 1", "{file}: [engin]: unknown section; hint: did you mean engine?"),
+        ("[cellar]", "{file}: [cellar]: unknown section"),
+        ("power = 1", "{file}: power: stands outside every section: wanted [section] key = value"),
+        ("[engine]\npower = '1'", "{file}: engine.power: has another type: found '1', wanted a whole number"),
+        ("[engine]\nname = 1", "{file}: engine.name: has another type: found 1, wanted text"),
+        ("[engine]\nfile = 1", "{file}: engine.file: has another type: found 1, wanted a path"),
+        ("[engine]\nfuel = 'oil'", "{file}: engine.fuel: unknown choice: found oil, wanted wood | coal"),
+        ("[engine", "{file}: is not TOML: found "),
+        (b"\xff\xfe", "{file}: is not TOML: found "),
+        ("[engine]\npower = " + "9" * 5000, "{file}: is not TOML: found "),
+    ],
+)
+def test_a_file_that_means_nothing_is_refused(tmp_path: Path, text: str | bytes, line: str) -> None:
+    file = _file(tmp_path, text)
+    found = _refused(file)
+    assert found.startswith(line.format(file=file))
+    assert "\n" not in found
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert _refused(tmp_path / "no.toml") == f"--config: no such file: found {tmp_path / 'no.toml'}"
+    assert _refused(tmp_path) == f"--config: no such file: found {tmp_path}"
+
+
+def test_a_value_of_a_flag_is_checked_under_the_flags_name() -> None:
+    assert _refused(None, {"power": "x"}) == ("--power: has another type: found 'x', wanted a whole number")
+
+
+def test_every_value_has_a_flag_and_a_dotted_name() -> None:
+    names = {key.dotted: (key.flag, key.parameter) for key in keys(Train)}
+    assert names["engine.power"] == ("--power", "power")
+    assert names["cabin.doors"] == ("--doors", "doors")
+    assert len(names) == len(fields(Engine)) + len(fields(Cabin))
+
+
+@click.command()
+@flags(Train)
+def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
+    click.echo(to_toml(load(Train, config, given, sets)))
+
+
+def test_flags_and_file_and_set_arrive_through_a_command(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[engine]\npower = 4\nname = 'file'\n")
+    argv = ["--config", str(file), "--name", "flag", "--quiet", "--part", "a", "--part", "b"]
+    argv += ["--set", "cabin.seats=2", "--fuel", "coal"]
+    done = CliRunner().invoke(command, argv, catch_exceptions=False)
+    engine = Engine(power=4, name="flag", quiet=True, parts=("a", "b"), fuel="coal")
+    assert done.output.strip() == to_toml(Train(engine=engine, cabin=Cabin(seats=2))).strip()
+
+
+def test_help_tells_every_flag_with_its_default() -> None:
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    for key in keys(Train):
+        assert key.flag in text
+    assert "How strong. [default: 3]" in text
+    assert "How many sit. [default: 0]" in text
+    assert "How many ways in. [default" not in text
+    assert "No noise. [default" not in text
+
+
+def test_the_closest_word_is_named_and_a_far_one_is_not() -> None:
+    assert closest("layrs", ["heads", "layers"]) == "did you mean layers?"
+    assert closest("zebra", ["heads", "layers"]) == ""
+
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)
+FLOATS = st.floats(allow_nan=False)
+
+
+@given(
+    st.builds(
+        Train,
+        engine=st.builds(
+            Engine,
+            power=st.integers(-(1 << 70), 1 << 70),
+            speed=st.none() | FLOATS,
+            name=TEXT,
+            file=st.none() | TEXT.map(Path),
+            quiet=st.booleans(),
+            fuel=st.sampled_from(["wood", "coal"]),
+            parts=st.lists(TEXT, max_size=3).map(tuple),
+        ),
+        cabin=st.builds(Cabin, seats=st.integers(), doors=st.none() | st.integers()),
+    )
+)
+def test_a_configuration_reads_back_equal_from_its_toml(
+    tmp_path_factory: pytest.TempPathFactory, config: Train
+) -> None:
+    file = _file(tmp_path_factory.mktemp("toml"), to_toml(config))
+    assert load(Train, file, {}) == config
+
+
+def test_toml_leaves_out_what_is_not_set() -> None:
+    text = to_toml(replace(Train(), engine=Engine(speed=0.5, parts=("a",))))
+    assert text.splitlines() == [
+        "[engine]",
+        "power = 3",
+        "speed = 0.5",
+        'name = "none"',
+        "quiet = false",
+        'fuel = "wood"',
+        'parts = ["a"]',
+        "",
+        "[cabin]",
+        "seats = 0",
+    ]

@@ -1,0 +1,281 @@
+"""What a run's numbers become, and every pair of them that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import pytest
+
+from mega_schema.errors import ConfigError, LayoutError, MegaError
+from mega_schema.params import Init, Param
+from mega_schema.shard import Split
+from mega_schema.spec import PRESETS, gpt, preset
+from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer_identity import TokenizerIdentity
+from mega_train.resolve import Plan
+
+CORPUS = open_tokenizer("NullTokenizer", vocab_size=32).identity
+NO_EOD = TokenizerIdentity("HuggingFaceTokenizer", 33, None, None, None, "0" * 64)
+NO_MODEL: Mapping[str, None] = dict.fromkeys(
+    ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
+)
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _refused(planned: Planned, kind: type[MegaError] = ConfigError, **values: Any) -> str:
+    with pytest.raises(kind) as caught:
+        planned(**values)
+    return str(caught.value)
+
+
+def test_defaults_follow_from_the_five_numbers_of_a_model(planned: Planned) -> None:
+    plan = planned(batch__global_samples=None)
+    assert plan.spec == gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, vocab_multiple=8)
+    assert (plan.length, plan.micro, plan.global_samples, plan.accumulation) == (8, 1, 1, 1)
+    assert (plan.tokens_per_step, plan.train_samples) == (8, 10)
+    assert (plan.device, plan.eod) == ("cpu", None)
+    assert plan.rate.at(0) == 0.01
+
+
+def test_accumulation_and_samples_are_counted_over_all_ranks(planned: Planned) -> None:
+    plan = planned(
+        world=8, parallel__tp=2, batch__micro=2, batch__global_samples=32, evaluation__iterations=3
+    )
+    assert (plan.layout.tp, plan.layout.pp, plan.layout.dp) == (2, 1, 4)
+    assert plan.accumulation == 4
+    assert plan.tokens_per_step == 32 * 8
+    assert plan.train_samples == 320
+    assert plan.valid_samples == (10 // 1000 + 1) * 3 * 32
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_model_and_flags_change_it(planned: Planned, name: str) -> None:
+    family = preset(name).family
+    plan = planned(family=family, model__preset=name, **NO_MODEL)
+    assert plan.spec == preset(name)
+    changed = planned(family=family, **(NO_MODEL | {"model__preset": name, "model__layers": 3}))
+    assert changed.spec.layers == 3
+    assert changed.spec.hidden == plan.spec.hidden
+
+
+def test_the_vocabulary_is_the_corpuss_where_nothing_is_said(planned: Planned) -> None:
+    assert planned(model__vocab=None, corpus=CORPUS).spec.vocab == 33
+
+
+def test_the_context_is_the_sequence_length_where_nothing_is_said(planned: Planned) -> None:
+    assert planned(batch__length=24).spec.context == 24
+    assert planned(batch__length=None, model__context=40).length == 40
+
+
+def test_a_llamas_feed_forward_is_eight_thirds_to_a_multiple_of_64(planned: Planned) -> None:
+    assert planned(family="llama", model__hidden=512, model__heads=8).spec.ffn == 1344
+    assert planned(family="llama").spec.ffn == 64
+    assert planned(model__swiglu=True, model__hidden=512, model__heads=8).spec.ffn == 1344
+    assert planned(family="llama", model__ffn=100).spec.ffn == 100
+
+
+def test_heads_may_have_a_width_of_their_own(planned: Planned) -> None:
+    spec = planned(model__heads=3, model__head_width=10).spec
+    assert (spec.q_rows, spec.hidden) == (30, 16)
+
+
+def test_megatrons_words_become_the_specs(planned: Planned) -> None:
+    spec = planned(
+        model__norm="RMSNorm",
+        model__positions="rope",
+        model__untied=True,
+        model__no_bias=True,
+        model__rope_base=5e5,
+        model__init_std=0.01,
+        model__norm_eps=1e-6,
+    ).spec
+    assert (spec.norm, spec.positions, spec.tied, spec.bias, spec.qkv_bias) == (
+        "rmsnorm",
+        "rope",
+        False,
+        False,
+        False,
+    )
+    assert (spec.rope_base, spec.init_std, spec.norm_eps) == (5e5, 0.01, 1e-6)
+
+
+def test_a_checkpoint_is_the_model_where_nothing_is_said(planned: Planned) -> None:
+    loaded = gpt(layers=3, hidden=24, heads=3, vocab=40, context=16)
+    assert planned(loaded=loaded, corpus=CORPUS, **NO_MODEL).spec == loaded
+    # with flags its vocabulary is still taken from it, and padding and initial values may differ
+    said = {"model__layers": 3, "model__hidden": 24, "model__heads": 3, "model__context": 16}
+    again = planned(loaded=loaded, corpus=CORPUS, **(NO_MODEL | said | {"model__vocab_multiple": 4}))
+    assert again.spec.vocab == 40
+    assert again.spec.vocab_multiple == 4
+
+
+def test_the_device_is_a_gpu_where_there_is_one_and_nothing_else_is_said(planned: Planned) -> None:
+    assert planned(cuda=True).device == "cuda"
+    assert planned(cuda=True, train__device="cpu").device == "cpu"
+    assert planned(cuda=False).device == "cpu"
+
+
+@pytest.mark.parametrize("flag", ["reset_positions", "reset_attention", "eod_mask_loss"])
+def test_the_end_of_a_document_is_known_where_it_is_needed(planned: Planned, flag: str) -> None:
+    assert planned(corpus=CORPUS, **{f"data__{flag}": True}).eod == 32
+    assert planned(corpus=CORPUS).eod is None
+
+
+def test_warm_up_is_counted_in_samples_or_as_a_share(planned: Planned) -> None:
+    assert planned(optimizer__warmup_iterations=3).rate.warmup == 12
+    share = planned(optimizer__warmup_fraction=0.25, optimizer__decay_iterations=8).rate
+    assert (share.warmup, share.decay) == (8.0, 32)
+
+
+# what is said -> what the line begins with
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"train__iterations": None}, "--train-iters: missing: wanted optimizer steps; hint: --train-iters 1000"),
+    ({"train__iterations": 0}, "--train-iters: not above 0: found 0, wanted optimizer steps"),
+    ({"train__seed": -1}, "--seed: is not a seed of numpy: found -1, wanted 0 to 2^32 - 1"),
+    ({"train__seed": 1 << 32}, "--seed: is not a seed of numpy: found 4294967296"),
+    ({"train__device": "cuda"}, "--device: no GPU that torch can use: found cuda; hint: --device cpu"),
+    ({"train__exit_interval": 0}, "--exit-interval: not an interval: found 0, wanted 1 or more"),
+    ({"log__interval": 0}, "--log-interval: not an interval: found 0"),
+    ({"evaluation__interval": -5}, "--eval-interval: not an interval: found -5"),
+    ({"evaluation__iterations": -1}, "--eval-iters: not a count: found -1, wanted 0 or more"),
+    ({"checkpoint__interval": 0, "checkpoint__save": "run"}, "--save-interval: not an interval: found 0"),
+    ({"checkpoint__interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
+    (
+        {"parallel__timeout_minutes": 0},
+        "--distributed-timeout-minutes: not a time: found 0, wanted 1 or more",
+    ),
+    ({"data__split": "all"}, "--split: is not three shares: found 'all', wanted such as 969,30,1"),
+    ({"optimizer__lr": None}, "--lr: missing: wanted a learning rate; hint: --lr 3e-4"),
+    ({"optimizer__lr": -0.1}, "--lr: not above 0: found -0.1"),
+    ({"optimizer__lr": "nan"}, "--lr: not above 0: found nan"),
+    ({"optimizer__lr": "inf"}, "--lr: not above 0: found inf"),
+    ({"optimizer__min_lr": 0.5}, "--min-lr: is not between 0 and --lr: found 0.5, wanted 0 to 0.01"),
+    ({"optimizer__min_lr": -1.0}, "--min-lr: is not between 0 and --lr: found -1.0"),
+    ({"optimizer__decay_iterations": 0}, "--lr-decay-iters: not above 0: found 0"),
+    (
+        {"optimizer__warmup_iterations": 10},
+        "--lr-warmup-iters: the warm-up does not end before the decay does: found 10 of 10 steps, "
+        "wanted 0 or more, and fewer than --lr-decay-iters (by default --train-iters)",
+    ),
+    ({"optimizer__warmup_iterations": -1}, "--lr-warmup-iters: the warm-up does not end"),
+    ({"optimizer__warmup_fraction": 1.0}, "--lr-warmup-fraction: the warm-up does not end"),
+    ({"optimizer__warmup_fraction": "nan"}, "--lr-warmup-fraction: the warm-up does not end"),
+    (
+        {"optimizer__warmup_fraction": 0.1, "optimizer__warmup_iterations": 1},
+        "--lr-warmup-fraction: excludes --lr-warmup-iters: found both, wanted one of them",
+    ),
+    ({"optimizer__beta1": 1.0}, "--adam-beta1: does not decay: found 1.0, wanted 0 or more, and less than 1"),
+    ({"optimizer__beta2": -0.1}, "--adam-beta2: does not decay: found -0.1"),
+    ({"optimizer__eps": 0.0}, "--adam-eps: not above 0: found 0.0, wanted a small number, such as 1e-8"),
+    ({"optimizer__weight_decay": -0.1}, "--weight-decay: not a number that can be used: found -0.1"),
+    ({"optimizer__clip": -1.0}, "--clip-grad: not a number that can be used: found -1.0, wanted 0 or more"),
+    ({"batch__micro": 0}, "--micro-batch-size: not a size: found 0, wanted 1 or more"),
+    (
+        {"world": 2, "batch__micro": 3, "batch__global_samples": 10},
+        "--global-batch-size: is not a multiple of micro-batch size x data-parallel size: found 10, "
+        "wanted a multiple of 3 x 2 = 6; hint: --global-batch-size 12",
+    ),
+    ({"batch__global_samples": 0}, "--global-batch-size: is not a multiple"),
+    ({"batch__length": 0, "model__context": 8}, "--seq-length: does not fit the model: found 0 tokens"),
+    (
+        {"batch__length": 9, "model__context": 8},
+        "--seq-length: does not fit the model: found 9 tokens, wanted 1 to 8 (--max-position-embeddings)",
+    ),
+    ({"batch__length": None}, "--max-position-embeddings: missing: wanted a number, or --preset"),
+    (
+        {"model__layers": None},
+        "--num-layers: missing: wanted a number, or --preset; hint: --preset gpt2-124m or --num-layers N",
+    ),
+    ({"model__heads": 0}, "--num-attention-heads: not above 0: found 0"),
+    ({"model__vocab": None}, "--vocab-size: missing"),
+    (
+        {"model__heads": 3},
+        "--num-attention-heads: does not divide --hidden-size: found 3 heads, hidden 16, wanted "
+        "a divisor of 16, or --kv-channels",
+    ),
+    ({"model__kv_heads": 3, "model__heads": 4}, "model.kv_heads: query heads must share key heads evenly"),
+    ({"model__swiglu": True, "model__activation": "gelu_tanh"}, "--activation: disagrees with --swiglu"),
+    ({"model__preset": "gpt2-125m"}, "--preset: unknown model: found gpt2-125m"),
+    (
+        {"model__preset": "llama2-7b"},
+        "command: trains another family: found gpt, wanted llama; hint: mega-train llama",
+    ),
+    (
+        {"corpus": CORPUS, "model__vocab": 20},
+        "--data-path: the corpus is tokenized for a larger vocabulary than the model's: found 33 tokens "
+        "(NullTokenizer), wanted at most 20; hint: --vocab-size 33, or the tokenizer of the model",
+    ),
+    (
+        {"data__eod_mask_loss": True},
+        "--data-path: the end-of-document token is not known: found a dataset without a .json beside it",
+    ),
+    (
+        {"data__reset_attention": True, "corpus": NO_EOD},
+        "--data-path: the end-of-document token is not known: found a dataset whose tokenizer has none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), CASES)
+def test_a_run_that_cannot_begin_is_refused_by_name(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    assert _refused(planned, **values).startswith(line)
+
+
+LAYOUTS: list[tuple[dict[str, Any], str]] = [
+    ({"parallel__tp": 0}, "--tensor-model-parallel-size: not a degree: found 0, wanted 1 or more"),
+    (
+        {"world": 3, "parallel__tp": 2},
+        "world size: is not a multiple of tp x pp: found 3 processes, tp=2 x pp=1 = 2, wanted "
+        "a multiple of 2 processes; hint: torchrun --nproc-per-node 2",
+    ),
+    (
+        {"world": 4, "parallel__pp": 4},
+        "--pipeline-model-parallel-size: a stage would have no layer: found 4 stages for 2 layers",
+    ),
+    (
+        {"world": 4, "parallel__tp": 4},
+        "layers.0.qkv.weight: 2 heads cannot be cut evenly over tp: found tp=4, wanted a divisor of 2; "
+        "hint: --tensor-model-parallel-size 2",
+    ),
+    (
+        {"world": 2, "parallel__tp": 2, "family": "llama", "model__ffn": 65},
+        "layers.0.up.weight: 65 rows cannot be cut evenly over tp",
+    ),
+    (
+        {"world": 2, "parallel__tp": 2, "parallel__sequence": True, "batch__length": 7},
+        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 7 tokens over tp=2, "
+        "wanted micro-batch size x sequence length a multiple of 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), LAYOUTS)
+def test_a_layout_that_does_not_divide_is_refused_by_name(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    assert _refused(planned, LayoutError, **values).startswith(line)
+
+
+def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
+    loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8)
+    assert _refused(planned, loaded=loaded, model__heads=4) == (
+        "model.heads: differs from the checkpoint's: found 4, wanted 2; "
+        "hint: leave the model's flags out to take the checkpoint's model"
+    )
+    assert _refused(planned, family="llama", loaded=loaded, **NO_MODEL).startswith(
+        "command: trains another family: found llama, wanted gpt"
+    )
+
+
+def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None:
+    cases = oracle("vocab_padding_orig_div_tp_padded.json")
+    assert len(cases) > 20
+    for vocab, multiple, tp, padded in cases:
+        embed = Param("embed.weight", (vocab, 4), "first", Init("zeros"), Split("tp", 0, pad=multiple))
+        assert embed.local_shape(tp)[0] * tp == padded, (vocab, multiple, tp)

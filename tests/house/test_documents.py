@@ -120,7 +120,7 @@ def test_every_how_to_and_format_and_decision_is_linked_from_somewhere() -> None
 
 
 def test_a_decision_answers_the_same_four_questions() -> None:
-    decisions = sorted(ROOT.glob("docs/adr/*.md"))
+    decisions = sorted(ROOT.glob("docs/adr/[0-9]*.md"))
     assert decisions
     assert [file.name[:4] for file in decisions] == [f"{n:04d}" for n in range(1, len(decisions) + 1)]
     for file in decisions:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import safetensors.numpy
 from mega_ckpt import safetensors as ours
 from mega_ckpt.verify import verify
 from mega_schema.checkpoint import LATEST, MANIFEST, MODEL, TRAINER, Checkpoint, latest
-from mega_schema.errors import FormatError
+from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
 
@@ -100,6 +101,7 @@ ON_OPEN: dict[str, tuple[Callable[[Json], object], str]] = {
     "tensors in a list": (lambda m: m.update(tensors=[]), "is not a manifest"),
     "iteration below 0": (lambda m: m.update(iteration=-1), "is not a manifest"),
     "unknown key of the model": (lambda m: m["model"].update(hiden=3), "did you mean hidden?"),
+    "layers without end": (lambda m: m["model"].update(layers=2**70), "more layers than tensors"),
     "model without layers": (lambda m: m["model"].update(layers=0), "model.layers: not a count"),
     "eps that is a text": (lambda m: m["model"].update(norm_eps="small"), "model.norm_eps: not a number"),
 }
@@ -164,6 +166,31 @@ def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) ->
     with pytest.raises(FormatError) as caught:
         verify(Checkpoint.open(folder.parent))
     assert said in str(caught.value)
+
+
+ODD = [None, True, -1, 0, 1, 2**70, 1e308, float("nan"), "x", "", [], {}, [1], {"a": 1}, "../x", [None], -0.5]
+
+
+def test_no_value_in_a_manifest_makes_a_traceback(folder: Path) -> None:
+    manifest, rng = (folder / MANIFEST).read_text("utf-8"), random.Random(5)
+    places, refused = list(_places(json.loads(manifest)))[1:], 0
+    short = [place for place in places if len(place) < 4]
+    for turn in range(300):
+        changed = at = json.loads(manifest)
+        *way, last = rng.choice(short if turn % 2 else places)
+        for key in way:
+            at = at[key]
+        at[last] = rng.choice(ODD)
+        (folder / MANIFEST).write_text(json.dumps(changed), "utf-8")
+        refused += _fault(folder) is not None  # anything but a MegaError is a traceback, and fails here
+    assert refused > 200
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from _places(value[key], (*place, key))
 
 
 @pytest.mark.parametrize("name", [MANIFEST, TRAINER])
@@ -241,7 +268,7 @@ def test_a_tracker_that_names_no_checkpoint_is_refused(folder: Path, text: str, 
 def _fault(folder: Path) -> str | None:
     try:
         verify(Checkpoint(folder))
-    except FormatError as error:
+    except MegaError as error:
         return str(error)
     return None
 

@@ -98,6 +98,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "count that is a text": ({"num_hidden_layers": "2"}, "model.layers: not a count: found 2"),
     "heads that do not divide": ({"num_attention_heads": 3, "head_dim": None}, "heads do not divide"),
     "width that is a text": ({"hidden_size": "x", "head_dim": None}, "config.json"),
+    "positions in a list": ({"rope_parameters": [1]}, "is not the config of a model"),
+    "base that is a text": ({"rope_parameters": {"rope_theta": "high"}}, "is not the config of a model"),
+    "layers without end": ({"num_hidden_layers": 2**70}, "fewer tensors than the model has layers: found 21"),
     "no heads": ({"num_attention_heads": 0, "head_dim": None}, "config.json"),
 }
 

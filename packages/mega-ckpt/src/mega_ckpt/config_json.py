@@ -52,7 +52,7 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
         raise FormatError(where, str(error)) from error
     except KeyError as error:
         raise FormatError(f"{where}: {error.args[0]}", "missing") from None
-    except (TypeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise FormatError(where, "is not the config of a model", found=error) from error
 
 

@@ -53,6 +53,8 @@ def open_folder(folder: Path) -> Source:
     entries = {n: e for n, e in _entries(folder).items() if not n.endswith(_BUFFERS)}
     if spec.family == "gpt" and "wte.weight" in entries:  # saved without its head, as OpenAI's own were
         entries = {n if n == "lm_head.weight" else f"transformer.{n}": e for n, e in entries.items()}
+    if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
+        raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
     head, embedding = entries.get("lm_head.weight"), entries.get(_HEAD[spec.family])
     if spec.tied and head is not None and embedding is not None:
         if head.dtype != embedding.dtype or not np.array_equal(_bits(head), _bits(embedding)):

@@ -116,6 +116,11 @@ class Checkpoint:
             raise FormatError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
         except ConfigError as error:
             raise FormatError(where, str(error)) from error
+        most = max(map(len, self.tensors.values()), default=0)
+        if self.spec.layers > most:  # or the table of a layer count gone wrong would fill the memory
+            raise FormatError(
+                where, "more layers than tensors", found=self.spec.layers, wanted=f"at most {most}"
+            )
         self._check_files()
 
     @classmethod

@@ -245,7 +245,7 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": 2, "parallel__tp": 2, "family": "llama", "model__ffn": 65},
-        "layers.0.up.weight: 65 rows cannot be cut evenly over tp",
+        "layers.0.gate_up.weight: 65 rows cannot be cut evenly over tp",
     ),
     (
         {"world": 2, "parallel__tp": 2, "parallel__sequence": True, "batch__length": 7},

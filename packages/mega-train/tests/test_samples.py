@@ -131,8 +131,10 @@ def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> 
     assert little.shuffle[:99].max() < 99
 
 
-@pytest.mark.parametrize(("lengths", "samples"), [([3, 3], None), ([1], 5), ([0, 0], 1), ([], 1)])
-def test_a_split_without_a_sample_is_refused(lengths: list[int], samples: int | None) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "samples", "wanted"), [([3, 3], None, 9), ([1], 5, 2), ([0, 0], 1, 2), ([], 1, 2)]
+)
+def test_a_split_without_a_sample_is_refused(lengths: list[int], samples: int | None, wanted: int) -> None:
     with pytest.raises(ConfigError) as caught:
         build_index(
             np.array(lengths, np.int32),
@@ -144,6 +146,6 @@ def test_a_split_without_a_sample_is_refused(lengths: list[int], samples: int | 
         )
     assert str(caught.value) == (
         "--data-path: the validation split holds too few tokens for one sample: "
-        f"found {sum(lengths)} tokens in {len(lengths)} sequences, wanted at least 9; hint: a shorter "
+        f"found {sum(lengths)} tokens in {len(lengths)} sequences, wanted at least {wanted}; hint: a shorter "
         "--seq-length, another --split or more data; for validation also --eval-iters 0"
     )

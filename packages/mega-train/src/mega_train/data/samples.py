@@ -70,7 +70,7 @@ def build_index(
             "--data-path",
             f"{part} holds too few tokens for one sample",
             found=f"{tokens} tokens in {len(sequences)} sequences",
-            wanted=f"at least {length + extra}",
+            wanted=f"at least {1 + extra if samples or keep_partial else length + extra}",
             hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
         )
     epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))

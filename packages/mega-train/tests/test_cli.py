@@ -1,0 +1,331 @@
+"""The command: it learns, resumes, draws, survives being killed, and says a mistake in a line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.indexed import DatasetInfo, IndexedWriter
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.cli import PATIENCE, main
+from mega_train.metrics import read_events
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+MODEL = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2"]
+TINY = [*MODEL, "--make-vocab-size-divisible-by", "8", "--seq-length", "16", "--global-batch-size", "8"]
+COURSE = ["--train-iters", "60", "--lr", "0.02", "--eval-iters", "0", "--log-interval", "10"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    code: object
+    stdout: str
+    stderr: str
+
+
+def _run(*argv: str, code: int = 0) -> Done:
+    """The command as its entry point runs it, in this process: starting another costs seconds."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main(argv)
+    done = Done(left.value.code, out.getvalue(), err.getvalue())
+    assert done.code == code, done.stderr
+    return done
+
+
+def _gpt(corpus: Path, *argv: str, code: int = 0) -> Done:
+    return _run("gpt", "--data-path", str(corpus), *TINY, *COURSE, *argv, code=code)
+
+
+def _refused(done: Done) -> str:
+    """The one line on stderr of a command that left with exit code 2."""
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """A run of 60 steps that saved at 20, 40 and 60, and what it said."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    validation = ["--eval-iters", "1", "--eval-interval", "30", "--split", "80,20,0"]
+    return run, _gpt(corpus, "--save", str(run), "--save-interval", "20", *validation)
+
+
+def test_a_run_learns_and_says_so_in_plain_lines(trained: tuple[Path, Done]) -> None:
+    run, done = trained
+    lines = done.stdout.splitlines()
+    assert re.match(
+        r"gpt, [\d,]+ parameters \| tp 1 x pp 1 x dp 1 \| 8 samples x 16 tokens a step \| ", lines[0]
+    )
+    assert sum(line.startswith("iteration ") for line in lines) == 6
+    assert sum(line.startswith("validation at iteration ") for line in lines) == 2
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+    losses = [e["loss"] for e in read_events(run) if e["event"] == "train"]
+    assert losses[-1] < losses[0] / 1.8, "means of ten steps: from about 3 to under 1.6 nats"
+
+
+def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
+    events = read_events(trained[0])
+    assert [e["event"] for e in events].count("start") == 1
+    assert events[0] == {
+        "event": "start",
+        "iteration": 0,
+        "consumed_samples": 0,
+        "parameters": Checkpoint.open(trained[0]).spec.vocab * 16 + 16 * 16 + 2 * 3280 + 32,
+        "layout": {"tp": 1, "pp": 1, "dp": 1},
+        "global_batch_size": 8,
+        "seq_length": 16,
+        "device": "cpu",
+    }
+    train = [e for e in events if e["event"] == "train"]
+    assert [e["iteration"] for e in train] == [10, 20, 30, 40, 50, 60]
+    assert [e["consumed_samples"] for e in train] == [80 * i for i in range(1, 7)]
+    for event in train:
+        assert set(event) == {
+            "event",
+            "iteration",
+            "iterations",
+            "consumed_samples",
+            "loss",
+            "rate",
+            "gradient_norm",
+            "step_seconds",
+            "tokens_per_second",
+            "seconds",
+        }
+        assert event["tokens_per_second"] > 0
+    validations = [e for e in events if e["event"] == "validation"]
+    assert [(e["iteration"], set(e)) for e in validations] == [
+        (i, {"event", "iteration", "loss", "perplexity"}) for i in (30, 60)
+    ]
+
+
+def test_a_checkpoint_carries_its_tokenizer_and_its_configuration(
+    trained: tuple[Path, Done], corpus: Path
+) -> None:
+    checkpoint = Checkpoint.open(trained[0])
+    assert checkpoint.iteration == 60
+    assert checkpoint.trainer["consumed_samples"] == 480
+    assert (checkpoint.folder / "tokenizer").is_dir()
+    again = _run(
+        "gpt",
+        "--config",
+        str(checkpoint.folder / "run.toml"),
+        "--train-iters",
+        "60",
+        "--load",
+        str(trained[0]),
+    )
+    assert "nothing is left to train" in again.stdout
+
+
+def test_a_run_resumed_from_its_middle_ends_bitwise_where_it_ended(
+    trained: tuple[Path, Done], corpus: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "again"
+    middle = str(trained[0] / "iter_0000040")
+    done = _gpt(corpus, "--load", middle, "--save", str(run), "--split", "80,20,0")
+    assert "from iteration 40" in done.stdout
+    ours, theirs = Checkpoint.open(run), Checkpoint.open(trained[0])
+    assert sorted(ours.files) == sorted(theirs.files)
+    for file in ours.files:
+        assert (ours.folder / file).read_bytes() == (theirs.folder / file).read_bytes(), file
+
+
+def test_a_finetuned_run_begins_at_the_first_iteration_with_low_loss(
+    trained: tuple[Path, Done], corpus: Path, tmp_path: Path
+) -> None:
+    argv = ["--load", str(trained[0]), "--finetune", "--save", str(tmp_path), "--train-iters", "3"]
+    _gpt(corpus, *argv, "--log-interval", "1", "--lr", "1e-4")
+    start, first, *_ = read_events(tmp_path)
+    assert (start["iteration"], first["iteration"]) == (0, 1)
+    assert first["loss"] < 1.6
+
+
+def test_the_first_run_of_a_script_that_always_resumes_begins_anew_and_warns(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = ["--load", str(tmp_path / "run"), "--save", str(tmp_path / "run"), "--exit-interval", "2"]
+    _gpt(corpus, *script)
+    assert caplog.messages == [f"{tmp_path / 'run'} holds no checkpoint yet: the run begins anew"]
+    second = _gpt(corpus, *script)
+    assert len(caplog.messages) == 1
+    assert "from iteration 2" in second.stdout
+    assert Checkpoint.open(tmp_path / "run").iteration == 4
+
+
+def test_a_curve_of_the_run_is_drawn(trained: tuple[Path, Done], tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    assert _run("curve", str(trained[0]), "--output", str(picture)).stdout == f"{picture}\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert _refused(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
+
+
+def test_a_run_that_diverges_stops_with_one_line_and_the_checkpoint_before_is_whole(
+    corpus: Path, tmp_path: Path
+) -> None:
+    argv = ["--save", str(tmp_path), "--save-interval", "1", "--lr", "1e38", "--clip-grad", "0"]
+    done = _gpt(corpus, *argv, code=2)
+    found = _refused(done)
+    assert re.match(
+        r"iteration \d+: the gradient's norm is not finite: found (nan|inf), wanted a number", found
+    )
+    before = int(re.findall(r"\d+", found)[0]) - 1
+    assert Checkpoint.open(tmp_path).iteration == before > 0
+
+
+def test_a_mistake_in_the_files_is_one_line(corpus: Path, trained: tuple[Path, Done], tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{corpus}{suffix}", f"{cut}{suffix}")
+    os.truncate(f"{cut}.idx", 60)
+    assert _refused(_gpt(cut, code=2)).startswith(f"{cut}.idx: size in bytes: found 60, wanted ")
+    assert _refused(_gpt(tmp_path / "none", code=2)).startswith(f"{tmp_path / 'none'}.")
+    missing = _refused(_gpt(corpus, "--load", str(tmp_path / "nowhere"), code=2))
+    assert missing == f"{tmp_path / 'nowhere'}: no such folder: wanted a checkpoint or the folder of a run"
+    assert _refused(_run("gpt", *TINY, *COURSE, code=2)) == (
+        "--data-path: missing: wanted prefix of an indexed dataset; hint: --data-path P"
+    )
+
+    wide = tmp_path / "wide"
+    with IndexedWriter(wide, "uint16") as out:
+        for _ in range(50):
+            out.add(range(100, 120))
+            out.end_document()
+    found = _refused(_gpt(wide, "--vocab-size", "33", code=2))
+    assert found.startswith(f"{wide}: holds a token outside the model's vocabulary: found 11")
+    with IndexedWriter(tmp_path / "thin", "uint16") as out:
+        for length in (100, 1):
+            out.add([1] * length)
+            out.end_document()
+    argv = ["--vocab-size", "33", "--eval-iters", "1", "--split", "50,50,0"]
+    thin = _refused(_gpt(tmp_path / "thin", *argv, code=2))
+    assert thin.startswith(
+        "--data-path: the validation split holds too few tokens for one sample: found 1 tokens"
+    )
+
+
+def test_weights_without_an_optimizer_are_for_finetuning(
+    corpus: Path, trained: tuple[Path, Done], tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(Checkpoint.open(trained[0]).folder, bare)
+    manifest = json.loads((bare / "manifest.json").read_text())
+    for space in ("optim.exp_avg", "optim.exp_avg_sq"):
+        del manifest["tensors"][space]
+    (bare / "manifest.json").write_text(json.dumps(manifest))
+    assert _refused(_gpt(corpus, "--load", str(bare), code=2)) == (
+        f"{bare}: holds no optimizer state to go on with: found model, "
+        "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
+    )
+    _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
+    trainer = {"consumed_samples": 480}
+    (Checkpoint.open(bare).folder / "trainer.json").write_text(json.dumps(trainer))
+    shutil.copy(Checkpoint.open(trained[0]).folder / "manifest.json", bare)
+    assert "trainer.json: optimizer_steps: not a count: found None" in _refused(
+        _gpt(corpus, "--load", str(bare), code=2)
+    )
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(trained: tuple[Path, Done], tmp_path: Path) -> None:
+    other = open_tokenizer("NullTokenizer", vocab_size=20).identity
+    with IndexedWriter(tmp_path / "other", "uint16", info=DatasetInfo(tokenizer=other)) as out:
+        out.add([1, 2, 3] * 200)
+        out.end_document()
+    found = _refused(_gpt(tmp_path / "other", "--load", str(trained[0]), code=2))
+    assert found.startswith("--data-path: tokenizer of the dataset is not the model's: found NullTokenizer")
+
+
+# One process that has imported all there is to import, and forks a child per kill. The child trains and saves
+# at every step, and dies a random while after it has saved more than the children before it.
+KILLER = """
+import json, os, pathlib, random, signal, sys, time
+import mega_train.launch
+from mega_schema.checkpoint import Checkpoint, LATEST
+from mega_train.cli import main
+
+run, kills, argv = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+rng, reached, found = random.Random(5), 0, []
+for kill in range(kills):
+    child = os.fork()
+    if child == 0:
+        sys.stdout = open(os.devnull, "w")
+        main(argv)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (run / LATEST).exists() and int((run / LATEST).read_text()) > reached:
+            break
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    reached = Checkpoint.open(run).iteration
+    found.append((code, reached, [left.name for left in run.glob(".*")]))
+print(json.dumps(found))
+"""
+
+
+def test_a_run_killed_while_it_saves_leaves_a_checkpoint_to_go_on_from(corpus: Path, tmp_path: Path) -> None:
+    run, kills = tmp_path / "run", 8
+    script = ["--load", str(run), "--save", str(run), "--save-interval", "1", "--train-iters"]
+    argv = ["gpt", "--data-path", str(corpus), *TINY, *COURSE, *script, "100000"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(run), str(kills), *argv],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [code for code, _, _ in found] == [-9] * kills
+    reached = [iteration for _, iteration, _ in found]
+    assert reached == sorted(set(reached)), "each went on from what the one before had left"
+    assert any(left for _, _, left in found), "one at least was killed in the middle of a save"
+    starts = [e["iteration"] for e in read_events(run) if e["event"] == "start"]
+    assert starts == [0, *reached[:-1]]
+    _gpt(corpus, *script, str(reached[-1] + 2))
+    assert Checkpoint.open(run).iteration == reached[-1] + 2
+
+
+def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    cut = ["--tensor-model-parallel-size", "2", "--num-attention-heads", "1", "--save", str(tmp_path / "run")]
+    argv = [*torchrun, "-m", "mega_train", "gpt", "--data-path", str(corpus), *TINY, *COURSE, *cut]
+    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1, "torchrun's own code"
+    assert re.findall("^error: .*", done.stderr, re.MULTILINE) == [
+        "error: layers.0.qkv.weight: 1 heads cannot be cut evenly over tp: found tp=2, "
+        "wanted a divisor of 1; hint: --tensor-model-parallel-size 1"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_beside_the_first_speaks_when_nothing_ended_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    missing = ["gpt", "--data-path", str(corpus.with_name("none")), *TINY, *COURSE]
+    assert _refused(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
+    assert waited == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert _refused(_run(*missing, code=2)).startswith(str(corpus.with_name("none")))
+    assert waited == [PATIENCE]

@@ -1,0 +1,234 @@
+"""One process trains: what a batch adds up to, what resumes, what validation reads, what stops it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+
+from mega_model.mesh import Mesh
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import FormatError, MegaError
+from mega_schema.indexed import IndexedDataset
+from mega_train.metrics import Record, read_events
+from mega_train.resolve import Plan
+from mega_train.screen import Quiet
+from mega_train.trainer import Trainer
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+    checkpoint = Checkpoint.open(resume) if resume else None
+    assert corpus.info is not None
+    plan = planned(corpus=corpus.info.tokenizer, **values)
+    return Trainer(plan, Mesh(), corpus, checkpoint=checkpoint)
+
+
+def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
+    return [trainer.step(trainer.plan.rate.at(trainer.consumed)) for _ in range(count)]
+
+
+def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {row.name: weight.detach().clone() for row, weight in trainer.held}
+
+
+def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus: IndexedDataset) -> None:
+    # K's biases have gradients that are zero but for rounding; a usual eps would blow them up to whole steps
+    one, many = (_trainer(planned, open_corpus, optimizer__eps=1e-3, batch__micro=micro) for micro in (4, 1))
+    assert (one.plan.accumulation, many.plan.accumulation) == (1, 4)
+    np.testing.assert_allclose(_steps(many, 3), _steps(one, 3), rtol=1e-5)
+    for name, weight in _weights(one).items():
+        torch.testing.assert_close(_weights(many)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
+    planned: Planned, open_corpus: IndexedDataset
+) -> None:
+    a, b, c = (_trainer(planned, open_corpus, train__seed=seed) for seed in (1, 1, 2))
+    first = _steps(a, 3)
+    assert _steps(b, 3) == first
+    assert _steps(c, 3) != first
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, bf16: bool
+) -> None:
+    values = {
+        "train__bf16": bf16,
+        "train__iterations": 60,
+        "batch__global_samples": 8,
+        "batch__length": 16,
+        "optimizer__lr": 0.02,
+        "checkpoint__save": str(tmp_path),
+    }
+    run = _trainer(planned, open_corpus, **values)
+    before = _steps(run, 50)
+    run.save()
+    after = _steps(run, 10)
+    assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
+    again = _trainer(planned, open_corpus, tmp_path, **values)
+    assert (again.iteration, again.consumed, again.adam.steps) == (50, 400, 50)
+    assert {weight.dtype for _, weight in again.held} == {torch.bfloat16 if bf16 else torch.float32}
+    assert _steps(again, 10) == after
+    for name, weight in _weights(run).items():
+        assert torch.equal(_weights(again)[name], weight), name
+
+
+def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run = _trainer(planned, open_corpus, train__bf16=True, checkpoint__save=str(tmp_path))
+    _steps(run, 3)
+    run.save()
+    again = _trainer(planned, open_corpus, tmp_path)
+    for main, (row, weight) in zip(run.adam.main, again.held, strict=True):
+        assert torch.equal(main, weight.detach()), row.name
+
+
+def test_finetuning_takes_the_weights_alone(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
+    _steps(run, 3)
+    run.save()
+    tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
+    assert (tuned.iteration, tuned.consumed, tuned.adam.steps) == (0, 0, 0)
+    assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
+    assert not any(tensor.any() for space, _, tensor in tuned.adam.tensors() if "exp_avg" in space)
+
+
+def test_validation_trains_nothing_and_reads_the_validation_split(
+    planned: Planned, open_corpus: IndexedDataset
+) -> None:
+    values = {"evaluation__iterations": 2, "evaluation__interval": 5, "data__split": "80,20,0"}
+    run = _trainer(planned, open_corpus, **values)
+    before = _weights(run)
+    loss = run.validate()
+    assert 2 < loss < 5
+    assert run.validate() == loss
+    assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
+    assert run.valid is not None
+    train, valid = (set(samples.index.document.tolist()) for samples in (run.train, run.valid))
+    assert train == set(range(96))
+    assert valid == set(range(96, 120))
+    run.iteration = 10
+    assert run.validate() != loss, "the second validation reads on"
+
+
+def test_without_a_validation_split_there_is_no_validation(
+    planned: Planned, open_corpus: IndexedDataset
+) -> None:
+    assert _trainer(planned, open_corpus, evaluation__iterations=2, data__split="1,0,0").valid is None
+
+
+def test_a_masked_end_of_document_carries_no_loss(planned: Planned, open_corpus: IndexedDataset) -> None:
+    plain = _trainer(planned, open_corpus)
+    masked = _trainer(planned, open_corpus, data__eod_mask_loss=True)
+    assert _steps(plain, 1)[0][0] != _steps(masked, 1)[0][0]
+
+
+def test_documents_kept_apart_are_another_computation(planned: Planned, open_corpus: IndexedDataset) -> None:
+    norms = {
+        (attention, positions): _steps(
+            _trainer(planned, open_corpus, data__reset_attention=attention, data__reset_positions=positions),
+            1,
+        )[0][1]
+        for attention in (False, True)
+        for positions in (False, True)
+    }
+    assert len(set(norms.values())) == 4
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_changes_anything(
+    planned: Planned, open_corpus: IndexedDataset
+) -> None:
+    run = _trainer(planned, open_corpus)
+    _steps(run, 2)
+    with torch.no_grad():
+        next(iter(run.held))[1][0, 0] = float("nan")
+    before = _weights(run)
+    with pytest.raises(MegaError) as caught:
+        _steps(run, 1)
+    line = (
+        "iteration 3: the gradient's norm is not finite: found nan, wanted a number (the loss was nan); hint"
+    )
+    assert str(caught.value).startswith(line)
+    assert run.iteration == 2
+    for name, weight in _weights(run).items():
+        assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
+
+
+def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus: IndexedDataset) -> None:
+    plan = planned(model__vocab=20, data__path="corpus")  # a corpus that does not say its tokenizer
+    run = Trainer(plan, Mesh(), open_corpus)
+    line = (
+        r"corpus: holds a token outside the model's vocabulary: found (2\d|3[0-2]), wanted 0 to 19; "
+        r"hint: a corpus made with the model's tokenizer, or a larger --vocab-size"
+    )
+    with pytest.raises(FormatError, match=line):
+        _steps(run, 1)
+
+
+class Heard(Quiet):
+    """A screen that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_fit_reports_validates_saves_and_leaves_in_step(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    values = {
+        "log__interval": 2,
+        "evaluation__iterations": 1,
+        "evaluation__interval": 3,
+        "data__split": "80,20,0",
+        "checkpoint__save": str(tmp_path),
+        "checkpoint__interval": 4,
+    }
+    run, screen, record = _trainer(planned, open_corpus, **values), Heard(), Record(tmp_path)
+    ticks = iter(range(1000))
+    run.fit(screen, record, clock=lambda: float(next(ticks)))
+    events = read_events(tmp_path)
+    assert [e["iteration"] for e in events if e["event"] == "train"] == [2, 4, 6, 8, 10]
+    assert [e["iteration"] for e in events if e["event"] == "validation"] == [3, 6, 9, 10]
+    assert all(
+        e["step_seconds"] == 1.0 and e["tokens_per_second"] == 32 for e in events if e["event"] == "train"
+    )
+    assert len(screen.said) == 4
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == [
+        "iter_0000004",
+        "iter_0000008",
+        "iter_0000010",
+    ]
+    done = _trainer(planned, open_corpus, tmp_path, **values)
+    written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
+    done.fit(screen, record)
+    assert screen.said[-1] == "nothing is left to train: --train-iters is 10"
+    assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
+
+
+def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
+    whole.fit(Quiet(), Record(None))
+    values = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
+    ends = []
+    for resume in (None, tmp_path / "parts", tmp_path / "parts"):
+        run = _trainer(planned, open_corpus, resume, **values)
+        run.fit(Quiet(), Record(None))
+        ends.append(run.iteration)
+    assert ends == [4, 8, 10]
+    assert all(torch.equal(_weights(run)[name], weight) for name, weight in _weights(whole).items())

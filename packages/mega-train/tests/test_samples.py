@@ -131,6 +131,17 @@ def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> 
     assert little.shuffle[:99].max() < 99
 
 
+def test_the_order_depends_on_the_number_of_passes_and_not_on_the_number_of_samples() -> None:
+    lengths, numbers = np.full(50, 20, np.int32), np.arange(50, dtype=np.int32)
+    some, more, again = (
+        build_index(lengths, numbers, length=10, samples=samples, seed=1) for samples in (50, 90, 190)
+    )
+    assert (some.epochs, more.epochs, again.epochs) == (1, 1, 2)
+    np.testing.assert_array_equal(some.shuffle, more.shuffle)
+    np.testing.assert_array_equal(some.document, more.document)
+    assert some.shuffle[:50].tolist() != again.shuffle[:50].tolist()
+
+
 @pytest.mark.parametrize(
     ("lengths", "samples", "wanted"), [([3, 3], None, 9), ([1], 5, 2), ([0, 0], 1, 2), ([], 1, 2)]
 )

@@ -36,8 +36,8 @@ class Trainer:
     Attributes:
         iteration: optimizer steps done.
         consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
-            depends on the seed, --split, --seq-length and the samples of the whole run (--train-iters), as in
-            Megatron.
+            depends on the seed, --split, --seq-length and on how often the whole run (--train-iters) goes
+            through the corpus, as in Megatron.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 

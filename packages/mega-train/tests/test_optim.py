@@ -170,6 +170,8 @@ def test_an_optimizer_that_took_up_a_state_goes_on_bitwise_as_the_one_that_wrote
             copy.data.copy_(weight.data)
     other.load(read, lambda row: row.slabs(0, 1), steps=adam.steps)
     assert other.steps == 3
+    for (_, weight), main in zip(held_b, other.main, strict=True):
+        assert torch.equal(weight.detach(), main.to(dtype)), "the weights are the main ones at once"
     for _ in range(3):
         step((gradients, adam), (gradients_b, other))
     for (row, weight), (_, copy) in zip(held, held_b, strict=True):

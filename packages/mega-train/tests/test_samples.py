@@ -121,8 +121,9 @@ def test_the_samples_of_one_pass_hold_every_token_where_the_length_divides(
 def test_the_last_epoch_is_shuffled_by_itself_where_little_of_it_is_needed() -> None:
     lengths = np.full(50, 20, np.int32)
     numbers = np.arange(50, dtype=np.int32)
-    little = build_index(lengths, numbers, length=10, samples=105, seed=1)
-    much = build_index(lengths, numbers, length=10, samples=195, seed=1)
+    # 99 samples a pass: under 79 of the second, which is int(0.8 · 99), and from there on
+    little = build_index(lengths, numbers, length=10, samples=99 + 78, seed=1)
+    much = build_index(lengths, numbers, length=10, samples=99 + 79, seed=1)
     assert little.epochs == much.epochs == 2
     assert sorted(little.document[:50].tolist()) == list(range(50)), (
         "the first epoch whole, before the second"

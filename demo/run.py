@@ -1,0 +1,280 @@
+"""The walk from raw text to an answer over HTTP, each step one command a person could type.
+
+    python demo/run.py --output demo-run [--keep]
+
+Every command is printed before it runs. It ends with a table of what each step took and gave, and exits with
+1 if the model does not predict held-out text better than a Kneser-Ney bigram does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+STEPS, MORE = 1400, 60  # optimizer steps on the first layout, and then on the other
+
+# small, short and quick: larger models, longer sequences and bigger batches learn less in four minutes
+MODEL = """
+    --num-layers 4 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512
+    --normalization RMSNorm --swiglu --position-embedding-type rope --disable-bias-linear --seq-length 128
+"""
+OPTIMIZER = f"""
+    --micro-batch-size 12 --lr 4e-3 --min-lr 4e-4 --lr-decay-style cosine --lr-decay-iters {STEPS}
+    --lr-warmup-fraction 0.05 --weight-decay 0.1 --adam-beta2 0.95 --split 99,1,0
+"""
+PROMPT = "Return the"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the closing table."""
+
+    step: str
+    seconds: float
+    result: str
+    file: Path | None
+
+
+class Walk:
+    """Runs the steps in a folder and keeps the table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rows = folder, list[Row]()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[Any]]:
+        """Time a step; what is put in the list is its result and its file."""
+        print(f"\n== {name}", flush=True)
+        said: list[Any] = []
+        began = time.perf_counter()
+        yield said
+        self.rows.append(Row(name, time.perf_counter() - began, *said))
+
+    def run(self, program: str, *words: object) -> None:
+        """Run one of our commands; what it prints is shown. A step that fails ends the walk."""
+        command = spelled(program, *words)
+        print("$ " + shlex.join([program, *command[1:]]), flush=True)
+        if subprocess.run(command, check=False).returncode:
+            sys.exit(f"the step failed: {shlex.join(command)}")
+
+    def table(self) -> str:
+        """The closing table as text."""
+        cells = [("step", "seconds", "result", "file")]
+        for row in self.rows:
+            file = str(row.file) if row.file else ""
+            cells.append((row.step, f"{row.seconds:.1f}", row.result, file))
+        cells.append(("all", f"{sum(row.seconds for row in self.rows):.1f}", "", ""))
+        widths = [max(len(line[column]) for line in cells) for column in range(4)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if column == 1 else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def main() -> None:
+    """Entry point."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument(
+        "--output", type=Path, default=Path("demo-run"), help="folder for everything it makes"
+    )
+    options.add_argument("--keep", action="store_true", help="leave the server running at the end")
+    options.add_argument("--began", type=float, help="when set-up began, in seconds since 1970")
+    given = options.parse_args()
+    if given.output.exists():
+        shutil.rmtree(given.output)
+    given.output.mkdir(parents=True)
+    walk = Walk(given.output)
+    if given.began is not None:
+        walk.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
+    read_and_cut(walk)
+    train(walk)
+    scores = evaluate(walk)
+    draw(walk)
+    server = serve(walk, keep=given.keep)
+    table = walk.table()
+    (walk.folder / "table.txt").write_text(table + "\n", "utf-8")
+    print("\n" + table, flush=True)
+    ours, bigram = scores["perplexity"], scores["kneser_ney_perplexity"]
+    print(
+        f"\nheld-out perplexity: {ours:.1f}, against {bigram:.1f} of a Kneser-Ney bigram on the same tokens"
+    )
+    if server:
+        print(server)
+    if ours >= bigram:
+        sys.exit("the model does not beat the bigram")
+
+
+def read_and_cut(walk: Walk) -> None:
+    """Text, a tokenizer made on it, and the corpus as token ids."""
+    corpus, held_out, tokenizer = (walk.folder / n for n in ("corpus.jsonl", "held-out.jsonl", "tokenizer"))
+    with walk.step("sample") as said:
+        walk.run("mega-data", "sample", "--output", corpus, "--held-out", held_out, "--held-out-share", 0.03)
+        said += [
+            f"{corpus.stat().st_size / 1e6:.1f} MB of text, {held_out.stat().st_size / 1e6:.2f} MB held out"
+        ]
+        said += [corpus]
+    with walk.step("train-tokenizer") as said:
+        walk.run(
+            "mega-data", "train-tokenizer", "--input", corpus, "--vocab-size", 4096, "--output", tokenizer
+        )
+        said += ["byte-level BPE, 4,096 ids", tokenizer]
+    with walk.step("preprocess") as said:
+        kind = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokenizer)
+        prefix = walk.folder / "corpus"
+        walk.run(
+            "mega-data", "preprocess", "--input", corpus, "--output-prefix", prefix, *kind, "--append-eod"
+        )
+        data = prefix_of(walk)
+        info = json.loads(data.with_name(data.name + ".json").read_text("utf-8"))
+        said += [f"{info['tokens']:,} tokens in {info['documents']:,} documents", data]
+
+
+def train(walk: Walk) -> None:
+    """Train with tensor parallel 2, reshard, and go on with pipeline parallel 2."""
+    first, other, resumed = (walk.folder / name for name in ("train", "resharded", "resumed"))
+    torchrun = ("--nproc-per-node", 2, "-m", "mega_train", "gpt", "--data-path", prefix_of(walk))
+    common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
+    with walk.step("train, tp 2") as said:
+        words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
+        words += ["--train-iters", STEPS, "--log-interval", 50, "--eval-iters", 10, "--eval-interval", 350]
+        walk.run("torchrun", *torchrun, *words, "--save", first)
+        before = last_event(first, "train")
+        speed = f"{before['tokens_per_second']:,.0f} tokens/s"
+        said += [f"{STEPS} steps, loss {before['loss']:.3f}, {speed}", first]
+    with walk.step("reshard") as said:
+        walk.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
+        size = sum(file.stat().st_size for file in other.rglob("*.safetensors"))
+        said += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
+    with walk.step("resume, pp 2") as said:
+        words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
+        words += ["--train-iters", STEPS + MORE, "--log-interval", 20, "--eval-iters", 0]
+        walk.run("torchrun", *torchrun, *words)
+        after = last_event(resumed, "train")
+        said += [f"{MORE} steps more, loss {before['loss']:.3f} -> {after['loss']:.3f}", resumed]
+
+
+def evaluate(walk: Walk) -> dict[str, float]:
+    """Perplexity and last-word accuracy on held-out documents, beside what counting gives."""
+    result = walk.folder / "perplexity.json"
+    with walk.step("evaluate") as said:
+        data = ("--data", walk.folder / "held-out.jsonl", "--baseline-data", prefix_of(walk))
+        walk.run("mega-eval", "perplexity", "--load", walk.folder / "resumed", *data, "--output", result)
+        scores: dict[str, float] = json.loads(result.read_text("utf-8"))["scores"]
+        numbers = ("unigram_perplexity", "kneser_ney_perplexity", "perplexity")
+        unigram, bigram, ours = (f"{scores[number]:.1f}" for number in numbers)
+        words = f"last word {100 * scores['last_word_accuracy']:.1f} %"
+        said += [f"perplexity: unigram {unigram}, bigram {bigram}, ours {ours}; {words}", result]
+    return scores
+
+
+def draw(walk: Walk) -> None:
+    """The loss of both runs as a picture."""
+    picture = walk.folder / "loss.png"
+    with walk.step("curve") as said:
+        walk.run("mega-train", "curve", walk.folder / "train", walk.folder / "resumed", "--output", picture)
+        said += ["training and validation loss", picture]
+
+
+def serve(walk: Walk, *, keep: bool) -> str:
+    """Ask the model over HTTP.
+
+    Returns:
+        how to ask it again, where the server is kept; else an empty text.
+    """
+    port, answer = free_port(), walk.folder / "answer.json"
+    words = ("--load", walk.folder / "resumed", "--port", port)
+    body = json.dumps({"prompts": [PROMPT], "tokens_to_generate": 48, "top_k": 20, "random_seed": 7})
+    with walk.step("serve") as said:
+        command = spelled("mega-serve", *words)
+        print("$ " + shlex.join(["mega-serve", *command[1:]]) + " &", flush=True)
+        log = walk.folder / "server.log"
+        with log.open("wb") as out:
+            server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
+        wait_for(f"http://127.0.0.1:{port}/health", server, log)
+        url = f"http://127.0.0.1:{port}/api"
+        line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        print(f"$ {line}", flush=True)
+        request = urllib.request.Request(
+            url, body.encode(), {"Content-Type": "application/json"}, method="PUT"
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer.write_bytes(response.read())
+        text = json.loads(answer.read_text("utf-8"))["text"][0]
+        print(text, flush=True)
+        said += [f"{len(text)} characters for {PROMPT!r}", answer]
+        if keep:
+            return f"\nthe server runs on (stop it with: kill {server.pid}); ask it:\n{line}"
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+        return ""
+
+
+def spelled(program: str, *words: object) -> list[str]:
+    """A command of this environment as the words that start it."""
+    return [str(BIN / program), *map(str, words)]
+
+
+def prefix_of(walk: Walk) -> Path:
+    """The indexed dataset, as --data-path names it."""
+    return walk.folder / "corpus_text_document"
+
+
+def last_event(run: Path, kind: str) -> dict[str, Any]:
+    """The last line of this kind in a run's record."""
+    events: Sequence[dict[str, Any]] = [
+        json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()
+    ]
+    return [event for event in events if event["event"] == kind][-1]
+
+
+def multiplies_in_bfloat16() -> bool:
+    """Whether the processor has instructions for it; emulated, it would be slower than float32."""
+    flags = Path("/proc/cpuinfo")
+    return flags.is_file() and any(name in flags.read_text() for name in ("avx512_bf16", "amx_bf16"))
+
+
+def free_port() -> int:
+    """A port nobody listens on: 5000, or any other."""
+    for port in (5000, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AssertionError("port 0 is always free")
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server answers."""
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except OSError:
+            if server.poll() is not None:
+                break
+            time.sleep(0.1)
+    sys.exit(f"the server did not start; {log} says:\n{log.read_text('utf-8', 'replace')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -106,14 +106,14 @@ class Cached:
 
 def _dense(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Tensor | None) -> Tensor:
     """(B, N, S, H). Without `visible`, a query sees the keys up to its own place."""
-    return F.scaled_dot_product_attention(
-        q_BNSH,
-        k_BKSH,
-        v_BKSH,
-        attn_mask=visible,
-        is_causal=visible is None,
-        enable_gqa=q_BNSH.shape[1] != k_BKSH.shape[1],
+    # torch's CPU attention is 2.6 times slower in bfloat16 than with the casts, forward and backward together
+    # (AMD EPYC with avx512_bf16, torch 2.13: 19.4 ms against 7.5 ms for 12 x 6 x 128 x 32)
+    slow = q_BNSH.device.type == "cpu" and q_BNSH.dtype == torch.bfloat16
+    q, k, v = (x.float() if slow else x for x in (q_BNSH, k_BKSH, v_BKSH))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=q.shape[1] != k.shape[1]
     )
+    return out.to(q_BNSH.dtype)
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

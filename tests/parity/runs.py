@@ -21,8 +21,8 @@ from mega_train.trainer import Trainer
 STEPS = 5
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
-# K's biases and the like have gradients that are zero but for rounding; with its usual eps Adam blows them up to
-# whole steps, which no two orders of summation agree on. A larger eps leaves every real gradient its step.
+# K's biases and the like have gradients that are zero but for rounding; with its usual eps Adam blows them up
+# to whole steps, which no two orders of summation agree on. A larger eps leaves every real gradient its step.
 COMMON = """
 [batch]
 length = 16

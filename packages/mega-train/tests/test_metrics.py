@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 from mega_train.curve import draw
 from mega_train.metrics import EVENTS, Progress, Record, read_events
 from mega_train.screen import Quiet, Terminal
@@ -84,6 +85,15 @@ def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="holds no loss yet"):
         draw([tmp_path], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
+
+
+def test_a_curve_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError) as caught:
+        draw([tmp_path], tmp_path / "loss.png")
+    assert str(caught.value) == 'curve: needs matplotlib; hint: pip install "mega-train[plot]"'
 
 
 def _shown(*, terminal: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
@@ -17,7 +17,7 @@ from mega_train.resolve import Plan
 
 CORPUS = open_tokenizer("NullTokenizer", vocab_size=32).identity
 NO_EOD = TokenizerIdentity("HuggingFaceTokenizer", 33, None, None, None, "0" * 64)
-NO_MODEL: Mapping[str, None] = dict.fromkeys(
+NO_MODEL: dict[str, Any] = dict.fromkeys(
     ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
 )
 

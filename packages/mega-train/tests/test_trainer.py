@@ -60,7 +60,7 @@ def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
 def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, bf16: bool
 ) -> None:
-    values = {
+    values: dict[str, Any] = {
         "train__bf16": bf16,
         "train__iterations": 60,
         "batch__global_samples": 8,
@@ -107,7 +107,11 @@ def test_finetuning_takes_the_weights_alone(
 def test_validation_trains_nothing_and_reads_the_validation_split(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
-    values = {"evaluation__iterations": 2, "evaluation__interval": 5, "data__split": "80,20,0"}
+    values: dict[str, Any] = {
+        "evaluation__iterations": 2,
+        "evaluation__interval": 5,
+        "data__split": "80,20,0",
+    }
     run = _trainer(planned, open_corpus, **values)
     before = _weights(run)
     loss = run.validate()
@@ -189,7 +193,7 @@ class Heard(Quiet):
 def test_fit_reports_validates_saves_and_leaves_in_step(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    values = {
+    values: dict[str, Any] = {
         "log__interval": 2,
         "evaluation__iterations": 1,
         "evaluation__interval": 3,
@@ -224,7 +228,7 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
 ) -> None:
     whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
     whole.fit(Quiet(), Record(None))
-    values = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
+    values: dict[str, Any] = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)

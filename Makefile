@@ -9,6 +9,7 @@ KEEP ?=
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
+BEGAN := $(shell date +%s)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval
@@ -16,7 +17,7 @@ PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[p
 .PHONY: demo test check clean
 
 demo: .venv/demo.stamp  ## from text to a chat, on this machine
-	$(BIN)/python demo/run.py --output "$(OUT)" $(if $(KEEP),--keep)
+	$(BIN)/python demo/run.py --output "$(OUT)" --began $(BEGAN) $(if $(KEEP),--keep)
 
 test: .venv/test.stamp  ## every test; the oracles are looked for in MEGA_SHARED, by default ../shared
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

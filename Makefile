@@ -1,7 +1,7 @@
 # The two commands of the README, `make demo` and `make test`; each does all of its own set-up.
 
 PYTHON ?= python3
-# Where the demo writes, and whether what it wrote stays: make demo OUT=somewhere KEEP=1
+# Where the demo writes, and whether its server runs on afterwards: make demo OUT=somewhere KEEP=1
 OUT ?= demo-run
 KEEP ?=
 # Installed first and by an exact version: what needs torch asks for a range, and a range would take the newest

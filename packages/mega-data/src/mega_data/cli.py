@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from mega_data import __version__
+from mega_data.commands.common import ANY_PATH, EXISTING, WORKERS, Spreading, progress_bar
+from mega_data.commands.preprocess import preprocess
 from mega_schema.command import run
-
-EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-ANY_PATH = click.Path(path_type=Path)
-WORKERS = click.IntRange(min=1)
-
-
-class Spreading(click.Command):
-    """A command whose repeatable options also take several words, as Megatron's: `--input a b` and so on.
-
-    It has no arguments of its own, so a word after an option can only be meant for that option.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        several = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
-        repeatable = {name for option in several for name in option.opts}
-        spread, option, values = list[str](), "", 0
-        for word in args:
-            if word.startswith("-"):
-                option, values = word, 0
-            elif option in repeatable:
-                values += 1
-                if values > 1:
-                    spread.append(option)
-            spread.append(word)
-        return super().parse_args(ctx, spread)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -64,7 +38,7 @@ def sample(
     from mega_data.sample import collect, write
 
     size = int(megabytes * 1e6)
-    with _progress("reading", size) as progress:
+    with progress_bar("reading", size) as progress:
         found = collect(
             size,
             held_out_share=held_out_share if held_out else 0.0,
@@ -102,61 +76,6 @@ def train_tokenizer(inputs: tuple[Path, ...], vocab_size: int, output: Path, jso
     )
     if found < vocab_size:
         click.echo(f"note: {vocab_size:,} were asked for; the text has no more pairs to merge", err=True)
-
-
-@commands.command(cls=Spreading)
-@click.option(
-    "--input", "inputs", type=EXISTING, multiple=True, required=True, help="JSON lines, one file or several."
-)
-@click.option("--output-prefix", type=ANY_PATH, required=True, help="_KEY_document.bin and so on are added.")
-@click.option(
-    "--tokenizer-type", required=True, help="HuggingFaceTokenizer, GPT2BPETokenizer or NullTokenizer."
-)
-@click.option("--tokenizer-model", type=ANY_PATH, help="tokenizer.json, or a folder that holds one.")
-@click.option("--vocab-file", type=ANY_PATH, help="vocab.json of a GPT2BPETokenizer.")
-@click.option("--merge-file", type=ANY_PATH, help="merges.txt of a GPT2BPETokenizer.")
-@click.option("--vocab-size", type=int, help="Ids of a NullTokenizer, without its eod.")
-@click.option("--json-keys", multiple=True, default=("text",), help="Keys of texts, a dataset each.")
-@click.option("--append-eod", is_flag=True, help="End each document with the tokenizer's eod.")
-@click.option("--workers", type=WORKERS, default=1, help="Processes that encode.")
-def preprocess(
-    inputs: tuple[Path, ...],
-    output_prefix: Path,
-    tokenizer_type: str,
-    tokenizer_model: Path | None,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-    vocab_size: int | None,
-    json_keys: tuple[str, ...],
-    append_eod: bool,
-    workers: int,
-) -> None:
-    """Encode JSON lines to indexed datasets in Megatron's format."""
-    from mega_data.preprocess import preprocess as encode
-    from mega_schema.tokenizer import open_tokenizer
-
-    tokenizer = open_tokenizer(
-        tokenizer_type,
-        vocab_file=vocab_file,
-        merge_file=merge_file,
-        model=tokenizer_model,
-        vocab_size=vocab_size,
-    )
-    with _progress("encoding", sum(path.stat().st_size for path in inputs)) as progress:
-        done = encode(
-            inputs,
-            output_prefix,
-            tokenizer,
-            keys=json_keys,
-            append_eod=append_eod,
-            workers=workers,
-            progress=progress,
-        )
-    rate = done.size / 1e6 / max(done.seconds, 1e-9)
-    click.echo(
-        f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
-        f"{done.size:,} bytes, {rate:.1f} MB/s"
-    )
 
 
 @commands.command()
@@ -203,16 +122,4 @@ def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
     click.echo(f"{prefix}: {len(data):,} sequences whole, {ids}")
 
 
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A bar of bytes on stderr, where a person looks at it."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda size: bars.advance(task, size)
+commands.add_command(preprocess)

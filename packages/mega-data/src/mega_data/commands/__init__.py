@@ -1,0 +1,1 @@
+"""The commands of `mega-data`, one file each; heavy imports happen inside their functions."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError, RequestError
@@ -32,3 +34,10 @@ def test_a_value_with_line_breaks_does_not_make_two_lines() -> None:
 def test_who_catches_mega_error_catches_all(kind: type[MegaError]) -> None:
     with pytest.raises(MegaError):
         raise kind("x", "y")
+
+
+def test_an_error_of_another_process_says_the_same() -> None:
+    error = LayoutError("tp", "is odd", found=None, wanted=2, hint="--tp 2")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is LayoutError
+    assert str(again) == str(error) == "tp: is odd: found None, wanted 2; hint: --tp 2"

@@ -149,6 +149,13 @@ def test_heads_are_not_cut_in_two() -> None:
     )
 
 
+def test_the_degree_that_is_recommended_divides_the_key_heads_too() -> None:
+    with pytest.raises(LayoutError, match="found tp=8, wanted a divisor of 2; hint: .* 2$"):
+        local_shape("qkv", (24, 4), Split("tp", 0, (12, 6, 6), unit=3), 8)
+    with pytest.raises(LayoutError, match="4 heads .* found tp=3, wanted a divisor of 2; hint: .* 2$"):
+        local_shape("qkv", (24, 4), Split("tp", 0, (12, 6, 6), unit=3), 3)
+
+
 def test_rows_that_do_not_divide_are_refused_with_a_degree_that_does() -> None:
     with pytest.raises(LayoutError, match="12 rows .* found tp=5, wanted a divisor of 12; hint: .* 4$"):
         local_shape("up", (12, 4), Split("tp", 0), 5)

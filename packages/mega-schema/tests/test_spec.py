@@ -70,6 +70,10 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
             {"positions": "rope", "rope_share": 0.3},
             "model.rope_share: rotary components come in pairs: found 1 of 4",
         ),
+        (
+            {"positions": "sinusoidal", "hidden": 7, "head_width": 4},
+            "model.hidden: sinusoidal positions are pairs",
+        ),
         ({"positions": "rope", "rope_share": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
         ({"hiden": 8}, "model.hiden: unknown key; hint: did you mean hidden?"),
     ],

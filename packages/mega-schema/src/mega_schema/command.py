@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 import click
@@ -18,23 +19,22 @@ from mega_schema.errors import MegaError
 MISTAKE, INTERRUPTED = 2, 130
 
 
-def run(command: click.Command, argv: Sequence[str] | None = None, *, quiet: bool = False) -> NoReturn:
+def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `command` and leave the process.
 
     Args:
         argv: the words after the program's name; None takes them from the process.
-        quiet: say nothing on a mistake, for the ranks beside the one that speaks.
     """
     stdout = sys.stdout
     try:
         code = command.main(args=None if argv is None else list(argv), standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
-        _leave(error.format_message(), quiet)
+        _leave(error.format_message())
     except click.ClickException as error:
-        _leave(f"error: {' '.join(error.format_message().split())}", quiet)
+        _leave(f"error: {_in_our_words(error)}")
     except MegaError as error:
-        _leave(f"error: {error}", quiet)
+        _leave(f"error: {error}")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
@@ -47,11 +47,32 @@ def run(command: click.Command, argv: Sequence[str] | None = None, *, quiet: boo
     except OSError as error:
         if error.filename is None:
             raise
-        _leave(f"error: {error.filename}: {error.strerror}", quiet)
+        _leave(f"error: {error.filename}: {error.strerror}")
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave(message: str, quiet: bool) -> NoReturn:
-    if not quiet:
-        click.echo(message, err=True)
+def _in_our_words(error: click.ClickException) -> str:
+    """click's message as one line that begins with the flag, as all of ours do."""
+    text = error.format_message()
+    match error:
+        case click.NoSuchOption(option_name=flag, possibilities=near):
+            close = get_close_matches(flag, near or (), 1)
+            text = f"{flag}: no such option" + (f"; hint: did you mean {close[0]}?" if close else "")
+        case click.BadOptionUsage(option_name=flag):
+            text = f"{flag}: needs a value"
+        case click.MissingParameter(param=click.Option() as option):
+            text = f"{_name(option)}: missing; hint: add {_name(option)} ..."
+        case click.MissingParameter(param=click.Parameter() as argument):
+            text = f"{_name(argument)}: missing"
+        case click.BadParameter(param=click.Parameter() as parameter):
+            text = f"{_name(parameter)}: {error.message}"
+    return " ".join(text.split())
+
+
+def _name(parameter: click.Parameter) -> str:
+    return max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.opts[0].upper()
+
+
+def _leave(message: str) -> NoReturn:
+    click.echo(message, err=True)
     sys.exit(MISTAKE)

@@ -11,6 +11,8 @@ What we got wrong ourselves is an `assert` or a plain exception: a traceback mea
 
 from __future__ import annotations
 
+from functools import partial
+
 _ABSENT = object()
 
 
@@ -29,12 +31,18 @@ class MegaError(Exception):
         self, where: object, what: str, *, found: object = _ABSENT, wanted: object = _ABSENT, hint: str = ""
     ) -> None:
         self.where, self.what, self.found, self.wanted, self.hint = where, what, found, wanted, hint
-        values = [f"{word} {v}" for word, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT]
+        self._values = {n: v for n, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT}
+        values = [f"{word} {v}" for word, v in self._values.items()]
         line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
         # values come from files and requests: a line break in one must not make two lines of the message
         super().__init__(
             (line + (f"; hint: {hint}" if hint else "")).replace("\r", "\\r").replace("\n", "\\n")
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # raised in a worker process, it has to reach the one that speaks
+        values = {**self._values, "hint": self.hint}
+        return partial(type(self), **values), (str(self.where), self.what)  # type: ignore[arg-type]
 
 
 class ConfigError(MegaError):

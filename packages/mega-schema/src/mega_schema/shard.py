@@ -7,6 +7,7 @@ three: no model is built and no tensor is gathered to move weights between two l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -149,12 +150,14 @@ def _share(name: str, split: Split, run: int, ranks: int) -> int:
     units, rest = divmod(run, split.unit)
     assert rest == 0, f"{name}: a run of {run} is not whole units of {split.unit}"
     if units % ranks:
+        # what divides this run may not divide the others (query heads, fewer key heads)
+        common = math.gcd(units, *(other // split.unit for other in split.blocks))
         raise LayoutError(
             name,
             f"{units} {'rows' if split.unit == 1 else 'heads'} cannot be cut evenly over {split.axis}",
             found=f"{split.axis}={ranks}",
-            wanted=f"a divisor of {units}",
-            hint=f"--{_FLAGS.get(split.axis, split.axis)} {_largest_divisor(units, ranks)}",
+            wanted=f"a divisor of {common}",
+            hint=f"--{_FLAGS.get(split.axis, split.axis)} {_largest_divisor(common, ranks)}",
         )
     return run // ranks
 

@@ -86,6 +86,13 @@ class ModelSpec:
                 found=f"kv_heads={self.kv_heads}, heads={self.heads}",
                 wanted=f"a divisor of {self.heads}",
             )
+        if self.positions == "sinusoidal" and (self.hidden % 2 or self.hidden < 4):
+            raise ConfigError(
+                "model.hidden",
+                "sinusoidal positions are pairs of components",
+                found=self.hidden,
+                wanted="an even number, 4 or more",
+            )
         if self.turning % 2 or self.turning > self.head_width:
             raise ConfigError(
                 "model.rope_share",

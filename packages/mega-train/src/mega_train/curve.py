@@ -28,10 +28,15 @@ def draw(runs: Sequence[Path], output: Path) -> None:
         events = read_events(run)
         if not any(e["event"] == "train" for e in events):
             raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
-        for kind, style in (("train", "-"), ("validation", "o")):
+        colour = None  # the next of the cycle for the run's first line, and then that one
+        for kind, style, name in (("train", "-", "training"), ("validation", "o", "validation")):
             points = [(e["iteration"], e["loss"]) for e in events if e["event"] == kind]
             if points:
-                axes.plot(*zip(*points, strict=True), style, markersize=4, label=f"{run.name} {kind}")
+                label = f"{run.name}: {name}"
+                line, *_ = axes.plot(
+                    *zip(*points, strict=True), style, markersize=4, color=colour, label=label
+                )
+                colour = line.get_color()
     axes.set(xlabel="iteration", ylabel="loss (nats per token)", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from mega_train.metrics import Record
 from mega_train.resolve import Plan, resolve
 from mega_train.screen import Quiet, Terminal
 from mega_train.trainer import Trainer
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 log = logging.getLogger("mega.train")
 
@@ -103,6 +106,8 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
 def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record."""
     plan = prepared.plan
+    if plan.device == "cpu":
+        _keep_freed_memory()
     mesh = Mesh.join(
         plan.layout,
         world,
@@ -122,6 +127,18 @@ def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
             screen.say(_headline(trainer))
             trainer.fit(screen, record)
     mesh.leave()
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what tensors free, so that the next step does not fault every page in again.
+
+    By default blocks of a few megabytes come from the system and go back to it each time.
+    bench/cpu_training.py measures the difference. Other C libraries have no such setting, and are left alone.
+    """
+    setting = getattr(ctypes.CDLL(None), "mallopt", None)
+    if setting is not None:
+        setting(_M_MMAP_THRESHOLD, 1 << 25)  # 32 MiB, the most it takes
+        setting(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _description(trainer: Trainer) -> dict[str, object]:

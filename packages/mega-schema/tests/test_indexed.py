@@ -78,13 +78,6 @@ def test_written_files_are_megatrons_byte_for_byte_and_read_back(name, tmp_path)
 
 
 @shared
-@pytest.mark.parametrize("name", ["legacy_cached_int32", "legacy_cached_int64", "legacy_cached_merged_int32"])
-def test_megatrons_older_format_is_named_in_the_refusal(name):
-    with pytest.raises(FormatError, match="older cached format"):
-        IndexedDataset(GOLDEN / name)
-
-
-@shared
 def test_a_corpus_of_megatrons_own_preprocessing_opens():
     data = IndexedDataset(SHARED / "data/megatron-fixtures/meg-gpt2-openwebtext_text_document")
     assert (len(data), len(data.documents), data.dtype) == (1000, 1001, np.uint16)
@@ -251,16 +244,6 @@ def test_a_payload_of_another_size_is_refused(change, tmp_path):
     path = tmp_path / "p.bin"
     path.write_bytes((path.read_bytes() + b"\0\0")[: 6 + change])
     with pytest.raises(FormatError, match=f"p.bin: size in bytes: found {6 + change}, wanted 6"):
-        IndexedDataset(tmp_path / "p")
-
-
-@pytest.mark.parametrize("sequences", [0, 1, 7])
-def test_fairseqs_variant_is_named_in_the_refusal(sequences, tmp_path):
-    head = struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 4, sequences)
-    body = struct.pack(f"<{sequences}i", *[1] * sequences)
-    (tmp_path / "p.idx").write_bytes(head + body + struct.pack(f"<{sequences}q", *range(0, 4 * sequences, 4)))
-    (tmp_path / "p.bin").write_bytes(bytes(4 * sequences))
-    with pytest.raises(FormatError, match="fairseq's variant"):
         IndexedDataset(tmp_path / "p")
 
 

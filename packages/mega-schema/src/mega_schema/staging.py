@@ -1,0 +1,81 @@
+"""The files of a dataset under temporary names, until all of them take the place of an earlier dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import IO
+
+from mega_schema.dataset_info import beside
+
+SUFFIXES = (".bin", ".json", ".idx")
+_LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
+
+
+class Staged:
+    """`PREFIX.bin`, `.json` and `.idx` being written.
+
+    Each file is locked while it is open, so that a later writer of the same prefix knows which temporary
+    files a killed one left behind: it removes those, and no others.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self._files: dict[str, IO[bytes]] = {}
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(prefix)
+
+    def path(self, suffix: str) -> Path:
+        return beside(self.prefix, f"{suffix}.{os.getpid()}.tmp")
+
+    def open(self, suffix: str) -> IO[bytes]:
+        """A file to write, one of SUFFIXES; it is closed by `publish` or `discard`."""
+        assert suffix in SUFFIXES, suffix
+        file = self.path(suffix).open("wb", buffering=1 << 20)
+        self._files[suffix] = file
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def publish(self) -> None:
+        """Flush all to the disk and give them their names, in place of the dataset there was."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        # The index is what readers open first: without one there is no dataset. So the old one goes
+        # before the new payload comes, and the new one comes last.
+        for suffix in (".idx", ".json"):
+            beside(self.prefix, suffix).unlink(missing_ok=True)
+        for suffix in SUFFIXES:
+            if suffix in self._files:
+                self.path(suffix).replace(beside(self.prefix, suffix))
+        sync_folder(self.prefix.parent)
+
+    def discard(self) -> None:
+        """Close the files, and remove those that were not published."""
+        for suffix, file in self._files.items():
+            self.path(suffix).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what a full disk would not take is not wanted any more
+                file.close()
+        self._files.clear()
+
+
+def _remove_left(prefix: Path) -> None:
+    for path in prefix.parent.iterdir():
+        if not path.name.startswith(prefix.name) or not _LEFT.fullmatch(path.name[len(prefix.name) :]):
+            continue
+        with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer lives
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` outlast a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -36,6 +36,8 @@ OPTIMIZER = f"""
     --micro-batch-size 12 --lr 4e-3 --min-lr 4e-4 --lr-decay-style cosine --lr-decay-iters {STEPS}
     --lr-warmup-fraction 0.05 --weight-decay 0.1 --adam-beta2 0.95 --split 99,1,0
 """
+# so many steps apart that the last validation before the change of layout and the one after read the same
+VALIDATION = "--eval-iters 10 --eval-interval 350"
 PROMPT = "Return the"
 
 
@@ -154,21 +156,22 @@ def train(walk: Walk) -> None:
     common = [*OPTIMIZER.split(), *(["--bf16"] if multiplies_in_bfloat16() else [])]
     with walk.step("train, tp 2") as said:
         words = ["--tensor-model-parallel-size", 2, *MODEL.split(), *common]
-        words += ["--train-iters", STEPS, "--log-interval", 50, "--eval-iters", 10, "--eval-interval", 350]
+        words += ["--train-iters", STEPS, "--log-interval", 50, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words, "--save", first)
-        before = last_event(first, "train")
-        speed = f"{before['tokens_per_second']:,.0f} tokens/s"
-        said += [f"{STEPS} steps, loss {before['loss']:.3f}, {speed}", first]
+        last, before = last_event(first, "train"), last_event(first, "validation")["loss"]
+        speed = f"{last['tokens_per_second']:,.0f} tokens/s"
+        said += [f"{STEPS} steps, loss {last['loss']:.3f}, validation {before:.3f}, {speed}", first]
     with walk.step("reshard") as said:
         walk.run("mega-ckpt", "reshard", "--load", first, "--save", other, "--tp", 1, "--pp", 2)
         size = sum(file.stat().st_size for file in other.rglob("*.safetensors"))
         said += [f"tp 2 to pp 2, {size / 1e6:.1f} MB with the optimizer", other]
     with walk.step("resume, pp 2") as said:
         words = ["--pipeline-model-parallel-size", 2, *common, "--load", other, "--save", resumed]
-        words += ["--train-iters", STEPS + MORE, "--log-interval", 20, "--eval-iters", 0]
+        words += ["--train-iters", STEPS + MORE, "--log-interval", 20, *VALIDATION.split()]
         walk.run("torchrun", *torchrun, *words)
-        after = last_event(resumed, "train")
-        said += [f"{MORE} steps more, loss {before['loss']:.3f} -> {after['loss']:.3f}", resumed]
+        last, after = last_event(resumed, "train"), last_event(resumed, "validation")["loss"]
+        result = f"{MORE} steps more, loss {last['loss']:.3f}, validation {before:.3f} -> {after:.3f}"
+        said += [result, resumed]
 
 
 def evaluate(walk: Walk) -> dict[str, float]:

@@ -106,8 +106,7 @@ class Cached:
 
 def _dense(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Tensor | None) -> Tensor:
     """(B, N, S, H). Without `visible`, a query sees the keys up to its own place."""
-    # torch's CPU attention is 2.6 times slower in bfloat16 than with the casts, forward and backward together
-    # (AMD EPYC with avx512_bf16, torch 2.13: 19.4 ms against 7.5 ms for 12 x 6 x 128 x 32)
+    # torch's own bfloat16 attention takes twice as long on a CPU: bench/cpu_training.py
     slow = q_BNSH.device.type == "cpu" and q_BNSH.dtype == torch.bfloat16
     q, k, v = (x.float() if slow else x for x in (q_BNSH, k_BKSH, v_BKSH))
     out = F.scaled_dot_product_attention(

@@ -107,7 +107,7 @@ def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record."""
     plan = prepared.plan
     if plan.device == "cpu":
-        _keep_freed_memory()
+        keep_freed_memory()
     mesh = Mesh.join(
         plan.layout,
         world,
@@ -129,7 +129,7 @@ def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     mesh.leave()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep what tensors free, so that the next step does not fault every page in again.
 
     By default blocks of a few megabytes come from the system and go back to it each time.

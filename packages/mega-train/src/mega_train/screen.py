@@ -32,8 +32,7 @@ class Terminal:
         self._live = console.is_terminal
         self._console = console
         self._bar = Bar(
-            TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=20),  # with the numbers it fits a terminal of 80 columns
             MofNCompleteColumn(),
             TextColumn("{task.fields[line]}"),
             console=console,
@@ -56,14 +55,13 @@ class Terminal:
             self._bar.update(self._task, completed=iteration)
 
     def progress(self, now: Progress) -> None:
-        line = (
-            f"loss {now.loss:.4f} | lr {now.rate:.2e} | grad norm {now.gradient_norm:.2f} | "
-            f"{now.tokens_per_second:,.0f} tokens/s | {_clock(now.seconds_left)} left"
-        )
+        pace = f"{now.tokens_per_second:,.0f} tokens/s"
+        left = f"{_clock(now.seconds_left)} left"
         if self._live:
-            self._bar.update(self._task, line=line)
+            self._bar.update(self._task, line=f"loss {now.loss:.4f}  {pace}  {left}")
         else:
-            self.say(f"iteration {now.iteration}/{now.iterations} | {line}")
+            numbers = f"loss {now.loss:.4f} | lr {now.rate:.2e} | grad norm {now.gradient_norm:.2f}"
+            self.say(f"iteration {now.iteration}/{now.iterations} | {numbers} | {pace} | {left}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,6 +8,9 @@ import click
 
 from mega_data import __version__
 from mega_data.commands.common import ANY_PATH, EXISTING, WORKERS, Spreading, progress_bar
+from mega_data.commands.dedup import dedup
+from mega_data.commands.convert import convert
+from mega_data.commands.merge import merge
 from mega_data.commands.preprocess import preprocess
 from mega_schema.command import run
 
@@ -123,3 +126,6 @@ def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
 
 
 commands.add_command(preprocess)
+commands.add_command(dedup)
+commands.add_command(merge)
+commands.add_command(convert)

@@ -1,0 +1,1 @@
+"""Cleaning of text, step by step: each step mends a document or says why it goes."""

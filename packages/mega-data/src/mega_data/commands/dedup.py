@@ -1,0 +1,83 @@
+"""`mega-data dedup`: near-duplicate documents out of a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH, WORKERS, Spreading
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command(cls=Spreading)
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    required=True,
+    help="JSON lines, plain or .gz .zst .xz .bz2; files and folders.",
+)
+@click.option("--output", type=FOLDER, required=True, help="Folder of the kept lines, a file per shard.")
+@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
+@click.option("--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove")
+@click.option(
+    "--jaccard",
+    type=click.FloatRange(0, 1),
+    help="Check each pair, and take it from this similarity on.  [default: megatron 0.7, datatrove no check]",
+)
+@click.option("--json-key", default="text", help="Key of the text.")
+@click.option("--keep-dropped", is_flag=True, help="Write the lines that go to OUTPUT/dropped.")
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort pairs in, per worker.")
+@click.option("--workers", type=WORKERS, default=1, help="Processes.")
+@click.option("--only", help="STAGE or STAGE:TASK to do, as one element of a Slurm array does.")
+def dedup(
+    inputs: tuple[Path, ...],
+    output: Path,
+    work: Path | None,
+    preset: str,
+    jaccard: float | None,
+    json_key: str,
+    keep_dropped: bool,
+    memory: int,
+    workers: int,
+    only: str | None,
+) -> None:
+    """Keep one document, the first, of each group of near-duplicates.
+
+    The same documents stay whatever the workers and the order of the files. A run that was killed goes on
+    where its finished tasks end.
+    """
+    import shutil
+    from dataclasses import replace
+
+    from mega_data.dedup.presets import PRESETS
+    from mega_data.dedup.run import Deduplication
+    from mega_data.executors.local import run
+    from mega_data.shards import shards
+    from mega_data.steps import chosen
+    from mega_schema.errors import ConfigError
+
+    how = PRESETS[preset]
+    if jaccard is not None:
+        if how.unit == "text":
+            raise ConfigError(
+                "--jaccard", "says nothing of equal texts", hint="leave it out with --preset exact"
+            )
+        how = replace(how, jaccard=jaccard)
+    folder = work or output / ".work"
+    job = Deduplication(tuple(shards(inputs)), output, folder, how, json_key, memory << 20, keep_dropped)
+    job.begin()
+    wanted = chosen(job.stages(), only)
+    found = run(wanted, folder, workers=workers, progress=lambda at: click.echo(at, err=True))
+    if only:
+        return
+    counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}
+    if not work:
+        shutil.rmtree(folder)
+    click.echo(
+        f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
+        f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
+    )

@@ -1,0 +1,47 @@
+"""What counts as nearly the same: two public recipes by name, and exact equality.
+
+With rows r and bands b, two documents of Jaccard similarity s share a band with probability 1 - (1 - s^r)^b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """How documents are cut, compared and grouped.
+
+    Attributes:
+        unit: what a shingle consists of; "text" is the whole text, compared by 128 bits of hash.
+        size: units in a shingle.
+        bands: groups of signature values; documents that agree on a whole one become a pair.
+        rows: signature values in a band.
+        jaccard: a pair is one only from this similarity of the two shingle sets on; None takes every pair.
+    """
+
+    unit: Literal["characters", "words", "text"]
+    size: int
+    bands: int
+    rows: int
+    jaccard: float | None = None
+    seed: int = 1234
+
+    @property
+    def bins(self) -> int:
+        """Values in a signature."""
+        return self.bands * self.rows
+
+
+PRESETS = MappingProxyType(
+    {
+        # tools/openwebtext: find_duplicates.py's 5-character shingles, 100 seeds in 10 bands, checked by
+        # Jaccard; group_duplicate_url.py's 0.7
+        "megatron": Preset("characters", 5, bands=10, rows=10, jaccard=0.7),
+        # datatrove's MinhashConfig, which FineWeb used: 5 words, 14 bands of 8, no check
+        "datatrove": Preset("words", 5, bands=14, rows=8, seed=1),
+        "exact": Preset("text", 1, bands=1, rows=1),
+    }
+)

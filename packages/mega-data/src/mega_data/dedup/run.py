@@ -1,0 +1,224 @@
+"""Near-duplicates out of a corpus, in five stages of tasks that meet at files of a work folder.
+
+    keys     a task per shard    text -> band keys, one per line and band
+    pairs    a task per band     equal keys -> pairs of documents
+    sets     a task per shard    shingle sets of the documents that have a pair, where pairs are checked
+    groups   one task            pairs, checked -> the root of each document, its group's smallest
+    filter   a task per shard    lines whose document is its own root, byte for byte
+
+A document's number is its place: shards in the order of their names, then lines. So the same documents stay
+whatever the workers, the executor and the order in which files are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from mega_data.dedup.groups import join, root, roots
+from mega_data.dedup.pairs import pairs
+from mega_data.dedup.presets import Preset
+from mega_data.dedup.shingles import Shingles, digests
+from mega_data.dedup.signatures import band_keys, signatures
+from mega_data.dedup.similar import SetReader, write_sets
+from mega_data.shards import batches, identity, lines, output_name, writing
+from mega_data.steps import Result, Stage, plan, results
+
+BATCH_CHARACTERS = 1 << 18  # arrays of this length stay in a core's cache
+DROPPED = "dropped"
+_PAIR_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplication:
+    """One run.
+
+    Attributes:
+        inputs: shards, as `shards.shards` orders them.
+        output: folder of the kept lines, a file per shard.
+        work: folder of what the stages leave each other; may be removed when all are done.
+        memory: bytes the sorting of pairs may take.
+        keep_dropped: write `output/dropped/SHARD` with the lines that go and what they are like.
+    """
+
+    inputs: tuple[Path, ...]
+    output: Path
+    work: Path
+    preset: Preset
+    key: str = "text"
+    memory: int = 256 << 20
+    keep_dropped: bool = False
+
+    def begin(self) -> None:
+        """Make the work folder, or go on in one of the same run.
+
+        Raises:
+            ConfigError: it holds another run.
+        """
+        options = {"preset": asdict(self.preset), "key": self.key, "keep_dropped": self.keep_dropped}
+        wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), **options}
+        plan(self.work, wanted)
+
+    def stages(self) -> list[Stage]:
+        """The stages, each to be done whole before the next begins."""
+        shards = len(self.inputs)
+        stages = [Stage("keys", shards, self.keys)]
+        stages.append(Stage("pairs", self.preset.bands, self.pairs, after=stages[-1]))
+        if self.preset.jaccard is not None:
+            stages.append(Stage("sets", shards, self.sets, after=stages[-1]))
+        stages.append(Stage("groups", 1, self.groups, after=stages[-1]))
+        stages.append(Stage("filter", shards, self.filter, after=stages[-1]))
+        return stages
+
+    def keys(self, shard: int) -> Result:
+        """Write a shard's band keys, one file per band."""
+        exact, count = self.preset.unit == "text", 0
+        shingles = Shingles(self.preset)
+        columns = 2 if exact else self.preset.bands
+        files = [self._keys(column, shard) for column in range(columns)]
+        with _all(files) as outs:
+            for texts in batches(self.inputs[shard], self.key, BATCH_CHARACTERS):
+                count += len(texts)
+                if exact:
+                    found = digests(texts)
+                else:
+                    table = signatures(shingles.keys(texts), len(texts), self.preset.bins)
+                    found = band_keys(table, self.preset.bands)
+                for column, out in enumerate(outs):
+                    out.write(found[:, column].astype("<u8").tobytes())
+        return {"lines": count}
+
+    def pairs(self, band: int) -> Result:
+        """Write a band's pairs."""
+        files, count = [self._keys(band, shard) for shard in range(len(self.inputs))], 0
+        with writing(self._pairs(band)) as out:
+            for found in pairs(files, self.memory):
+                out.write(found.astype("<u8").tobytes())
+                count += len(found)
+        return {"pairs": count}
+
+    def sets(self, shard: int) -> Result:
+        """Write the shingle sets of a shard's documents that have a pair."""
+        firsts = self._firsts()
+        wanted = np.zeros(firsts[shard + 1] - firsts[shard], bool)
+        for block in self._all_pairs():
+            numbers = block.ravel()
+            mine = numbers[(numbers >= firsts[shard]) & (numbers < firsts[shard + 1])]
+            wanted[(mine - firsts[shard]).astype(np.int64)] = True
+        shingles, at = Shingles(self.preset), 0
+
+        def chosen() -> Iterator[tuple[Any, NDArray[np.bool_]]]:
+            nonlocal at
+            for texts in batches(self.inputs[shard], self.key, BATCH_CHARACTERS):
+                flags = wanted[at : at + len(texts)]
+                at += len(texts)
+                kept = [text if flag else "" for text, flag in zip(texts, flags, strict=True)]
+                yield shingles.keys(kept), flags
+
+        write_sets(self.work / "sets", shard, chosen())
+        return {"documents": int(np.count_nonzero(wanted))}
+
+    def groups(self, _: int) -> Result:
+        """Write the root of each document."""
+        firsts = self._firsts()
+        total = firsts[-1]
+        with writing(self._roots()) as out:
+            for at in range(0, total, _PAIR_BLOCK):
+                out.write(np.arange(at, min(at + _PAIR_BLOCK, total), dtype="<u8").tobytes())
+        if not total:
+            return {"documents": 0}
+        parents = np.memmap(self._roots(), "<u8", "r+")
+        if self.preset.jaccard is not None:
+            self._join_similar(parents, firsts)
+        else:
+            for block in self._all_pairs():
+                join(parents, self._equal(block, firsts) if self.preset.unit == "text" else block)
+        for at in range(0, total, _PAIR_BLOCK):
+            numbers = np.arange(at, min(at + _PAIR_BLOCK, total))
+            parents[numbers] = roots(parents, numbers)
+        parents.flush()
+        return {"documents": total}
+
+    def filter(self, shard: int) -> Result:
+        """Write the lines that stay; count those that go."""
+        firsts, source = self._firsts(), self.inputs[shard]
+        mine = slice(firsts[shard], firsts[shard + 1])
+        above = (
+            np.memmap(self._roots(), "<u8", "r")[mine] if mine.stop > mine.start else np.empty(0, np.uint64)
+        )
+        counts = {"documents": 0, "bytes": 0, "kept": 0, "kept_bytes": 0}
+        outputs = [self.output / output_name(source), self.output / DROPPED / output_name(source)]
+        with _all(outputs[: 1 + self.keep_dropped]) as outs:
+            for place, line in enumerate(lines(source)):
+                if not line.strip():
+                    continue
+                counts["documents"] += 1
+                counts["bytes"] += len(line)
+                if int(above[place]) == firsts[shard] + place:
+                    counts["kept"] += 1
+                    counts["kept_bytes"] += len(line)
+                    outs[0].write(line if line.endswith(b"\n") else line + b"\n")
+                elif self.keep_dropped:
+                    like = self._place(int(above[place]), firsts)
+                    outs[1].write(orjson.dumps({**orjson.loads(line), "dropped": f"like {like}"}) + b"\n")
+        return counts
+
+    def _join_similar(self, parents: NDArray[np.uint64], firsts: list[int]) -> None:
+        """Join the pairs whose sets are similar enough; one that is joined already need not be looked at."""
+        sets, wanted = SetReader(self.work / "sets", firsts[:-1]), self.preset.jaccard
+        assert wanted is not None
+        for block in self._all_pairs():
+            for a, b in np.unique(block, axis=0).tolist():
+                one, other = root(parents, a), root(parents, b)
+                if one != other and sets.jaccard(a, b) >= wanted:
+                    parents[max(one, other)] = min(one, other)
+
+    def _equal(self, block: NDArray[np.uint64], firsts: list[int]) -> NDArray[np.uint64]:
+        """The pairs that agree in the second half of the hash too."""
+        halves = np.empty(block.shape, np.uint64)
+        shard = np.searchsorted(firsts, block, "right") - 1
+        for number in np.unique(shard):
+            chosen = shard == number
+            data = np.memmap(self._keys(1, int(number)), "<u8", "r")
+            halves[chosen] = data[(block[chosen] - np.uint64(firsts[number])).astype(np.int64)]
+        equal: NDArray[np.uint64] = block[halves[:, 0] == halves[:, 1]]
+        return equal
+
+    def _all_pairs(self) -> Iterator[NDArray[np.uint64]]:
+        for band in range(self.preset.bands):
+            with self._pairs(band).open("rb") as file:
+                while data := file.read(16 * _PAIR_BLOCK):
+                    yield np.frombuffer(data, "<u8").reshape(-1, 2)
+
+    def _firsts(self) -> list[int]:
+        """The number of each shard's first document, and the number of all."""
+        counted = results(self.stages()[0], self.work)
+        return [0, *accumulate(found["lines"] for found in counted)]
+
+    def _place(self, document: int, firsts: list[int]) -> str:
+        shard = int(np.searchsorted(firsts, document, "right")) - 1
+        return f"{self.inputs[shard].name}:{document - firsts[shard] + 1}"
+
+    def _keys(self, band: int, shard: int) -> Path:
+        return self.work / "keys" / f"{band:03d}" / f"{shard:05d}"
+
+    def _pairs(self, band: int) -> Path:
+        return self.work / "pairs" / f"{band:03d}"
+
+    def _roots(self) -> Path:
+        return self.work / "roots"
+
+
+@contextmanager
+def _all(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
+    """Files to write, all of which get their names when the block ends well."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(writing(path)) for path in paths]

@@ -1,0 +1,148 @@
+"""Texts to hashed shingles, many documents at once, in numpy.
+
+A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, 44 bits of hash below.
+Sorted keys are therefore each document's shingle set, in order of the hash.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_data.dedup.presets import Preset
+
+Keys = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+HASH_BITS = 44
+MOST_DOCUMENTS = 1 << (64 - HASH_BITS)  # in a batch
+
+SPACE, LETTER, DIGIT, DROPPED, ALONE = range(5)
+_TABLE = 1 << 16  # characters beyond it are letters
+_POWERS = 1 << 12  # a longer word uses them again from the first
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's multipliers
+
+
+class Shingles:
+    """The shingle sets of documents, as a preset cuts them."""
+
+    def __init__(self, preset: Preset) -> None:
+        self.preset = preset
+        self._seed = np.uint64((preset.seed * int(_FIRST) + 1) % 2**64)
+        words = preset.unit == "words"
+        self._classes = _classes() if words else np.empty(0, np.uint8)
+        powers = np.full(_POWERS if words else 0, _STEP, np.uint64)
+        self._powers = np.multiply.accumulate(powers)
+
+    def keys(self, texts: Sequence[str]) -> Keys:
+        """Sorted keys of all shingles of all texts, the same shingle of one text several times.
+
+        Words are runs of letters and digits in lower case, without accents, numbers written as 0, and each
+        CJK character is one of its own: what datatrove's simplify_text leaves. Characters are those of the
+        text as it is; as in Megatron's find_duplicates.py the last shingle of a text is not in its set.
+
+        Args:
+            texts: at most 2^20 of them.
+        """
+        assert len(texts) <= MOST_DOCUMENTS
+        if self.preset.unit == "words":
+            documents, units = self._words(texts)
+        else:
+            documents, units = _characters(texts)
+        size = self.preset.size
+        # a window of characters ends one before the text's end, see above
+        last = size if self.preset.unit == "characters" else size - 1
+        count = len(units) - last
+        if count <= 0:
+            return np.empty(0, np.uint64)
+        hashes = units[:count] + self._seed
+        for offset in range(1, size):
+            hashes *= _STEP
+            hashes += units[offset : offset + count]
+        whole = documents[:count] == documents[last:]
+        hashes *= _FIRST
+        hashes ^= hashes >> np.uint64(32)
+        hashes *= _SECOND
+        keys: Keys = _keys(documents[:count], hashes)[whole]
+        keys.sort()
+        return keys
+
+    def _words(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+        """The document and the hash of each word."""
+        # a line break between documents ends the word before it
+        plain = [
+            text.lower() if text.isascii() else unicodedata.normalize("NFD", text.lower()) for text in texts
+        ]
+        codes = _codes("\n".join(plain) + "\n")
+        ends = np.cumsum([len(text) + 1 for text in plain])
+        classes = self._classes[np.minimum(codes, _TABLE - 1)]
+        kept = classes != DROPPED
+        digit = classes == DIGIT
+        kept[1:] &= ~(digit[1:] & digit[:-1])
+        codes[digit] = ord("0")
+        if not kept.all():
+            ends = np.cumsum(kept)[ends - 1]
+            codes, classes = codes[kept], classes[kept]
+        solid, alone = classes != SPACE, classes == ALONE
+        begins = solid.copy()
+        begins[1:] &= ~solid[:-1] | alone[1:] | alone[:-1]
+        starts = np.flatnonzero(begins)
+        if not len(starts):
+            return np.empty(0, np.int64), np.empty(0, np.uint64)
+        places = np.arange(len(codes))
+        places -= np.repeat(
+            np.concatenate([[0], starts]), np.diff(np.concatenate([[0], starts, [len(codes)]]))
+        )
+        values = codes.astype(np.uint64)
+        values *= _FIRST
+        values ^= values >> np.uint64(29)
+        values *= self._powers[places & (_POWERS - 1)]
+        values *= solid
+        words = np.add.reduceat(values, starts)
+        words ^= words >> np.uint64(31)
+        words *= _SECOND
+        return np.searchsorted(ends, starts, "right"), words
+
+
+def _keys(documents: NDArray[Any], hashes: Keys) -> Keys:
+    keys = documents.astype(np.uint64)
+    keys <<= np.uint64(HASH_BITS)
+    keys |= hashes >> np.uint64(64 - HASH_BITS)
+    return keys
+
+
+def digests(texts: Sequence[str]) -> Keys:
+    """(texts, 2) 128 bits of hash of each whole text; zeros for an empty one."""
+    found = (
+        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else bytes(16)
+        for text in texts
+    )
+    return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2)
+
+
+def _characters(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+    """The document and the code of each character."""
+    documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    return documents, _codes("".join(texts)).astype(np.uint64)
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint32)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+
+
+def _classes() -> NDArray[np.uint8]:
+    """What each of the first 2^16 characters is in a word."""
+    named = {"L": LETTER, "N": DIGIT, "M": LETTER}
+    kinds = (unicodedata.category(chr(code)) for code in range(_TABLE))
+    table = np.array([DROPPED if k == "Mn" else named.get(k[0], SPACE) for k in kinds], np.uint8)
+    for first, end in ((0x3040, 0x3100), (0x3400, 0xA000), (0xF900, 0xFB00)):  # kana and ideographs
+        table[first:end] = np.where(table[first:end] == LETTER, ALONE, table[first:end])
+    table[-1] = LETTER  # stands for all characters beyond
+    return table

@@ -1,0 +1,68 @@
+"""Shingle sets to MinHash signatures by one permutation, and signatures to band keys.
+
+One hash per shingle instead of one per shingle and signature value: the hash's range is cut into bins, the
+smallest hash of each bin is a value of the signature, and a bin without any takes the value of another one
+chosen by hash (optimal densification, Shrivastava, arXiv:1703.04664). Two documents agree on a value with
+the probability of their Jaccard similarity, as with many permutations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_data.dedup.shingles import HASH_BITS, Keys
+
+EMPTY = np.uint64(2**64 - 1)
+NO_KEY = np.uint64(0)  # the band key of a document without shingles
+_MASK = np.uint64((1 << HASH_BITS) - 1)
+_STEP, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+
+
+def signatures(keys: Keys, documents: int, bins: int) -> NDArray[np.uint64]:
+    """(documents, bins) smallest hashes; a row of EMPTY where a document has no shingle.
+
+    Args:
+        keys: as `Shingles.keys` gives them: sorted, documents numbered from 0.
+    """
+    low = keys & _MASK
+    place = (keys >> np.uint64(HASH_BITS)) * np.uint64(bins) + (low * np.uint64(bins) >> np.uint64(HASH_BITS))
+    first = np.ones(len(keys), bool)
+    np.not_equal(place[1:], place[:-1], out=first[1:])
+    found = np.full(documents * bins, EMPTY)
+    found[place[first]] = low[first]
+    table = found.reshape(documents, bins)
+    _densify(table)
+    return table
+
+
+def _densify(table: NDArray[np.uint64]) -> None:
+    """Give each empty bin the value of a full one, the same one in every document where that is full."""
+    full = table != EMPTY
+    row, column = np.nonzero(~full & full.any(axis=1)[:, None])
+    bins = np.uint64(table.shape[1])
+    attempt = 0
+    while len(row):
+        attempt += 1
+        # the product is on Python's integers: numpy warns when two of its scalars overflow
+        drawn = column.astype(np.uint64) + np.uint64(attempt * int(_STEP) % 2**64)
+        drawn *= _MIX
+        drawn ^= drawn >> np.uint64(32)
+        drawn *= _STEP
+        source = ((drawn >> np.uint64(32)) * bins >> np.uint64(32)).astype(np.int64)
+        hit = full[row, source]
+        table[row[hit], column[hit]] = table[row[hit], source[hit]]
+        row, column = row[~hit], column[~hit]
+
+
+def band_keys(table: NDArray[np.uint64], bands: int) -> NDArray[np.uint64]:
+    """(documents, bands): one number for the values of each band; NO_KEY for a document without shingles."""
+    rows = table.reshape(len(table), bands, -1)
+    keys = np.zeros(rows.shape[:2], np.uint64)
+    for row in range(rows.shape[2]):
+        keys += rows[:, :, row]
+        keys *= _STEP
+        keys ^= keys >> np.uint64(29)
+    keys *= _MIX
+    keys[table[:, 0] == EMPTY] = NO_KEY
+    return keys

@@ -1,0 +1,62 @@
+"""Tasks on processes of this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from mega_data.steps import Result, Stage, done, perform, ready, results
+from mega_schema.errors import MegaError
+
+log = logging.getLogger("mega.data")
+
+
+def run(
+    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Callable[[str], object] = lambda _: None
+) -> list[list[Result]]:
+    """Do every task of every stage that is not done; what is remembered of each, by stage and task.
+
+    Args:
+        progress: told "stage 3/16" after each task.
+
+    Raises:
+        MegaError: a task's own error, or a worker that was killed. What is done stays done.
+    """
+    if workers == 1 or max((len(stage.mine) for stage in stages), default=0) == 1:
+        for stage in stages:
+            ready(stage, folder)
+            for task in stage.mine:
+                perform(stage, task, folder)
+                progress(f"{stage.name} {task + 1}/{stage.tasks}")
+        return [results(stage, folder) for stage in stages]
+    # spawn: a fork copies threads' locks in whatever state they are
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for stage in stages:
+            _run_stage(pool, stage, folder, progress)
+    return [results(stage, folder) for stage in stages]
+
+
+def _run_stage(
+    pool: ProcessPoolExecutor, stage: Stage, folder: Path, progress: Callable[[str], object]
+) -> None:
+    ready(stage, folder)
+    finished = done(stage, folder)
+    if finished:
+        log.info("%s: %d of %d tasks were done before", stage.name, len(finished), stage.tasks)
+    left = [task for task in stage.mine if task not in finished]
+    futures = [pool.submit(partial(perform, stage, task, folder)) for task in left]
+    try:
+        for count, future in enumerate(as_completed(futures), len(finished) + 1):
+            future.result()
+            progress(f"{stage.name} {count}/{stage.tasks}")
+    except BrokenProcessPool:
+        hint = "the same command goes on where this one ended; fewer workers need less memory"
+        raise MegaError("--workers", "a process was killed", found=stage.name, hint=hint) from None
+    finally:
+        for future in futures:
+            future.cancel()

@@ -1,0 +1,138 @@
+"""Work cut into tasks: a stage has numbered ones, each writes its own files, then a marker that it is done.
+
+A run that was killed, or whose machines change, goes on with the tasks that have no marker; the bytes are
+the same. What runs the tasks is an executor (mega_data.executors); every one of them calls `perform`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mega_schema.commit import replacing
+from mega_schema.errors import ConfigError
+
+Result = dict[str, Any]
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Tasks that may run in any order and at the same time, all after the stage before.
+
+    Attributes:
+        work: picklable; does the task of a number below `tasks` and returns what is to be remembered of it.
+    """
+
+    name: str
+    tasks: int
+    work: Callable[[int], Result]
+    after: Stage | None = None  # done whole before
+    only: int | None = None  # the one task this process is to do; others have the rest
+
+    @property
+    def mine(self) -> range:
+        """The tasks to do here."""
+        return range(self.tasks) if self.only is None else range(self.only, self.only + 1)
+
+
+def plan(folder: Path, wanted: Result) -> None:
+    """Make the folder of a run, or see that it is one of the same inputs and options.
+
+    Raises:
+        ConfigError: the folder holds another run.
+    """
+    file, text = folder / PLAN, json.dumps(wanted, indent=1, sort_keys=True)
+    if file.exists():
+        found = json.loads(file.read_bytes())
+        ours = json.loads(text)
+        other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
+        if other:
+            what = f"holds a run with other {', '.join(other)}"
+            raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
+    elif folder.exists() and any(folder.iterdir()):
+        raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(file, text)
+
+
+def perform(stage: Stage, task: int, folder: Path) -> Result:
+    """Do one task unless its marker says that it is done; return what is remembered of it."""
+    marker = _marker(stage, task, folder)
+    if not marker.exists():
+        write(marker, json.dumps(stage.work(task)))
+    return result(stage, task, folder)
+
+
+def ready(stage: Stage, folder: Path) -> None:
+    """See that what the stage goes on from is there.
+
+    Raises:
+        ConfigError: a task of the stage before is not done.
+    """
+    if stage.after is not None:
+        results(stage.after, folder)
+
+
+def result(stage: Stage, task: int, folder: Path) -> Result:
+    """What is remembered of a task that is done.
+
+    Raises:
+        ConfigError: it is not done.
+    """
+    marker = _marker(stage, task, folder)
+    if not marker.exists():
+        raise ConfigError(f"{stage.name} {task}", "is not done yet", wanted=f"{marker}")
+    found: Result = json.loads(marker.read_bytes())
+    return found
+
+
+def results(stage: Stage, folder: Path) -> list[Result]:
+    """What is remembered of all tasks, by number."""
+    return [result(stage, task, folder) for task in stage.mine]
+
+
+def done(stage: Stage, folder: Path) -> set[int]:
+    """The tasks that have a marker."""
+    return {task for task in stage.mine if _marker(stage, task, folder).exists()}
+
+
+def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
+    """The stages, or the one that `STAGE` or `STAGE:TASK` names, with that task alone; for `plan` none.
+
+    Raises:
+        ConfigError: there is no such stage or task.
+    """
+    if only is None:
+        return list(stages)
+    if only == "plan":
+        return []
+    name, _, number = only.partition(":")
+    found = next((stage for stage in stages if stage.name == name), None)
+    if found is None:
+        raise ConfigError(
+            "--only",
+            "no such stage",
+            found=name,
+            wanted=" | ".join(["plan", *(stage.name for stage in stages)]),
+        )
+    if not number:
+        return [found]
+    if not number.isdecimal() or int(number) >= found.tasks:
+        raise ConfigError("--only", f"no such task of {name}", found=number, wanted=f"0 to {found.tasks - 1}")
+    return [replace(found, only=int(number))]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file or none; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
+def _marker(stage: Stage, task: int, folder: Path) -> Path:
+    return folder / "done" / stage.name / f"{task:05d}.json"

@@ -1,0 +1,311 @@
+"""Near-duplicates: found as brute force finds them, and the same ones whatever the workers and the order."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mega_data.cli import commands
+from mega_data.dedup.groups import join, root
+from mega_data.dedup.pairs import pairs
+from mega_data.dedup.presets import PRESETS, Preset
+from mega_data.dedup.run import Deduplication
+from mega_data.dedup.shingles import HASH_BITS, Shingles
+from mega_data.dedup.signatures import EMPTY, NO_KEY, band_keys, signatures
+from mega_data.executors.local import run
+from mega_data.shards import shards
+from mega_schema.errors import ConfigError, FormatError, MegaError
+
+
+def words(rng: random.Random, count: int) -> list[str]:
+    return ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(count)]
+
+
+def planted(seed: int, originals: int = 60, copies: int = 2) -> list[str]:
+    """Documents, and copies of them with a few to many words exchanged, in any order."""
+    rng, texts = random.Random(seed), list[str]()
+    for _ in range(originals):
+        text = words(rng, rng.randint(40, 200))
+        texts.append(" ".join(text))
+        for _ in range(copies):
+            copy, changes = list(text), rng.choice([0, 1, 2, 20])
+            for place in rng.sample(range(len(copy)), changes):
+                copy[place] = "".join(rng.choices("klmnop", k=5))
+            texts.append(" ".join(copy))
+    rng.shuffle(texts)
+    return texts
+
+
+def write(folder: Path, texts: list[str], files: int) -> Path:
+    folder.mkdir(parents=True)
+    size = -(-len(texts) // files)
+    for number in range(files):
+        part = texts[number * size : (number + 1) * size]
+        (folder / f"{number:02d}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in part))
+    return folder
+
+
+def kept(output: Path) -> list[str]:
+    return [
+        json.loads(line)["text"]
+        for file in sorted(output.glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+
+
+def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int = 1) -> list[str]:
+    job = Deduplication(tuple(shards(inputs)), output, output / ".work", preset, memory=1 << 14)
+    job.begin()
+    run(job.stages(), job.work, workers=workers)
+    return kept(output)
+
+
+def jaccard(one: set[object], other: set[object]) -> float:
+    return len(one & other) / max(1, len(one | other))
+
+
+def characters(text: str) -> set[object]:
+    return {text[i : i + 5] for i in range(len(text) - 5)}
+
+
+def word_shingles(text: str) -> set[object]:
+    split = text.split()
+    return {tuple(split[i : i + 5]) for i in range(len(split) - 4)}
+
+
+def sets(preset: Preset, texts: list[str]) -> list[set[int]]:
+    keys = Shingles(preset).keys(texts)
+    found: list[set[int]] = [set() for _ in texts]
+    for key in keys.tolist():
+        found[key >> HASH_BITS].add(key & ((1 << HASH_BITS) - 1))
+    return found
+
+
+@pytest.mark.parametrize("name", ["megatron", "datatrove"])
+def test_shingle_sets_have_the_sizes_and_similarities_of_the_sets_of_strings(name: str) -> None:
+    texts = ["", "a", "abcde", "abcdef", "çığ öş üü", "x" * 40, *planted(3, 8)]
+    cut = characters if name == "megatron" else word_shingles
+    ours, theirs = sets(PRESETS[name], texts), [cut(text) for text in texts]
+    assert [len(s) for s in ours] == [len(s) for s in theirs]
+    for a, b in itertools.combinations(range(len(texts)), 2):
+        assert len(ours[a] & ours[b]) == len(theirs[a] & theirs[b])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The Cat, sat: on the mat", "the cat sat on   the\nmat!"),
+        ("in 1999 we sold 25 cars today", "in 7 we sold 301 cars today"),
+        ("un café déjà vu ici là", "un cafe deja vu ici la"),
+    ],
+)
+def test_words_differ_neither_by_case_nor_marks_nor_numbers(one: str, other: str) -> None:
+    a, b = sets(PRESETS["datatrove"], [one, other])
+    assert a == b != set()
+
+
+def test_each_ideograph_is_a_word() -> None:
+    (found,) = sets(PRESETS["datatrove"], ["我们都是学生"])
+    assert len(found) == 2
+
+
+def test_a_set_does_not_depend_on_the_documents_beside_it() -> None:
+    texts = planted(5, 10)
+    for preset in (PRESETS["megatron"], PRESETS["datatrove"]):
+        together = sets(preset, texts)
+        assert together == [sets(preset, [text])[0] for text in texts]
+
+
+@pytest.mark.parametrize("size", [3, 30, 3000])
+def test_signature_values_agree_as_often_as_the_sets_overlap(size: int) -> None:
+    rng, bins, trials = np.random.default_rng(size), 100, 60
+    agreed = 0.0
+    for _ in range(trials):
+        hashes = rng.integers(0, 1 << HASH_BITS, 3 * size, dtype=np.uint64)
+        one, other = hashes[: 2 * size], hashes[size:]
+        second = other | np.uint64(1 << HASH_BITS)
+        table = signatures(np.sort(np.concatenate([one, second])), 2, bins)
+        agreed += float(np.mean(table[0] == table[1])) / trials
+    assert agreed == pytest.approx(1 / 3, abs=0.08)
+
+
+def test_a_document_without_shingles_has_no_key() -> None:
+    table = signatures(np.array([1 << HASH_BITS], np.uint64), 3, 10)
+    assert (table[0] == EMPTY).all()
+    assert (table[1] == 0).all()
+    assert band_keys(table, 5)[[0, 2]].tolist() == [[NO_KEY] * 5] * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_are_the_connected_parts_with_their_smallest_member_as_root(seed: int) -> None:
+    rng, count = random.Random(seed), 40
+    edges = [(rng.randrange(count), rng.randrange(count)) for _ in range(rng.randrange(1, 60))]
+    parents = np.arange(count, dtype=np.uint64)
+    for at in range(0, len(edges), 7):
+        join(parents, np.array(edges[at : at + 7], np.uint64))
+    smallest = list(range(count))
+    for _ in range(count):
+        for a, b in edges:
+            smallest[a] = smallest[b] = min(smallest[a], smallest[b])
+    assert [root(parents, document) for document in range(count)] == smallest
+
+
+@pytest.mark.parametrize("memory", [1 << 8, 1 << 30])
+def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_path: Path, memory: int) -> None:
+    rng = np.random.default_rng(1)
+    keys = rng.integers(0, 2**64, 40, dtype=np.uint64)[rng.integers(0, 40, 90)]
+    keys[:5] = NO_KEY
+    files = [tmp_path / str(n) for n in range(3)]
+    for file, part in zip(files, np.array_split(keys, 3), strict=True):
+        file.write_bytes(part.tobytes())
+    found = np.concatenate(list(pairs(files, memory)))
+    assert (found[:, 0] < found[:, 1]).all()
+    parents = np.arange(90, dtype=np.uint64)
+    join(parents, found)
+    wanted = [n if k == NO_KEY else keys.tolist().index(k) for n, k in enumerate(keys.tolist())]
+    assert [root(parents, n) for n in range(90)] == wanted
+
+
+@pytest.mark.parametrize(("name", "cut"), [("megatron", characters), ("datatrove", word_shingles)])
+def test_planted_near_duplicates_are_found_as_by_brute_force(tmp_path: Path, name: str, cut: object) -> None:
+    texts = planted(11)
+    assert callable(cut)
+    found = [cut(text) for text in texts]
+    survivors = set(deduplicate([write(tmp_path / "in", texts, 3)], tmp_path / "out", PRESETS[name]))
+    close = apart = 0
+    for place, text in enumerate(texts):
+        earlier = [jaccard(found[place], found[before]) for before in range(place)]
+        if max(earlier, default=0) >= 0.9:
+            close += text not in survivors or text in texts[:place]
+        elif max(earlier, default=0) < 0.4:
+            apart += text in survivors
+    alike = sum(max((jaccard(f, found[b]) for b in range(n)), default=0) >= 0.9 for n, f in enumerate(found))
+    different = sum(
+        max((jaccard(f, found[b]) for b in range(n)), default=0) < 0.4 for n, f in enumerate(found)
+    )
+    assert alike > 40
+    assert close >= 0.98 * alike
+    assert apart == different > 40
+
+
+@pytest.mark.parametrize("name", ["megatron", "datatrove", "exact"])
+def test_the_same_bytes_come_out_whatever_the_workers_and_the_order_of_files(
+    tmp_path: Path, name: str
+) -> None:
+    folder = write(tmp_path / "in", planted(2), 4)
+    files = sorted(folder.iterdir())
+    once = deduplicate(files, tmp_path / "one", PRESETS[name])
+    assert 60 <= len(once) < len(planted(2))
+    again = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
+    assert again == once
+    for file in files:
+        assert (tmp_path / "one" / file.name).read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_exact_keeps_the_first_of_equal_texts_and_everything_else(tmp_path: Path) -> None:
+    texts = ["a", "b", "a", "", "a ", "b", "", "c"]
+    out = deduplicate([write(tmp_path / "in", texts, 2)], tmp_path / "out", PRESETS["exact"])
+    assert out == ["a", "b", "", "a ", "", "c"]  # an empty text is like no other
+
+
+def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", planted(4), 4)
+    whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
+    job = Deduplication(
+        tuple(shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
+    )
+    rng = random.Random(0)
+    for _ in range(60):  # a process that ends at any task is one that did only some of them
+        job.begin()
+        stage = rng.choice(job.stages())
+        try:
+            run([stage], job.work, workers=1, progress=lambda at: _stop(rng))
+        except (KeyboardInterrupt, ConfigError):
+            continue  # a stage asked for before its turn names the one that is missing
+    job.begin()
+    run(job.stages(), job.work, workers=1)
+    assert kept(tmp_path / "o") == whole
+
+
+def _stop(rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        raise KeyboardInterrupt
+
+
+def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", planted(4), 3)
+    whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
+    flags = ["--input", str(folder), "--output", str(tmp_path / "o"), "--work", str(tmp_path / "w")]
+    flags += ["--preset", "megatron"]
+    tasks = {"keys": 3, "pairs": 10, "sets": 3, "groups": 1, "filter": 3}
+    for only in ["plan", *(f"{stage}:{n}" for stage, count in tasks.items() for n in reversed(range(count)))]:
+        outcome = CliRunner().invoke(commands, ["dedup", *flags, "--only", only])
+        assert outcome.exit_code == 0, outcome.output
+    assert kept(tmp_path / "o") == whole
+
+
+def test_the_command_tells_what_it_kept_and_keeps_what_it_dropped(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", ["one and the same text"] * 3 + ["another"], 1)
+    packed = folder / "00.jsonl.gz"
+    packed.write_bytes(gzip.compress((folder / "00.jsonl").read_bytes()))
+    (folder / "00.jsonl").unlink()
+    output = tmp_path / "out"
+    outcome = CliRunner().invoke(
+        commands,
+        ["dedup", "--input", str(packed), "--output", str(output), "--preset", "exact", "--keep-dropped"],
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert "kept 2 of 4 documents" in outcome.output
+    dropped = [json.loads(line) for line in (output / "dropped/00.jsonl").read_text().splitlines()]
+    assert dropped == [{"text": "one and the same text", "dropped": "like 00.jsonl.gz:1"}] * 2
+    assert not (output / ".work").exists()
+
+
+def dedup(*arguments: str) -> MegaError:
+    outcome = CliRunner().invoke(commands, ["dedup", *arguments])
+    assert isinstance(outcome.exception, MegaError), outcome.output
+    return outcome.exception
+
+
+def test_a_line_that_is_wrong_is_named(tmp_path: Path) -> None:
+    for name, line in (("a", '{"text": 3}'), ("b", "{"), ("c", "[]")):
+        folder = write(tmp_path / name, ["fine", "fine"], 1)
+        with (folder / "00.jsonl").open("a") as file:
+            file.write(line + "\n")
+        error = dedup("--input", str(folder), "--output", str(tmp_path / f"out-{name}"))
+        assert isinstance(error, FormatError)
+        assert str(error).startswith(f"{folder}/00.jsonl:3: ")
+
+
+def test_damaged_compression_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"text": "abc"}\n' * 1000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-20])
+    error = dedup("--input", str(tmp_path / "cut.jsonl.gz"), "--output", str(tmp_path / "out"))
+    assert "damaged" in str(error)
+
+
+def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", ["x", "y"], 1)
+    put = ("--input", str(folder), "--output", str(tmp_path / "out"), "--work", str(tmp_path / "w"))
+    assert "found nothing" in str(dedup(*put, "--only", "nothing"))
+    assert "wanted 0 to 0" in str(dedup(*put, "--only", "keys:1"))
+    assert "is not done yet" in str(dedup(*put, "--only", "filter:0"))
+    assert "holds a run with other preset" in str(dedup(*put, "--preset", "exact"))
+    assert "--jaccard" in str(dedup(*put, "--preset", "exact", "--jaccard", "0.5"))
+    (tmp_path / "empty").mkdir()
+    assert "no files" in str(dedup("--input", str(tmp_path / "empty"), "--output", str(tmp_path / "o")))
+    shutil.copytree(folder, tmp_path / "twin")
+    both = ("--input", str(folder), "--input", str(tmp_path / "twin"), "--output", str(tmp_path / "o"))
+    assert "two files of one name" in str(dedup(*both))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("mine")
+    full = ("--input", str(folder), "--output", str(tmp_path / "o"), "--work", str(tmp_path / "full"))
+    assert "is not empty" in str(dedup(*full))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mega_schema import cached_form, mmap_form
 from mega_schema.dataset_info import DatasetInfo
-from mega_schema.errors import MegaError
 from mega_schema.index import CHUNK, FORMS, Contents, code_of, pieces
-from mega_schema.staging import Staged
+from mega_schema.staging import Staged, on_disk
 
 
 def write_index(file: IO[bytes], form: str, contents: Contents) -> None:
@@ -173,23 +172,15 @@ class IndexedWriter:
                 raise ValueError(f"ids from {low} to {high} do not fit in {self.dtype}")
         if self._shift:
             values = values.astype(self.dtype) + self.dtype.type(self._shift)
-        self._on_disk(lambda: self._payload.write(values.astype(self.dtype.newbyteorder("<")).tobytes()))
+        with on_disk(self.prefix):
+            self._payload.write(values.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._tokens += len(values)
-
-    def _on_disk(self, write: Callable[[], object]) -> None:
-        """Do what writes; a disk that refuses is a person's to mend."""
-        try:
-            write()
-        except OSError as error:
-            if error.filename is not None or error.errno is None:
-                raise
-            hint = "make room there, or write to another disk"
-            raise MegaError(self.prefix, "not written", found=error.strerror, hint=hint) from None
 
     def _commit(self) -> None:
         if self._ended != len(self._lengths):
             raise ValueError("sequences after the last end_document() belong to no document")
-        self._on_disk(self._write_rest)
+        with on_disk(self.prefix):
+            self._write_rest()
 
     def _write_rest(self) -> None:
         documents, sequences = len(self._documents) - 1, len(self._lengths)

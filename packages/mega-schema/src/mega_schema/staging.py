@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from mega_schema.dataset_info import beside
+from mega_schema.errors import MegaError
 
 SUFFIXES = (".bin", ".json", ".idx")
 _LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
@@ -61,6 +63,22 @@ class Staged:
             with contextlib.suppress(OSError):  # what a full disk would not take is not wanted any more
                 file.close()
         self._files.clear()
+
+
+@contextlib.contextmanager
+def on_disk(prefix: Path) -> Iterator[None]:
+    """Around what writes a dataset: a disk that refuses is one line, and a person's to mend.
+
+    Raises:
+        MegaError: the system would not write, and did not say which file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        hint = "make room there, or write to another disk"
+        raise MegaError(prefix, "not written", found=error.strerror, hint=hint) from None
 
 
 def _remove_left(prefix: Path) -> None:

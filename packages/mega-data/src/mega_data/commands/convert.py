@@ -1,0 +1,67 @@
+"""`mega-data convert`: a dataset in another form, or as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar
+
+TARGETS = ("mmap", "cached", "lazy", "fairseq-mmap", "fairseq-cached", "jsonl")
+DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
+
+
+@click.command()
+@click.argument("prefix", type=ANY_PATH)
+@click.option("--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto")
+@click.option("--to", "target", type=click.Choice(TARGETS), default="mmap")
+@click.option("--output-prefix", "--output", type=ANY_PATH, required=True, help="Prefix; a file for jsonl.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the ids.  [default: as they are]")
+@click.option("--json-key", default="text", help="Key of the text, for jsonl.")
+@click.option("--tokenizer-model", type=ANY_PATH, help="For jsonl.  [default: PREFIX.tokenizer]")
+@click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
+@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
+def convert(
+    prefix: Path,
+    source: str,
+    target: str,
+    output_prefix: Path,
+    dtype: str | None,
+    json_key: str,
+    tokenizer_model: Path | None,
+    multimodal: bool,
+    workers: int,
+) -> None:
+    """Write the dataset PREFIX in another form: Megatron's mmap or cached, fairseq's, or JSON lines."""
+    import numpy as np
+
+    from mega_data.convert import check_form, form_named, loses_documents, to_json_lines
+    from mega_data.merge import merge
+    from mega_schema.indexed import open_dataset
+    from mega_schema.tokenizer import open_tokenizer
+
+    data = open_dataset(prefix, multimodal=multimodal)
+    check_form(data, source)
+    with progress_bar("converting", data.tokens * data.dtype.itemsize) as progress:
+        if target == "jsonl":
+            given = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
+            count = to_json_lines(data, output_prefix, key=json_key, tokenizer=given, progress=progress)
+            click.echo(f"{output_prefix}: {count:,} documents from {data.form}")
+            return
+        form = form_named(target)
+        done = merge(
+            [data],
+            output_prefix,
+            form=form,
+            dtype=np.dtype(dtype) if dtype else None,
+            workers=workers,
+            progress=progress,
+        )
+    click.echo(
+        f"{output_prefix}: {done.form} from {data.form}, {done.sequences:,} sequences, {done.tokens:,} tokens"
+    )
+    if loses_documents(data, form):
+        click.echo("note: fairseq's forms have no documents; each sequence is one now", err=True)
+    if data.modes is not None and form != "mmap":
+        click.echo(f"note: {form} has no modes; they were left out", err=True)

@@ -1,0 +1,58 @@
+"""`mega-data merge`: several datasets to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command(cls=Spreading)
+@click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes, merged in this order.")
+@click.option("--input", "folder", type=FOLDER, help="Folder instead: all datasets in it, sorted by name.")
+@click.option("--output-prefix", type=ANY_PATH, required=True, help=".bin, .idx and .json are added.")
+@click.option("--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), help="[default: the first's]")
+@click.option("--multimodal", is_flag=True, help="The indexes have a mode per sequence.")
+@click.option("--assume-same-tokenizer", is_flag=True, help="Of datasets that have no PREFIX.json.")
+@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
+def merge(
+    datasets: tuple[Path, ...],
+    folder: Path | None,
+    output_prefix: Path,
+    dataset_impl: str | None,
+    multimodal: bool,
+    assume_same_tokenizer: bool,
+    workers: int,
+) -> None:
+    """Merge datasets of one tokenizer: the documents of each after those of the one before."""
+    from mega_data.convert import form_named
+    from mega_data.merge import merge as join
+    from mega_data.merge import prefixes_in
+    from mega_schema.errors import ConfigError
+    from mega_schema.indexed import open_dataset
+
+    if bool(datasets) == bool(folder):
+        found = "both" if datasets else "neither"
+        raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
+    prefixes = prefixes_in(folder) if folder else list(datasets)
+    opened = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
+    with progress_bar("merging", sum(data.tokens * data.dtype.itemsize for data in opened)) as progress:
+        done = join(
+            opened,
+            output_prefix,
+            form=form_named(dataset_impl) if dataset_impl else None,
+            assume_same_tokenizer=assume_same_tokenizer,
+            workers=workers,
+            progress=progress,
+        )
+    rate = done.size / 1e6 / max(done.seconds, 1e-9)
+    click.echo(
+        f"{output_prefix}: {len(opened)} datasets, {done.documents:,} documents, "
+        f"{done.sequences:,} sequences, {done.tokens:,} tokens, {rate:.0f} MB/s"
+    )
+    if done.differing:
+        click.echo(f"note: not made alike: {', '.join(done.differing)} (see each PREFIX.json)", err=True)

@@ -1,0 +1,101 @@
+"""A dataset in another form: another index, another dtype, or text again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+
+from mega_data.inspect import opened_tokenizer
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.indexed import IndexedDataset, beside
+from mega_schema.staging import on_disk, sync_folder
+from mega_schema.tokenizer import Tokenizer
+
+
+def form_named(name: str) -> str:
+    """The form that Megatron's name means: lazy and cached are two ways to read one."""
+    return "cached" if name == "lazy" else name
+
+
+def check_form(data: IndexedDataset, name: str) -> None:
+    """Refuse a dataset that is not of the form a person named; `auto` is any.
+
+    Raises:
+        FormatError: it is of another.
+    """
+    if name != "auto" and form_named(name) != data.form:
+        raise FormatError(
+            beside(data.prefix, ".idx"), "form", found=data.form, wanted=name, hint="--from auto"
+        )
+
+
+def loses_documents(data: IndexedDataset, form: str) -> bool:
+    """Whether the form, one without documents, would forget which sequences make one."""
+    return form.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
+
+
+def to_json_lines(
+    data: IndexedDataset,
+    path: Path,
+    *,
+    key: str = "text",
+    tokenizer: Tokenizer | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Write the text of every document as a line of JSON.
+
+    The tokenizer is the one beside the dataset unless one is given. The eod at a document's end is left out;
+    its sequences, where it has several, are joined by a space.
+
+    Args:
+        progress: told the bytes of ids read since it was last called.
+
+    Returns:
+        Documents written.
+
+    Raises:
+        ConfigError: no tokenizer is known.
+        FormatError: the dataset is damaged.
+        MegaError: the disk is full.
+    """
+    tokenizer = tokenizer or opened_tokenizer(data)
+    if tokenizer is None:
+        found = f"no {beside(data.prefix, '.tokenizer')}"
+        hint = "add --tokenizer-model FOLDER"
+        raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    try:
+        with on_disk(path), new.open("wb") as file:
+            for text, size in _texts(data, tokenizer):
+                file.write(orjson.dumps({key: text}) + b"\n")
+                documents += 1
+                progress(size)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        sync_folder(path.parent)
+    finally:
+        new.unlink(missing_ok=True)
+    return documents
+
+
+def _texts(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    """Each document's text, and the bytes of its ids."""
+    eod, size = tokenizer.identity.eod, tokenizer.identity.vocab_size
+    for first, last in zip(data.documents[:-1].tolist(), data.documents[1:].tolist(), strict=True):
+        sequences = [data.read(i).tolist() for i in range(first, last)]
+        count = sum(map(len, sequences))
+        outside = [token for ids in sequences for token in ids if not 0 <= token < size]
+        if outside:
+            wanted = f"0 to {size - 1}, the vocabulary"
+            where = f"a token of sequences {first} to {last - 1}"
+            raise FormatError(beside(data.prefix, ".bin"), where, found=outside[0], wanted=wanted)
+        if sequences and sequences[-1] and sequences[-1][-1] == eod:
+            sequences[-1].pop()
+        text = " ".join(tokenizer.decode(ids) for ids in sequences)
+        # a text that was cut in the middle of a character has no UTF-8
+        yield text.encode("utf-8", "replace").decode("utf-8"), count * data.dtype.itemsize

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.preprocess import preprocess
+from mega_data.preprocess import Options, preprocess
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, boxes
 from mega_schema.commit import Save
@@ -38,7 +38,7 @@ def _corpus(folder: Path) -> None:
     (folder / "other-key.jsonl").write_text('{"content": "1 2 3"}\n')
     for name, size in (("corpus", 100), ("other", 50)):
         tokenizer = open_tokenizer("NullTokenizer", vocab_size=size)
-        preprocess([folder / "text.jsonl"], folder / name, tokenizer, append_eod=True)
+        preprocess([folder / "text.jsonl"], folder / name, tokenizer, Options(append_eod=True))
     for suffix in (".bin", ".idx"):
         whole = beside(folder / "corpus_text_document", suffix)
         shutil.copy(whole, beside(folder / "cut", suffix))

@@ -114,7 +114,8 @@ def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
     words = ("preprocess", "--input", tmp_path / "a", "--output-prefix", tmp_path / "p", "--tokenizer-type")
     assert "--tokenizer-type: unknown: found Nulltokenizer" in refused(capsys, *words, "Nulltokenizer")
     assert "--tokenizer-model: not given" in refused(capsys, *words, "HuggingFaceTokenizer")
-    assert "does not exist" in refused(capsys, "preprocess", "--input", tmp_path / "nothing")
+    nothing = refused(capsys, "preprocess", "--input", tmp_path / "nothing", *words[3:], "NullTokenizer")
+    assert "--input: no files there: found " in nothing
     assert "unexpected" in refused(capsys, *words, "NullTokenizer", "stray").lower()
 
 

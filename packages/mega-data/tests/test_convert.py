@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.preprocess import preprocess
+from mega_data.preprocess import Options, preprocess
 from mega_data.vocabulary import train
 from mega_schema.command import run
 from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter
@@ -106,7 +106,7 @@ def test_text_comes_back_as_it_was(tmp_path, capsys):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
     train(texts, 300).save(tmp_path / "tok")
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path / "tok")
-    preprocess([path], tmp_path / "p", tokenizer, append_eod=True)
+    preprocess([path], tmp_path / "p", tokenizer, Options(append_eod=True))
     prefix, out = tmp_path / "p_text_document", tmp_path / "new" / "b.jsonl"
     said, _ = call("convert", prefix, "--to", "jsonl", "--output", out, "--json-key", "content")
     assert said == f"{out}: 5 documents from mmap\n"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mega_data.jsonl import Fault, chunks, read
-from mega_data.preprocess import preprocess
+from mega_data.preprocess import Options, preprocess
+from mega_data.readers.inputs import Input
+from mega_data.readers.streams import blocks
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset
 from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
@@ -35,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_documents_are_in_the_order_of_lines_and_files_with_eod_on_those_that_have_tokens(tmp_path):
     inputs = [lines(tmp_path / "a", "1 2", "", "3"), lines(tmp_path / "b", "4")]
-    done = preprocess(inputs, tmp_path / "out" / "p", null(), append_eod=True)
+    done = preprocess(inputs, tmp_path / "out" / "p", null(), Options(append_eod=True))
     data = IndexedDataset(done.prefixes[0])
     assert done.prefixes == (tmp_path / "out" / "p_text_document",)
     assert [data[i].tolist() for i in range(len(data))] == [[1, 2, 100], [3, 100], [4, 100]]
@@ -60,7 +61,7 @@ def test_the_tokenizer_travels_with_each_dataset(tmp_path):
 def test_every_key_becomes_a_dataset_of_its_own_and_all_are_complete(tmp_path):
     path = tmp_path / "a"
     path.write_text('{"text": "1", "title": "5 6"}\n{"title": "", "text": "2 3"}\n', "utf-8")
-    done = preprocess([path], tmp_path / "p", null(), keys=("text", "title"))
+    done = preprocess([path], tmp_path / "p", null(), Options(("text", "title")))
     text, title = (IndexedDataset(prefix) for prefix in done.prefixes)
     assert [text[i].tolist() for i in range(2)] == [[1], [2, 3]]
     assert title[0].tolist() == [5, 6]
@@ -77,11 +78,16 @@ def test_output_bytes_do_not_depend_on_the_workers(tmp_path):
     rng = random.Random(7)
     texts = [" ".join(str(rng.randrange(100)) for _ in range(rng.randrange(3000))) for _ in range(60)]
     inputs = [lines(tmp_path / "a", *texts[:41]), lines(tmp_path / "b", *texts[41:])]
-    assert len(list(chunks(inputs, CHUNK))) > 8
+    assert sum(len(list(blocks(Input(p, "jsonl"), keys=["text"], size=CHUNK))) for p in inputs) > 8
     outputs = []
     for workers in (1, 2, 3):
         preprocess(
-            inputs, tmp_path / str(workers) / "p", null(), append_eod=True, workers=workers, chunk=CHUNK
+            inputs,
+            tmp_path / str(workers) / "p",
+            null(),
+            Options(append_eod=True),
+            workers=workers,
+            block=CHUNK,
         )
         outputs.append(files(tmp_path / str(workers)))
     assert len(outputs[0]) == 4
@@ -96,7 +102,9 @@ def test_gpt2_files_hold_the_published_ids(tmp_path):
         "GPT2BPETokenizer", vocab_file=GPT2 / "gpt2-vocab.json", merge_file=GPT2 / "gpt2-merges.txt"
     )
     source = lines(tmp_path / "a", *(case["text"] for case in cases))
-    data = IndexedDataset(preprocess([source], tmp_path / "p", tokenizer, append_eod=True).prefixes[0])
+    data = IndexedDataset(
+        preprocess([source], tmp_path / "p", tokenizer, Options(append_eod=True)).prefixes[0]
+    )
     assert [data[i].tolist() for i in range(len(data))] == [[*c["gpt2"], 50256] for c in cases if c["gpt2"]]
 
 
@@ -139,12 +147,12 @@ def test_an_eod_the_tokenizer_lacks_is_refused(tmp_path):
     Library(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path)
     with pytest.raises(ConfigError, match="--append-eod: the tokenizer has no end of document"):
-        preprocess([lines(tmp_path / "a", "a")], tmp_path / "p", tokenizer, append_eod=True)
+        preprocess([lines(tmp_path / "a", "a")], tmp_path / "p", tokenizer, Options(append_eod=True))
 
 
 def test_a_key_named_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--json-keys: a key is named twice: found text text"):
-        preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(), keys=("text", "text"))
+        preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(), Options(("text", "text")))
 
 
 def test_a_corpus_without_documents_is_a_dataset_without_documents(tmp_path):
@@ -154,27 +162,9 @@ def test_a_corpus_without_documents_is_a_dataset_without_documents(tmp_path):
     assert (len(data), data.documents.tolist(), done.tokens) == (0, [0], 0)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_chunks_hold_every_line_once_with_its_number(seed, tmp_path):
-    rng = random.Random(seed)
-    paths = []
-    for name in "abc":
-        texts = ["7 " * rng.randrange(30) for _ in range(rng.randrange(12))]
-        paths.append(lines(tmp_path / name, *texts))
-        if rng.random() < 0.5:
-            paths[-1].write_bytes(paths[-1].read_bytes().rstrip(b"\n"))
-    found: dict[Path, list[bytes]] = {path: [] for path in paths}
-    for chunk in chunks(paths, rng.randrange(1, 200)):
-        assert chunk.line == len(found[chunk.path]) + 1
-        assert chunk.size == sum(map(len, chunk.lines))
-        found[chunk.path] += chunk.lines
-    assert {path: b"".join(held) for path, held in found.items()} == {p: p.read_bytes() for p in paths}
-
-
 def test_texts_may_have_line_breaks_that_only_unicode_knows(tmp_path):
     path = tmp_path / "a"
     path.write_bytes('{"text": "a\u2028b\u0085c"}\n'.encode())
-    (chunk,) = chunks([path])
-    rows = read(chunk, ["text"])
-    assert not isinstance(rows, Fault)
-    assert rows == ([1], [("a\u2028b\u0085c",)])
+    (block,) = blocks(Input(path, "jsonl"), keys=["text"])
+    rows = block.rows(["text"])
+    assert (rows.numbers, rows.texts, rows.faults) == ([0], [("a\u2028b\u0085c",)], [])

@@ -1,146 +1,251 @@
-"""JSON lines to indexed datasets, one per key: the same bytes whatever the number of workers."""
+"""Text to indexed datasets, one per key: the same bytes whatever the workers, or how often it was stopped."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mega_data.jsonl import CHUNK_BYTES, Chunk, Fault, chunks, read
+from mega_data.documents import Done, Encoder
+from mega_data.encoders import fastest
+from mega_data.parts import Parts
+from mega_data.readers.blocks import Block, Fault
+from mega_data.readers.inputs import Input, form_of
+from mega_data.readers.streams import BLOCK_BYTES, UNITS, blocks
 from mega_data.workers import in_order
-from mega_schema.errors import ConfigError, RequestError
-from mega_schema.indexed import DatasetInfo, IndexedWriter, beside, smallest_dtype
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import DatasetInfo, beside, smallest_dtype
 from mega_schema.tokenizer import Tokenizer
 
+log = logging.getLogger("mega.data")
+
+NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
+_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 16, 4
+# lazy is another way to read cached
+FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
+
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """Documents of a chunk under one key: their ids end to end, and how many each has."""
+class Options:
+    """What decides the content of the datasets, beside inputs and tokenizer.
 
-    ids: NDArray[Any]
-    lengths: list[int]
+    Attributes:
+        keys: of the texts, a dataset each.
+        append_eod: end each document that has tokens with the tokenizer's eod.
+        split: text to sentences, each a sequence of its own; None leaves a text whole.
+        split_name: what names that way of splitting in PREFIX.json.
+        skip: pass over rows that are wrong, and keep them in a quarantine file; else stop at the first.
+        unit: what a document of a plain text is, see readers.streams.
+        form: of the index, one of FORMS.
+    """
 
+    keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    split: Callable[[str], list[str]] | None = None
+    split_name: str = ""
+    skip: bool = False
+    unit: str = "file"
+    form: str = "mmap"
 
-@dataclass(frozen=True, slots=True)
-class Encoder:
-    """Chunk to ids; what a worker process is sent once."""
-
-    tokenizer: Tokenizer
-    keys: tuple[str, ...]
-    append_eod: bool
-    dtype: np.dtype[Any]
-
-    def __call__(self, chunk: Chunk) -> tuple[int, list[Encoded]] | Fault:
-        """Bytes read, and the documents under each key; or the first fault."""
-        rows = read(chunk, self.keys)
-        if isinstance(rows, Fault):
-            return rows
-        encoded = []
-        for place in range(len(self.keys)):
-            texts = [row[place] for row in rows[1]]
-            try:
-                documents = self.tokenizer.encode_batch(texts)
-            except RequestError:
-                return self._first_fault(chunk, rows[0], texts)
-            encoded.append(self._joined(documents))
-        return chunk.size, encoded
-
-    def _joined(self, documents: list[list[int]]) -> Encoded:
-        eod = self.tokenizer.identity.eod
-        flat: list[int] = []
-        for document in documents:
-            if document and self.append_eod:
-                assert eod is not None
-                document.append(eod)  # an empty document stays empty, as Megatron's
-            flat += document
-        return Encoded(np.array(flat, self.dtype), [len(document) for document in documents])
-
-    def _first_fault(self, chunk: Chunk, numbers: list[int], texts: list[str]) -> Fault:
-        for number, text in zip(numbers, texts, strict=True):
-            try:
-                self.tokenizer.encode(text)
-            except RequestError as error:
-                return Fault(f"{chunk.path}:{number}", error.what, str(error.found), str(error.wanted))
-        raise AssertionError("a batch was refused, but none of its texts")
+    def told(self, key: str) -> dict[str, object]:
+        """For PREFIX.json: those that change what is in a dataset."""
+        values: dict[str, object] = {"key": key, "append_eod": self.append_eod}
+        if self.split:
+            values["split_sentences"] = self.split_name
+        if self.unit != "file":
+            values["text_unit"] = self.unit
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run wrote: the prefix of each dataset, documents of each, tokens of all, bytes read, seconds."""
+    """What a run wrote.
+
+    Attributes:
+        documents: of each dataset.
+        tokens: of all of them.
+        size: bytes of text read, decompressed.
+        skipped: rows passed over; they are in `quarantine`.
+        seconds, fresh: since the start of this process's run, and the bytes it read itself.
+        encoder: what gave the ids.
+    """
 
     prefixes: tuple[Path, ...]
     documents: int
     tokens: int
     size: int
+    skipped: int
+    quarantine: Path
     seconds: float
+    fresh: int
+    encoder: str
 
 
 def preprocess(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path | Input],
     output_prefix: Path,
     tokenizer: Tokenizer,
+    options: Options | None = None,
     *,
-    keys: Sequence[str] = ("text",),
-    append_eod: bool = False,
     workers: int = 1,
-    chunk: int = CHUNK_BYTES,
+    block: int = BLOCK_BYTES,
+    note: int = NOTE_BYTES,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Outcome:
     """Write `{output_prefix}_{key}_document.{bin,idx,json}` and `.tokenizer/` for each key.
 
-    A line is a document and one sequence of it; a text without tokens is an empty document. Lines that are
-    blank are passed over.
+    A row of the input is a document; its text is one sequence of it, or one per sentence where it is a list
+    or sentences are split; then the names end in `_sentence`. A text without tokens is an empty document.
+    Blank lines are passed over. A run that was killed goes on where its noted parts end, when it is started
+    again with the same inputs and options, and writes the bytes it would have written.
 
     Args:
-        append_eod: end each document that has tokens with the tokenizer's eod.
-        workers: processes that encode; 1 is this process, with the threads of the tokenizers library.
-        chunk: bytes of lines a worker is handed at a time; what is written does not depend on it.
-        progress: told the bytes read since it was last called.
+        workers: processes that encode; 1 is this process.
+        block: bytes of text a worker is handed at a time; what is written does not depend on it.
+        note: bytes of input after which it is noted how far the run got.
+        progress: told the bytes of the files read since it was last called.
 
     Raises:
-        ConfigError: an eod is asked for that the tokenizer does not have, or a key is named twice.
-        FormatError: a line is not what it should be; then nothing is written.
+        ConfigError: options that do not fit the tokenizer or each other.
+        FormatError: a row is not what it should be and `options.skip` is off; then nothing is left.
     """
-    identity = tokenizer.identity
-    if append_eod and identity.eod is None:
-        wanted = "a tokenizer with <|endoftext|>, </s> or the like"
-        raise ConfigError("--append-eod", "the tokenizer has no end of document", found="none", wanted=wanted)
-    if len(set(keys)) != len(keys):
-        raise ConfigError("--json-keys", "a key is named twice", found=" ".join(keys))
-    dtype = smallest_dtype(identity.vocab_size)
-    began, documents, size = time.monotonic(), 0, 0
-    prefixes = tuple(beside(output_prefix, f"_{key}_document") for key in keys)
-    sources = tuple(str(path) for path in inputs)
-    with ExitStack() as stack:
-        writers = []
-        for prefix, key in zip(prefixes, keys, strict=True):
-            options = {"key": key, "append_eod": append_eod}
-            info = DatasetInfo(identity, sources=sources, options=options)
-            writers.append(stack.enter_context(IndexedWriter(prefix, dtype, info)))
-        encoder = Encoder(tokenizer, tuple(keys), append_eod, dtype)
-        for done in in_order(encoder, chunks(inputs, chunk), workers):
-            if isinstance(done, Fault):
-                raise done.error()
-            for writer, encoded in zip(writers, done[1], strict=True):
-                _write(writer, encoded)
-            documents, size = documents + len(done[1][0].lengths), size + done[0]
-            progress(done[0])
+    began, options = time.monotonic(), options or Options()
+    given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
+    _check(options, tokenizer)
+    level = "sentence" if options.split else "document"
+    prefixes = tuple(beside(output_prefix, f"_{key}_{level}") for key in options.keys)
+    dtype = smallest_dtype(tokenizer.identity.vocab_size)
+    run = _run(given, tokenizer, options)
+    parts = Parts.open(beside(output_prefix, ".unfinished"), run, dtype, len(options.keys))
+    before = parts.place.size
+    if parts.resumed:
+        log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
+        progress(parts.place.consumed)
+    stream = _Stream(given, parts, options, block)
+    encode = fastest(tokenizer, stream.sample())
+    eod = tokenizer.identity.eod if options.append_eod else None
+    # what Megatron's tokenizer of that name does, and no other's
+    bos = tokenizer.identity.bos if tokenizer.identity.type == "Llama2Tokenizer" else None
+    work = Encoder(encode, options.keys, dtype, eod, bos, options.split)
+    try:
+        noted = parts.place.size
+        for done in in_order(work, stream, workers):
+            if done.faults and not options.skip:
+                parts.discard()
+                hint = "mend or delete the line, or pass over such lines: --on-error skip"
+                raise done.faults[0].error(given[done.input].path, stream.first_row(parts, done), hint)
+            _take(parts, done, given, stream.first_row(parts, done))
+            progress(done.consumed)
+            if parts.place.size - noted >= note:
+                parts.note()
+                noted = parts.place.size
+        infos = [_info(tokenizer, given, options, key) for key in options.keys]
+        quarantine = beside(output_prefix, "_quarantine.jsonl")
         for prefix in prefixes:
             tokenizer.save(beside(prefix, ".tokenizer"))
-    tokens = sum(writer.tokens for writer in writers)
-    return Outcome(prefixes, documents, tokens, size, time.monotonic() - began)
+        parts.publish(prefixes, infos, FORMS[options.form], quarantine)
+    finally:
+        parts.close()
+    place, seconds = parts.place, time.monotonic() - began
+    counts = (parts.documents, parts.tokens, place.size, place.skipped)
+    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, encode.name)
 
 
-def _write(writer: IndexedWriter, encoded: Encoded) -> None:
-    at = 0
-    for length in encoded.lengths:
-        if length:
-            writer.add(encoded.ids[at : at + length])
-        writer.end_document()
-        at += length
+class _Stream:
+    """The blocks that are still to be done, with the number of their input."""
+
+    def __init__(self, given: Sequence[Input], parts: Parts, options: Options, size: int) -> None:
+        self._given, self._keys, self._unit, self._size = given, options.keys, options.unit, size
+        self._place = (parts.place.input, parts.place.position)
+        self._begun: list[tuple[int, Block]] = []
+        self._rest = self._blocks()
+
+    def __iter__(self) -> Iterator[tuple[int, Block]]:
+        yield from self._begun
+        yield from self._rest
+
+    def sample(self) -> list[str]:
+        """Some texts from the beginnings of some of the inputs."""
+        self._begun = [item for item in [next(self._rest, None)] if item is not None]
+        found = [block for _, block in self._begun]
+        step = max(1, len(self._given) // _SAMPLE_INPUTS)
+        for one in self._given[self._place[0] + 1 :: step][:_SAMPLE_INPUTS]:
+            if not one.stdin:
+                first = next(blocks(one, keys=self._keys, size=1 << 16, unit=self._unit), None)
+                found += [first] if first else []
+        texts = list[str]()
+        for block in found:
+            for row in block.rows(self._keys).texts[:_SAMPLE_TEXTS]:
+                texts += [text[:_SAMPLE_CHARACTERS] for text in row if isinstance(text, str)]
+        return _up_to(texts, 4 * _SAMPLE_CHARACTERS)
+
+    def first_row(self, parts: Parts, done: Done) -> int:
+        """Number in its file of the first row of a block that follows what `parts` has, from 1."""
+        return 1 + (parts.place.rows if done.input == parts.place.input else 0)
+
+    def _blocks(self) -> Iterator[tuple[int, Block]]:
+        number, position = self._place
+        for at, one in enumerate(self._given[number:], number):
+            start = position if at == number else 0
+            for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
+                yield at, block
+
+
+def _take(parts: Parts, done: Done, given: Sequence[Input], first: int) -> None:
+    for key, encoded in enumerate(done.keys):
+        parts.add(key, encoded)
+    for fault in done.faults:
+        parts.quarantine(_told(fault, given[done.input].path, first))
+    place = parts.place
+    place.rows = done.rows + first - 1
+    place.input, place.position = done.input, done.end
+    place.size, place.consumed = place.size + done.size, place.consumed + done.consumed
+    place.skipped += len(done.faults)
+
+
+def _told(fault: Fault, path: Path, first: int) -> dict[str, object]:
+    reason = f"{fault.what}: found {fault.found}, wanted {fault.wanted}"
+    return {"file": str(path), "line": first + fault.row, "reason": reason, "row": fault.raw}
+
+
+def _check(options: Options, tokenizer: Tokenizer) -> None:
+    if options.append_eod and tokenizer.identity.eod is None:
+        wanted = "a tokenizer with <|endoftext|>, </s> or the like"
+        raise ConfigError("--append-eod", "the tokenizer has no end of document", found="none", wanted=wanted)
+    if len(set(options.keys)) != len(options.keys):
+        raise ConfigError("--json-keys", "a key is named twice", found=" ".join(options.keys))
+    assert options.unit in UNITS, options.unit
+    assert options.form in FORMS, options.form
+
+
+def _run(given: Sequence[Input], tokenizer: Tokenizer, options: Options) -> str:
+    """What tells whether an unfinished run is this one; a stream cannot be told from another, so never it."""
+    if any(one.stdin for one in given):
+        return f"stdin at {time.time_ns()}"
+    told = [
+        [one.state() for one in given],
+        tokenizer.identity.to_dict(),
+        [options.told(key) for key in options.keys],
+        [options.skip, options.form],
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _info(tokenizer: Tokenizer, given: Sequence[Input], options: Options, key: str) -> DatasetInfo:
+    sources = tuple(str(one.path) for one in given)
+    return DatasetInfo(tokenizer.identity, sources=sources, options=options.told(key))
+
+
+def _up_to(texts: list[str], characters: int) -> list[str]:
+    kept, held = list[str](), 0
+    for text in texts:
+        if held >= characters:
+            break
+        kept.append(text)
+        held += len(text)
+    return kept

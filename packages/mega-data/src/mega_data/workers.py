@@ -65,7 +65,8 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
 def _serve(work: Callable[[Item], Result], pipe: Connection) -> None:
     """A worker: results for items, until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us; it ends us
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each of us starts a thread per core
+    # else each of us starts a thread per core
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
     while True:
         try:
             item = pipe.recv()

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -84,14 +85,26 @@ class Tokenizer(Protocol):
 class FastTokenizer:
     """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json."""
 
-    def __init__(self, source: str, identity: TokenizerIdentity, library: tokenizers.Tokenizer) -> None:
-        self.source, self.identity, self._library = source, identity, library
-        decoder = json.loads(library.decoder.__getstate__()) if library.decoder else {}
+    def __init__(
+        self, source: str, identity: TokenizerIdentity, library: tokenizers.Tokenizer | None = None
+    ) -> None:
+        self.source, self.identity = source, identity
+        if library is not None:
+            self._library = library
+
+    @cached_property
+    def _library(self) -> tokenizers.Tokenizer:
+        """Opened when first needed: a process may hold this value and let another library encode."""
+        return _library(self.source, self.identity.type)[0]
+
+    @cached_property
+    def _bytes(self) -> dict[str, int] | None:
+        decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
         kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        self._bytes = _bytes_of_letters() if "ByteLevel" in kinds else None
+        return _bytes_of_letters() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.source, self.identity)
+        return FastTokenizer, (self.source, self.identity)
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -125,10 +138,6 @@ class FastTokenizer:
 def _half_a_pair() -> RequestError:
     """What the library's TypeError on a str means: UTF-8 cannot hold it."""
     return RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold")
-
-
-def _reopen(source: str, identity: TokenizerIdentity) -> FastTokenizer:
-    return FastTokenizer(source, identity, _library(source, identity.type)[0])
 
 
 class NullTokenizer:

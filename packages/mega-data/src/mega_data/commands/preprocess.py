@@ -6,40 +6,70 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, EXISTING, WORKERS, Spreading, progress_bar
+from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar
+
+INPUT = "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2; files, globs, folders, or - for stdin."
 
 
 @click.command(cls=Spreading)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT)
+@click.option("--input-format", type=click.Choice(["jsonl", "text", "table"]), help="[default: by the names]")
 @click.option(
-    "--input", "inputs", type=EXISTING, multiple=True, required=True, help="JSON lines, one file or several."
+    "--text-unit", type=click.Choice(["file", "paragraph", "line"]), default="file", help="A document."
 )
 @click.option("--output-prefix", type=ANY_PATH, required=True, help="_KEY_document.bin and so on are added.")
+@click.option("--tokenizer-type", required=True, help="Megatron's name of it, such as GPT2BPETokenizer.")
 @click.option(
-    "--tokenizer-type", required=True, help="HuggingFaceTokenizer, GPT2BPETokenizer or NullTokenizer."
+    "--tokenizer-model",
+    "--tokenizer-name-or-path",
+    type=ANY_PATH,
+    help="tokenizer.json or a folder that holds one; a SentencePiece model; a tiktoken vocabulary.",
 )
-@click.option("--tokenizer-model", type=ANY_PATH, help="tokenizer.json, or a folder that holds one.")
-@click.option("--vocab-file", type=ANY_PATH, help="vocab.json of a GPT2BPETokenizer.")
+@click.option(
+    "--vocab-file", type=ANY_PATH, help="vocab.json of a GPT2BPETokenizer, vocab.txt of a BERT one."
+)
 @click.option("--merge-file", type=ANY_PATH, help="merges.txt of a GPT2BPETokenizer.")
 @click.option("--vocab-size", type=int, help="Ids of a NullTokenizer, without its eod.")
-@click.option("--json-keys", multiple=True, default=("text",), help="Keys of texts, a dataset each.")
+@click.option("--json-keys", "--json-key", "keys", multiple=True, default=("text",), help="A dataset each.")
 @click.option("--append-eod", is_flag=True, help="End each document with the tokenizer's eod.")
+@click.option(
+    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="At a row that is wrong."
+)
+@click.option(
+    "--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), default="mmap", help="The index."
+)
 @click.option("--workers", type=WORKERS, default=1, help="Processes that encode.")
+@click.option("--partitions", type=WORKERS, default=1, help="Accepted; the order is kept without them.")
+@click.option("--keep-sequential-samples", is_flag=True, help="Accepted; samples are always in sequence.")
+@click.option(
+    "--log-interval", type=click.IntRange(min=1), default=1000, help="Accepted; progress is on stderr."
+)
 def preprocess(
-    inputs: tuple[Path, ...],
+    words: tuple[str, ...],
+    input_format: str | None,
+    text_unit: str,
     output_prefix: Path,
     tokenizer_type: str,
     tokenizer_model: Path | None,
     vocab_file: Path | None,
     merge_file: Path | None,
     vocab_size: int | None,
-    json_keys: tuple[str, ...],
+    keys: tuple[str, ...],
     append_eod: bool,
+    on_error: str,
+    dataset_impl: str,
     workers: int,
+    partitions: int,
+    keep_sequential_samples: bool,
+    log_interval: int,
 ) -> None:
-    """Encode JSON lines to indexed datasets in Megatron's format."""
+    """Encode text to indexed datasets in Megatron's format."""
+    from mega_data.preprocess import Options
     from mega_data.preprocess import preprocess as encode
+    from mega_data.readers.inputs import found
     from mega_schema.tokenizer import open_tokenizer
 
+    inputs = found(words, input_format)
     tokenizer = open_tokenizer(
         tokenizer_type,
         vocab_file=vocab_file,
@@ -47,18 +77,13 @@ def preprocess(
         model=tokenizer_model,
         vocab_size=vocab_size,
     )
-    with progress_bar("encoding", sum(path.stat().st_size for path in inputs)) as progress:
-        done = encode(
-            inputs,
-            output_prefix,
-            tokenizer,
-            keys=json_keys,
-            append_eod=append_eod,
-            workers=workers,
-            progress=progress,
-        )
-    rate = done.size / 1e6 / max(done.seconds, 1e-9)
+    options = Options(keys, append_eod, skip=on_error == "skip", unit=text_unit, form=dataset_impl)
+    with progress_bar("encoding", sum(one.size for one in inputs)) as progress:
+        done = encode(inputs, output_prefix, tokenizer, options, workers=workers, progress=progress)
+    rate = done.fresh / 1e6 / max(done.seconds, 1e-9)
     click.echo(
         f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
         f"{done.size:,} bytes, {rate:.1f} MB/s"
     )
+    if done.skipped:
+        click.echo(f"note: {done.skipped:,} rows were passed over, see {done.quarantine}", err=True)

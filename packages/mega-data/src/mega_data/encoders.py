@@ -1,0 +1,173 @@
+"""Texts to ids in arrays, by the fastest library whose ids are the tokenizer's own on a sample of the run.
+
+The tokenizer (mega_schema.tokenizer) is the definition. `fastest` lets another library do the work only where
+its ids are equal on hard strings and on texts of the very input, and says so in the log where they are not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.errors import RequestError
+from mega_schema.tokenizer import FastTokenizer, Tokenizer
+
+log = logging.getLogger("mega.data")
+
+Flat = tuple[NDArray[Any], NDArray[np.int64]]
+
+WORDS_KEPT = 1 << 19  # of a WordCache: with their ids about 100 MB
+LONGEST_KEPT = 64  # characters: longer ones come once
+
+# What libraries have disagreed on: spaces, contractions, digits and marks of many scripts, text that looks
+# like a special token, characters that join.
+TRAPS = (
+    "",
+    " ",
+    "\n",
+    "  two  spaces   three \t tab \r\n\r\n end  ",
+    "don't DON'T we'LL I'm 've’s 'S 'ſ",
+    "<|endoftext|> [MASK] <s> </s> <pad> <unk> ##ing ▁x",
+    "1 22 333 4444 55555 3.14159 ٣٤ ½² ⅷ १२३",
+    "İstanbul'da ığdır ﬁ ß ẞ Ǆ e\u0301 é ạ̈ \u1e9b\u0323",
+    "中文字符，混合English。日本語テキスト 한국어 텍스트 ไทย हिन्दी العربية עברית",
+    "🙂👩‍👩‍👧🇹🇷 \u200b\u200d\ufeff\u00a0\u2003\u3000\u2028\u0085",
+    "\x00\x01\x1c\x1f\x7f\ufffd\U0010ffff\U000e0001",
+    "a" * 300 + " " + "=" * 300 + " " + "ab" * 60,
+    "http://example.org/a?b=c&d=%20#e --flag=x_y-z ... !!! ?!",
+)
+
+
+class Encode(Protocol):
+    """Ids of texts; sent to worker processes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, texts: Sequence[str]) -> Flat:
+        """The ids of all texts end to end, and how many each has.
+
+        Raises:
+            RequestError: one of the texts has no ids.
+        """
+
+
+class Plain:
+    """The tokenizer itself."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str]) -> Flat:
+        documents = self.tokenizer.encode_batch(texts)
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        return np.fromiter(chain.from_iterable(documents), np.int32, int(lengths.sum())), lengths
+
+
+class Fastokens:
+    """Byte-pair encoding by the `fastokens` library: ids come as one buffer, known words are looked up."""
+
+    name = "fastokens"
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._library = import_module("fastokens._native").Tokenizer.from_json_str(tokenizer.source)
+        self._library.no_truncation()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Fastokens, (self.tokenizer,)
+
+    def __call__(self, texts: Sequence[str]) -> Flat:
+        try:
+            ids, bounds = self._library.encode_batch_flat(list(texts), False, True)
+        except ValueError:
+            # a byte that the vocabulary lacks: the definition drops it, this library stops
+            return Plain(self.tokenizer)(texts)
+        ends = np.frombuffer(bounds, np.uint64).astype(np.int64)
+        return np.frombuffer(ids, np.uint32), ends[1:] - ends[:-1]
+
+
+class WordCache:
+    """WordPiece with a memory of words, exact because BERT's rules never look across a space.
+
+    Normalising, cutting at punctuation and matching pieces all happen between two spaces, so the ids of a
+    text are those of its words end to end; only a word not seen before goes to the tokenizer.
+    """
+
+    name = "tokenizers with a cache of words"
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return WordCache, (self.tokenizer,)
+
+    def __call__(self, texts: Sequence[str]) -> Flat:
+        # no other white space is cut at: some of it BERT's rules delete, which joins the words around it
+        documents = [text.replace("\n", " ").split(" ") for text in texts]
+        if len(self._known) > WORDS_KEPT:
+            self._known.clear()
+        known = self._known
+        missing = list(set().union(*documents).difference(known))
+        for word, ids in zip(missing, self.tokenizer.encode_batch(missing), strict=True):
+            known[word] = np.array(ids, np.int32).tobytes()
+        joined = [b"".join([known[word] for word in words]) for words in documents]
+        for word in missing:
+            if len(word) > LONGEST_KEPT:
+                del known[word]
+        lengths = np.fromiter(map(len, joined), np.int64, len(joined)) // 4
+        return np.frombuffer(b"".join(joined), np.int32), lengths
+
+
+def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
+    """The fastest way to the tokenizer's ids that gives them on `sample` and on TRAPS.
+
+    The outcome is logged: as a warning where a library was tried whose ids differ.
+    """
+    plain = Plain(tokenizer)
+    way = _faster_way(tokenizer)
+    if way is None:
+        return plain
+    try:
+        encode = way()
+    except (ImportError, ValueError) as error:
+        log.warning("encoding with the tokenizers library: a faster one cannot be used (%s)", error)
+        return plain
+    for text in (*TRAPS, *sample):
+        try:
+            wanted = tokenizer.encode(text)
+        except RequestError:
+            continue
+        if encode([text])[0].tolist() != wanted:
+            log.warning(
+                "encoding with the tokenizers library: the ids of %s differ on %r", encode.name, text[:80]
+            )
+            return plain
+    log.info("encoding with %s: ids equal on %d texts", encode.name, len(TRAPS) + len(sample))
+    return encode
+
+
+def _faster_way(tokenizer: Tokenizer) -> Callable[[], Encode] | None:
+    if not isinstance(tokenizer, FastTokenizer):
+        return None
+    content = json.loads(tokenizer.source)
+    kind = content["model"].get("type", "BPE")
+    if kind == "BPE":
+        return lambda: Fastokens(tokenizer)
+    cut = (content.get("pre_tokenizer") or {}).get("type")
+    rules = (content.get("normalizer") or {"type": None}).get("type")
+    if kind == "WordPiece" and cut == "BertPreTokenizer" and rules in (None, "BertNormalizer"):
+        if any(not token["special"] for token in content.get("added_tokens", [])):
+            return None  # such a token is looked for across spaces too
+        return lambda: WordCache(tokenizer)
+    return None

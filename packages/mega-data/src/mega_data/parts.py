@@ -1,0 +1,270 @@
+"""What an unfinished run has written: files that only grow, and a journal of how far they are whole.
+
+    PREFIX.unfinished/
+        journal.json     which run this is, the place it got to, the size of each file there
+        0.ids            of the first key: ids end to end
+        0.lengths        int32, tokens of each sequence
+        0.documents      int64, sequence at which each document begins; ends with that of the next
+        quarantine       JSON lines of what was passed over
+
+A run that was killed cuts the files back to those sizes and goes on from the place. No reader looks there;
+when all is read, the files become a dataset under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.errors import ConfigError
+from mega_schema.index import CHUNK, Contents
+from mega_schema.indexed import DatasetInfo, beside
+from mega_schema.indexed_writer import write_index
+from mega_schema.staging import sync_folder
+
+FORMAT: Final = 1
+JOURNAL: Final = "journal.json"
+QUARANTINE: Final = "quarantine"
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a run got.
+
+    Attributes:
+        input: number of the input that is being read.
+        position: of it, where the next block begins.
+        rows: of it, before that.
+        size: bytes read, of all inputs.
+        consumed: the same on disk, where files may be compressed.
+        skipped: rows that were passed over.
+    """
+
+    input: int = 0
+    position: int = 0
+    rows: int = 0
+    size: int = 0
+    consumed: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Documents under one key.
+
+    Attributes:
+        ids: of all of them, end to end.
+        lengths: int32, tokens of each sequence.
+        sequences: of each document, 0 for an empty one.
+    """
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int32]
+    sequences: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Part:
+    """The files of one key."""
+
+    files: dict[str, IO[bytes]]
+    sequences: int = 0
+    tokens: int = 0
+    documents: int = 0
+
+
+@dataclass(slots=True)
+class Parts:
+    """The files of a run, open for more."""
+
+    folder: Path
+    run: str
+    dtype: np.dtype[Any]
+    place: Place = field(default_factory=Place)
+    resumed: bool = False
+    _parts: list[_Part] = field(default_factory=list)
+    _quarantine: IO[bytes] | None = None
+    _lock: IO[bytes] | None = None
+
+    @classmethod
+    def open(cls, folder: Path, run: str, dtype: np.dtype[Any], keys: int) -> Parts:
+        """The files in `folder`, as far as they are whole; empty ones where they are of another run.
+
+        Args:
+            run: what tells that inputs and options are the same as before.
+
+        Raises:
+            ConfigError: a process that lives writes there.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = cls(folder, run, dtype)
+        parts._lock = (folder / "lock").open("ab")
+        try:
+            fcntl.flock(parts._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parts._lock.close()
+            hint = "wait for it to end, or choose another prefix"
+            raise ConfigError(
+                "--output-prefix", "another run writes there", found=folder, hint=hint
+            ) from None
+        journal = parts._journal()
+        sizes = journal.get("sizes", {})
+        if journal:
+            parts.place, parts.resumed = Place(**journal["place"]), True
+        for key in range(keys):
+            names = ("ids", "lengths", "documents")
+            files = {name: parts._grown(f"{key}.{name}", sizes) for name in names}
+            parts._parts.append(_Part(files, **(journal["parts"][key] if journal else {})))
+            if not journal:
+                files["documents"].write(np.zeros(1, np.int64).tobytes())
+        parts._quarantine = parts._grown(QUARANTINE, sizes)
+        return parts
+
+    @property
+    def tokens(self) -> int:
+        """Of all keys."""
+        return sum(part.tokens for part in self._parts)
+
+    @property
+    def documents(self) -> int:
+        """Of each key."""
+        return self._parts[0].documents
+
+    def add(self, key: int, encoded: Encoded) -> None:
+        """Write documents; `note` says later how far they are whole."""
+        part = self._parts[key]
+        ends = np.cumsum(encoded.sequences, dtype=np.int64) + part.sequences
+        part.files["ids"].write(encoded.ids.astype(self.dtype, copy=False).data)
+        part.files["lengths"].write(encoded.lengths.astype(np.int32, copy=False).data)
+        part.files["documents"].write(ends.data)
+        part.sequences += len(encoded.lengths)
+        part.documents += len(encoded.sequences)
+        part.tokens += len(encoded.ids)
+
+    def quarantine(self, row: dict[str, object]) -> None:
+        """Keep a row that was passed over, and why."""
+        assert self._quarantine is not None
+        self._quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+
+    def note(self) -> None:
+        """Everything written so far outlasts the process: a later run may go on from `place`."""
+        sizes = {}
+        for name, file in self._named():
+            _sync(file)
+            sizes[name] = file.tell()
+        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._parts]
+        journal = {
+            "format": FORMAT,
+            "run": self.run,
+            "place": dataclasses.asdict(self.place),
+            "parts": counts,
+            "sizes": sizes,
+        }
+        new = self.folder / f"{JOURNAL}.new"
+        with new.open("wb") as written:
+            written.write(json.dumps(journal).encode())
+            _sync(written)
+        new.replace(self.folder / JOURNAL)
+
+    def publish(
+        self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
+    ) -> None:
+        """Give the files their names as datasets, in place of earlier ones; the folder goes.
+
+        Args:
+            form: of the index, mmap or cached.
+            quarantine: name for the rows that were passed over, where there are any.
+        """
+        for number, (part, info) in enumerate(zip(self._parts, infos, strict=True)):
+            for file in part.files.values():
+                file.flush()
+            counts = (part.sequences, part.documents + 1)
+            lengths, documents = (self._stream(number, n) for n in ("lengths", "documents"))
+            with (self.folder / f"{number}.idx").open("wb") as index:
+                write_index(index, form, Contents(self.dtype, *counts, lengths, documents))
+                _sync(index)
+            info = dataclasses.replace(
+                info, documents=part.documents, sequences=part.sequences, tokens=part.tokens
+            )
+            with (self.folder / f"{number}.json").open("wb") as told:
+                told.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+                _sync(told)
+            _sync(part.files["ids"])
+        for number, prefix in enumerate(prefixes):
+            # The index is what readers open first: without one there is no dataset. So the old one goes
+            # before the new payload comes, and the new one comes last.
+            for suffix in (".idx", ".json"):
+                beside(prefix, suffix).unlink(missing_ok=True)
+            for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
+                (self.folder / f"{number}.{name}").replace(beside(prefix, suffix))
+        if self.place.skipped and self._quarantine is not None:
+            _sync(self._quarantine)
+            (self.folder / QUARANTINE).replace(quarantine)
+        sync_folder(self.folder.parent)
+        self.discard()
+
+    def close(self) -> None:
+        """Leave the files for a later run."""
+        for _, file in self._named():
+            with contextlib.suppress(OSError):  # what a full disk did not take is not in the journal either
+                file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _named(self) -> Iterator[tuple[str, IO[bytes]]]:
+        for number, part in enumerate(self._parts):
+            for name, file in part.files.items():
+                yield f"{number}.{name}", file
+        if self._quarantine is not None:
+            yield QUARANTINE, self._quarantine
+
+    def _journal(self) -> dict[str, Any]:
+        """What an earlier process noted of this very run; nothing where its files are not as noted."""
+        try:
+            journal = json.loads((self.folder / JOURNAL).read_bytes())
+            if journal["format"] != FORMAT or journal["run"] != self.run:
+                return {}
+            for name, size in journal["sizes"].items():
+                if (self.folder / name).stat().st_size < size:
+                    return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        assert isinstance(journal, dict)
+        return journal
+
+    def _grown(self, name: str, sizes: dict[str, int]) -> IO[bytes]:
+        file = (self.folder / name).open("ab", buffering=1 << 20)
+        file.truncate(sizes.get(name, 0))
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def _stream(self, number: int, name: str) -> Callable[[], Iterator[NDArray[Any]]]:
+        dtype = np.dtype(np.int32 if name == "lengths" else np.int64)
+
+        def chunks() -> Iterator[NDArray[Any]]:
+            with (self.folder / f"{number}.{name}").open("rb") as file:
+                while part := file.read(CHUNK * dtype.itemsize):
+                    yield np.frombuffer(part, dtype)
+
+        return chunks
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,207 @@
+"""Blocks of an input, small values that a worker process is handed, and the rows of texts in them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from mega_schema.errors import FormatError
+
+Text = str | list[str]  # a list: sentences that were split already
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a row: a value that travels between processes, as an exception cannot.
+
+    Attributes:
+        row: its number in its block, from 0.
+        raw: the row itself.
+    """
+
+    row: int
+    what: str
+    found: str
+    wanted: str
+    raw: str = ""
+
+    def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
+        """As an exception; `first` is the number in the file of the block's first row."""
+        where = f"{path}:{first + self.row}"
+        return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a block that hold texts, and those that are wrong.
+
+    Attributes:
+        count: rows in all, blank ones included.
+        size: bytes of the block, as they are read.
+        numbers: of each row with texts, from 0 in the block.
+        texts: of each, one text per key.
+    """
+
+    count: int = 0
+    size: int = 0
+    numbers: list[int] = field(default_factory=list)
+    texts: list[tuple[Text, ...]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+class Block(Protocol):
+    """Part of an input.
+
+    Attributes:
+        end: where the next one begins, for `streams.blocks`.
+        consumed: bytes of the file on disk since the block before, for a progress bar.
+    """
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def consumed(self) -> int: ...
+
+    def rows(self, keys: Sequence[str]) -> Rows: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of JSON: held, or where they lie in a plain file."""
+
+    path: Path
+    start: int
+    end: int
+    consumed: int
+    held: bytes | None = None
+
+    def rows(self, keys: Sequence[str]) -> Rows:
+        data = self.held
+        if data is None:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(self.end - self.start)
+        lines = data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        rows = Rows(len(lines), len(data))
+        for number, line in enumerate(lines):
+            texts = _json_texts(number, line, keys)
+            if isinstance(texts, Fault):
+                rows.faults.append(texts)
+            elif texts is not None:
+                rows.numbers.append(number)
+                rows.texts.append(texts)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """Text without structure: each line, each paragraph, or all of it is a row."""
+
+    end: int
+    consumed: int
+    held: bytes
+    unit: str
+
+    def rows(self, keys: Sequence[str]) -> Rows:
+        rows = Rows(0, len(self.held))
+        for number, part in self._parts():
+            if not part.strip():
+                continue
+            try:
+                text = part.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raw = part.decode("utf-8", "replace")
+                rows.faults.append(
+                    Fault(number, "not UTF-8", f"byte {error.start} of it", "text in UTF-8", raw)
+                )
+                continue
+            rows.numbers.append(number)
+            rows.texts.append((text,) * len(keys))
+        rows.count = self.held.count(b"\n") + (not self.held.endswith(b"\n"))
+        return rows
+
+    def _parts(self) -> list[tuple[int, bytes]]:
+        """Each with the number of its first line, from 0."""
+        if self.unit == "file":
+            return [(0, self.held)]
+        ending = b"\n" if self.unit == "line" else b"\n\n"
+        parts, line = list[tuple[int, bytes]](), 0
+        for part in self.held.split(ending):
+            parts.append((line, part.strip(b"\r\n") if self.unit == "paragraph" else part.rstrip(b"\r")))
+            line += part.count(b"\n") + len(ending)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of a table, as Arrow writes them to a stream."""
+
+    end: int
+    consumed: int
+    held: bytes
+
+    def rows(self, keys: Sequence[str]) -> Rows:
+        pyarrow = import_module("pyarrow")
+        with pyarrow.ipc.open_stream(io.BytesIO(self.held)) as stream:
+            table = stream.read_all()
+        columns = [table.column(key).to_pylist() for key in keys]
+        rows = Rows(table.num_rows, table.nbytes)
+        for number, values in enumerate(zip(*columns, strict=True)):
+            fault = _value_fault(number, keys, values)
+            if fault is not None:
+                rows.faults.append(fault)
+            else:
+                rows.numbers.append(number)
+                rows.texts.append(values)
+        return rows
+
+
+def _json_texts(number: int, line: bytes, keys: Sequence[str]) -> tuple[Text, ...] | Fault | None:
+    """The texts on a line; None for one that is blank."""
+    try:
+        values = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        # the line it counts is always the first, of one
+        return _fault(
+            number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
+        )
+    if not isinstance(values, dict):
+        wanted = f"an object with {_quoted(keys)}"
+        return _fault(number, "not a JSON object", type(values).__name__, wanted, line)
+    for key in keys:
+        if key not in values:
+            names = ", ".join(list(values)[:8]) or "no keys"
+            return _fault(number, f"no key {key!r}", names, f"{_quoted(keys)} (see --json-keys)", line)
+    texts = tuple(values[key] for key in keys)
+    fault = _value_fault(number, keys, texts)
+    return texts if fault is None else _fault(number, fault.what, fault.found, fault.wanted, line)
+
+
+def _value_fault(number: int, keys: Sequence[str], values: Sequence[Any]) -> Fault | None:
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, str):
+            continue
+        if not isinstance(value, list):
+            return Fault(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
+        if wrong := next((item for item in value if not isinstance(item, str)), None):
+            return Fault(number, f"an item of {key!r}", type(wrong).__name__, "a string", repr(value))
+    return None
+
+
+def _fault(number: int, what: str, found: str, wanted: str, line: bytes) -> Fault:
+    return Fault(number, what, found, wanted, line.decode("utf-8", "replace"))
+
+
+def _quoted(keys: Sequence[str]) -> str:
+    return ", ".join(map(repr, keys))

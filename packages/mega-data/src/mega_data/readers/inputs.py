@@ -1,0 +1,96 @@
+"""What `--input` means: files, globs, folders, saved datasets or stdin, each with its form."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from mega_schema.errors import ConfigError
+
+PACKED = (".gz", ".zst", ".xz", ".bz2")
+STDIN = "-"
+FORMS = ("jsonl", "text", "table")
+_FORM_OF = MappingProxyType(
+    {
+        ".arrow": "table",
+        ".json": "jsonl",
+        ".jsonl": "jsonl",
+        ".ndjson": "jsonl",
+        ".parquet": "table",
+        ".txt": "text",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file, or stdin when its path is `-`.
+
+    Attributes:
+        form: one of FORMS.
+    """
+
+    path: Path
+    form: str
+
+    @property
+    def stdin(self) -> bool:
+        return str(self.path) == STDIN
+
+    @property
+    def packing(self) -> str:
+        """The ending of its compression, "" without one."""
+        return self.path.suffix if self.path.suffix in PACKED else ""
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk; 0 where they are not known."""
+        return 0 if self.stdin else self.path.stat().st_size
+
+    def state(self) -> list[str | int]:
+        """What tells that it is still the same file: its path, size and time of change."""
+        stat = self.path.stat()
+        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
+
+
+def found(words: Sequence[str], form: str | None = None) -> list[Input]:
+    """The files that the words name, in their order; those of a glob or a folder in the order of their names.
+
+    Args:
+        form: of all of them; None goes by the ending of each name, and any other name holds JSON lines.
+
+    Raises:
+        ConfigError: a word names nothing.
+    """
+    inputs = list[Input]()
+    for word in words:
+        paths = list(_paths(word))
+        if not paths:
+            wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
+            raise ConfigError("--input", "no files there", found=word, wanted=wanted)
+        inputs += [Input(path, form or form_of(path)) for path in paths]
+    return inputs
+
+
+def form_of(path: Path) -> str:
+    """The form that a file's name tells."""
+    return _FORM_OF.get(_ending(path), "jsonl")
+
+
+def _paths(word: str) -> Iterable[Path]:
+    path = Path(word)
+    if word == STDIN or path.is_file():
+        return [path]
+    if path.is_dir():
+        inner = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        if (path / "state.json").exists():  # a dataset that Hugging Face's save_to_disk wrote
+            return [p for p in inner if p.suffix == ".arrow"]
+        return [p for p in inner if _ending(p) in _FORM_OF]
+    return sorted(Path(name) for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
+
+
+def _ending(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix

@@ -1,0 +1,73 @@
+"""Parquet files and datasets that Hugging Face's `save_to_disk` wrote, as blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mega_data.readers.blocks import Block, Table
+from mega_schema.errors import ConfigError, FormatError
+
+_ROWS = 1000  # read at a time; a block holds fewer where rows are long
+
+
+def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+    """The columns `keys` of the rows from number `start`, about `size` bytes a block.
+
+    Raises:
+        ConfigError: pyarrow is not installed, or there is no such column.
+        FormatError: the file is damaged.
+    """
+    try:
+        pyarrow = import_module("pyarrow")
+    except ImportError:
+        hint = "pip install 'mega-data[parquet]'"
+        raise ConfigError(
+            path, "needs a library that is not installed", wanted="pyarrow", hint=hint
+        ) from None
+    at, taken, total = 0, 0, path.stat().st_size
+    try:
+        rows, reading = _open(path, keys)
+        for batch in reading:
+            first, at = at, at + batch.num_rows
+            if at <= start:
+                continue
+            batch = batch.slice(max(0, start - first))
+            step = max(1, batch.num_rows * size // max(1, batch.nbytes))
+            for offset in range(0, batch.num_rows, step):
+                part = batch.slice(offset, step)
+                end = at - batch.num_rows + offset + part.num_rows
+                now = total * end // max(1, rows or end)
+                yield Table(end, now - taken, _bytes(part))
+                taken = now
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise FormatError(path, "damaged", found=str(error), hint="copy the file again") from None
+
+
+def _open(path: Path, keys: Sequence[str]) -> tuple[int, Iterator[Any]]:
+    """How many rows there are, 0 where that is not known, and the batches of the columns."""
+    pyarrow = import_module("pyarrow")
+    if path.suffix == ".parquet":
+        file = import_module("pyarrow.parquet").ParquetFile(path)
+        _check_columns(path, file.schema_arrow.names, keys)
+        return file.metadata.num_rows, file.iter_batches(_ROWS, columns=list(keys))
+    stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+    _check_columns(path, stream.schema.names, keys)
+    return 0, (batch.select(list(keys)) for batch in stream)
+
+
+def _check_columns(path: Path, names: Sequence[str], keys: Sequence[str]) -> None:
+    if lacking := [key for key in keys if key not in names]:
+        raise ConfigError(path, f"no column {lacking[0]!r}", found=", ".join(names), hint="see --json-keys")
+
+
+def _bytes(batch: Any) -> bytes:
+    pyarrow = import_module("pyarrow")
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -70,7 +70,10 @@ def _in_our_words(error: click.ClickException) -> str:
 
 
 def _name(parameter: click.Parameter) -> str:
-    return max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.opts[0].upper()
+    """The flag as it is written in full, the first of several; an argument in capitals."""
+    if not isinstance(parameter, click.Option):
+        return parameter.opts[0].upper()
+    return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
 
 
 def _leave(message: str) -> NoReturn:

@@ -1,0 +1,201 @@
+"""Near-deduplication: ours against datatrove's four stages, on one core, in one run.
+
+    python bench/dedup.py CORPUS.jsonl[.zst] [--json RESULT.json]
+
+Both read the same file of JSON lines with 5-word shingles in 14 bands of 8, and write the lines that stay.
+Seconds are of the processor, all processes together, after imports. Recall and precision come from a part of
+the corpus with planted near-duplicates, against the Jaccard similarity of all pairs. datatrove is left out,
+and the result says so, where it is not installed (`pip install "datatrove[processing]" spacy`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from mega_data.dedup.presets import PRESETS
+from mega_data.dedup.run import Deduplication
+from mega_data.executors.local import run
+from mega_data.shards import lines
+
+REPEATS = 3
+ALIKE = (0.7, 0.8, 0.9)
+
+
+def spent() -> float:
+    """Seconds of the processor of this process and its finished children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def timed(work: Callable[[Path], int]) -> tuple[float, int]:
+    """Seconds and documents kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = spent()
+        kept = work(Path(folder))
+        return spent() - began, kept
+
+
+def ours(corpus: Path, name: str) -> Callable[[Path], int]:
+    def work(folder: Path) -> int:
+        job = Deduplication((corpus,), folder / "out", folder / "work", PRESETS[name])
+        job.begin()
+        (found,) = run(job.stages(), job.work, workers=1)[-1]
+        return int(found["kept"])
+
+    return work
+
+
+def datatrove(corpus: Path) -> Callable[[Path], int] | None:
+    """Its stages as in its own examples/minhash_deduplication.py, in this process."""
+    try:
+        from datatrove.data import DocumentsPipeline
+        from datatrove.pipeline.dedup import (
+            MinhashDedupBuckets,
+            MinhashDedupCluster,
+            MinhashDedupFilter,
+            MinhashDedupSignature,
+        )
+        from datatrove.pipeline.dedup.minhash import MinhashConfig
+        from datatrove.pipeline.readers import JsonlReader
+        from datatrove.pipeline.writers import JsonlWriter
+        from datatrove.utils.word_tokenizers import load_word_tokenizer
+
+        load_word_tokenizer("eng").word_tokenize("one two")  # made once, as start-up is not what is compared
+    except ImportError as error:
+        print(f"datatrove: not measured: {error}", file=sys.stderr)
+        return None
+
+    def work(folder: Path) -> int:
+        config = MinhashConfig()
+        place = {name: str(folder / name) for name in ("sigs", "buckets", "remove", "out")}
+
+        def read() -> DocumentsPipeline:
+            return JsonlReader(str(corpus.parent), glob_pattern=corpus.name)(None, 0, 1)
+
+        for _ in MinhashDedupSignature(place["sigs"], config=config, language="eng")(read(), 0, 1) or ():
+            pass
+        for band in range(config.num_buckets):
+            buckets = MinhashDedupBuckets(place["sigs"], place["buckets"], config=config)
+            buckets(None, band, config.num_buckets)
+        MinhashDedupCluster(place["buckets"], place["remove"], config=config)(None, 0, 1)
+        kept = MinhashDedupFilter(place["remove"])(read(), 0, 1)
+        return sum(1 for _ in JsonlWriter(place["out"], compression=None)(kept, 0, 1))
+
+    return work
+
+
+def planted(corpus: Path, documents: int, seed: int) -> list[str]:
+    """First documents of the corpus, cut to 300 words; after every third a copy with words exchanged."""
+    rng, texts = random.Random(seed), list[str]()
+    for line in lines(corpus):
+        words = json.loads(line)["text"].split()[:300]
+        if len(words) < 30:
+            continue
+        texts.append(" ".join(words))
+        if len(texts) % 3 == 1:
+            for place in rng.sample(range(len(words)), rng.choice([1, 2, 4, 8, 16]) * len(words) // 300):
+                words[place] = words[rng.randrange(len(words))]
+            texts.append(" ".join(words))
+        if len(texts) >= documents:
+            break
+    return texts
+
+
+def quality(texts: list[str], name: str) -> dict[str, Any]:
+    """Against all pairs: the share found from each similarity on, and that of found ones that are alike."""
+    preset = PRESETS[name]
+    if preset.unit == "words":
+        units = [text.split() for text in texts]
+        sets = [{tuple(u[i : i + 5]) for i in range(len(u) - 4)} for u in units]
+    else:
+        sets = [{text[i : i + 5] for i in range(len(text) - 5)} for text in texts]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        corpus = folder / "texts.jsonl"
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        job = Deduplication((corpus,), folder / "out", folder / "work", preset)
+        job.begin()
+        run(job.stages(), job.work, workers=1)
+        root = memoryview((folder / "work/roots").read_bytes()).cast("Q").tolist()
+    met = dict.fromkeys(ALIKE, 0)
+    all_of = dict.fromkeys(ALIKE, 0)
+    found = right = 0
+    for a, b in combinations(range(len(texts)), 2):
+        # sizes alone bound the similarity, which spares most of the work
+        small, large = sorted((len(sets[a]), len(sets[b])))
+        together = root[a] == root[b]
+        if small < 0.5 * large and not together:
+            continue
+        shared = len(sets[a] & sets[b])
+        similar = shared / max(1, small + large - shared)
+        found, right = found + together, right + (together and similar >= 0.5)
+        for least in ALIKE:
+            all_of[least] += similar >= least
+            met[least] += together and similar >= least
+    recall = {f"{least:g}": met[least] / max(1, all_of[least]) for least in ALIKE}
+    return {
+        "documents": len(texts),
+        "pairs_alike": {f"{least:g}": all_of[least] for least in ALIKE},
+        "recall_from_similarity": recall,
+        "pairs_found": found,
+        "precision_at_similarity_0.5": right / max(1, found),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--planted", type=int, default=2000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        with corpus.open("wb") as out:
+            out.writelines(lines(given.corpus))
+        size = corpus.stat().st_size / 1e6
+        sides: dict[str, Callable[[Path], int] | None] = {
+            "mega-data, datatrove preset": ours(corpus, "datatrove"),
+            "datatrove": datatrove(corpus),
+            "mega-data, megatron preset": ours(corpus, "megatron"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name, side in sides.items() if side}
+        kept = {}
+        for repeat in range(REPEATS):
+            for name, side in sides.items():
+                if side and not (name == "datatrove" and repeat):  # a minute each: once tells enough
+                    took, kept[name] = timed(side)
+                    seconds[name].append(took)
+        rates = {name: size / statistics.median(took) for name, took in seconds.items()}
+        result = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "corpus_MB": round(size, 2),
+            "cpu_seconds": {name: [round(s, 2) for s in took] for name, took in seconds.items()},
+            "MB_per_cpu_second": {name: round(rate, 2) for name, rate in rates.items()},
+            "kept": kept,
+            "quality": {n: quality(planted(corpus, given.planted, 7), n) for n in ("datatrove", "megatron")},
+        }
+        if "datatrove" in rates:
+            result["ratio"] = round(rates["mega-data, datatrove preset"] / rates["datatrove"], 1)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n")
+    shutil.rmtree(Path("logs/datatrove"), ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

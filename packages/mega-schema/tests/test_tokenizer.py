@@ -242,7 +242,10 @@ def test_vocabulary_and_merges_that_do_not_fit_are_refused(tmp_path, files):
         ("HuggingFaceTokenizer", "--tokenizer-model: not given"),
         ("GPT2BPETokenizer", "--vocab-file: not given"),
         ("NullTokenizer", "--vocab-size: not given"),
-        ("BertWordPieceCase", "--tokenizer-type: unknown: found BertWordPieceCase"),
+        ("BertWordPieceCase", "--vocab-file: not given"),
+        ("TikTokenizer", "--tokenizer-model: not given"),
+        ("Llama2Tokenizer", "--tokenizer-model: not given"),
+        ("SPTokenizer", "--tokenizer-type: unknown: found SPTokenizer"),
     ],
 )
 def test_what_a_type_is_made_from_must_be_given(kind, line):

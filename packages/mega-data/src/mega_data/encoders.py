@@ -167,7 +167,8 @@ def _faster_way(tokenizer: Tokenizer) -> Callable[[], Encode] | None:
     cut = (content.get("pre_tokenizer") or {}).get("type")
     rules = (content.get("normalizer") or {"type": None}).get("type")
     if kind == "WordPiece" and cut == "BertPreTokenizer" and rules in (None, "BertNormalizer"):
-        if any(not token["special"] for token in content.get("added_tokens", [])):
+        looked_for = [t for t in content.get("added_tokens", []) if not t["special"]]
+        if any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in looked_for):
             return None  # such a token is looked for across spaces too
         return lambda: WordCache(tokenizer)
     return None

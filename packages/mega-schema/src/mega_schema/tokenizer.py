@@ -3,10 +3,12 @@
 A saved tokenizer is a folder:
 
     identity.json    TokenizerIdentity and a format number
-    tokenizer.json   Hugging Face `tokenizers` format, as it was read; absent for a NullTokenizer
+    tokenizer.json   Hugging Face `tokenizers` format, as it was read or made from other files; absent for
+                     a NullTokenizer
+    tokenizer.model  instead of it, a SentencePiece model as it was read
 
-Text is never trusted to hold special tokens: `<|endoftext|>` inside a document is encoded letter by letter,
-so a document cannot end itself. Special tokens enter by their ids only (`identity.eod`, ...).
+Text is never trusted to end a document: `<|endoftext|>` inside one is encoded letter by letter. Such tokens
+enter by their ids only (`identity.eod`, ...).
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from mega_schema import tokenizer_files, tokenizer_sentencepiece
 from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.tokenizer_files import bytes_of_letters
 from mega_schema.tokenizer_identity import (
+    ALIASES,
+    BERT_TYPES,
+    SENTENCEPIECE_TYPES,
     TYPES,
     TokenizerIdentity,
     check_same,
@@ -101,7 +108,7 @@ class FastTokenizer:
     def _bytes(self) -> dict[str, int] | None:
         decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
         kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        return _bytes_of_letters() if "ByteLevel" in kinds else None
+        return bytes_of_letters() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return FastTokenizer, (self.source, self.identity)
@@ -179,25 +186,55 @@ def open_tokenizer(
     merge_file: Path | None = None,
     model: Path | None = None,
     vocab_size: int | None = None,
+    vocab_extra_ids: int = 0,
+    tiktoken_pattern: str | None = None,
+    tiktoken_num_special_tokens: int = 1000,
+    tiktoken_special_tokens: Sequence[str] = tokenizer_files.TIK_SPECIAL,
 ) -> Tokenizer:
     """The tokenizer that Megatron's flags of the same names mean.
 
     Args:
-        type: "HuggingFaceTokenizer" takes `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
-            "NullTokenizer" takes `vocab_size` and has one id more, its eod.
+        type: "HuggingFaceTokenizer" (bs says "PretrainedFromHF"), "TikTokenizer" and the three names of
+            SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
+            "BertWordPieceLowerCase" and "BertWordPieceCase" take `vocab_file`; "NullTokenizer" takes
+            `vocab_size` and has one id more, its eod.
         model: a tokenizer.json, or a folder that holds one: a Hugging Face one, whose tokenizer_config.json
-            then names eod, bos and pad, or one that `Tokenizer.save` wrote.
+            then names eod, bos and pad, or one that `Tokenizer.save` wrote. Else a SentencePiece model, or
+            NVIDIA's JSON of a tiktoken vocabulary.
+        vocab_size: of a TikTokenizer: ids in all, 131,072 if not given.
+        vocab_extra_ids: sentinels to add, of BERT's and SentencePieceTokenizer.
 
     Raises:
         ConfigError: the type is unknown, or what it takes is not given.
         FormatError: a file is missing or is no tokenizer.
     """
+    type = ALIASES.get(type, type)
     if type not in TYPES:
         raise ConfigError("--tokenizer-type", "unknown", found=type, wanted=" | ".join(TYPES))
     if type == "HuggingFaceTokenizer":
         return _open_hugging_face(_given(model, "--tokenizer-model", type))
     if type == "GPT2BPETokenizer":
         return _open_gpt2(_given(vocab_file, "--vocab-file", type), _given(merge_file, "--merge-file", type))
+    if type in BERT_TYPES:
+        path = _given(vocab_file, "--vocab-file", type)
+        lower = type == "BertWordPieceLowerCase"
+        source = tokenizer_files.bert(path, _read(path), lower_case=lower, extra_ids=vocab_extra_ids)
+        return _open_named(source, type, path, None, "[BOS]", "[PAD]")
+    if type in SENTENCEPIECE_TYPES:
+        path = _given(model, "--tokenizer-model", type)
+        extra_ids = vocab_extra_ids if type == "SentencePieceTokenizer" else 0
+        return tokenizer_sentencepiece.open_model(path, type, extra_ids=extra_ids)
+    if type == "TikTokenizer":
+        path = _given(model, "--tokenizer-model", type)
+        source = tokenizer_files.tiktoken(
+            path,
+            _read_json(path),
+            pattern=_given(tiktoken_pattern, "--tiktoken-pattern", type),
+            vocab_size=vocab_size or 1 << 17,
+            specials=tiktoken_num_special_tokens,
+            named=tiktoken_special_tokens,
+        )
+        return _open_named(source, type, path, "</s>", "<s>", "<pad>")
     eod = _given(vocab_size, "--vocab-size", type)
     if eod < 1:
         raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
@@ -219,6 +256,10 @@ def open_folder(folder: Path) -> Tokenizer:
     opened: Tokenizer
     if identity.type == "NullTokenizer":
         sha256, size, opened = null_sha256(identity.vocab_size), identity.vocab_size, NullTokenizer(identity)
+    elif identity.type in SENTENCEPIECE_TYPES:
+        model = _read_bytes(folder / tokenizer_sentencepiece.MODEL)
+        opened = tokenizer_sentencepiece.SentencePiece(model, identity)
+        sha256, size = tokenizer_sentencepiece.content_sha256(model), identity.vocab_size
     else:
         source = _read(folder / CONTENT)
         library, content = _library(source, folder / CONTENT)
@@ -277,25 +318,25 @@ def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
         )
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    source = json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{"id": vocab[_EOD[0]], "content": _EOD[0], **flags, "special": True}],
-            "normalizer": None,
-            "pre_tokenizer": level,
-            "post_processor": level,
-            "decoder": level,
-            "model": {"type": "BPE", "vocab": vocab, "merges": [line.split(" ") for line in merges]},
-        },
-        ensure_ascii=False,
-    )
+    source = tokenizer_files.gpt2(vocab, merges)
     library, content = _library(source, f"{vocab_file} with {merge_file}")
     eod, sha256 = vocab[_EOD[0]], content_sha256(content)
     identity = TokenizerIdentity("GPT2BPETokenizer", content_vocab_size(content), eod, None, None, sha256)
+    return FastTokenizer(source, identity, library)
+
+
+def _open_named(source: str, type: str, where: object, eod: str | None, bos: str, pad: str) -> Tokenizer:
+    """A tokenizer.json of ours, whose special tokens have these names."""
+    library, content = _library(source, where)
+    number = {token["content"]: token["id"] for token in content["added_tokens"]}
+    identity = TokenizerIdentity(
+        type,
+        content_vocab_size(content),
+        eod=number.get(eod) if eod else None,
+        bos=number.get(bos),
+        pad=number.get(pad),
+        sha256=content_sha256(content),
+    )
     return FastTokenizer(source, identity, library)
 
 
@@ -314,21 +355,19 @@ def _library(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str
     return opened, json.loads(source)
 
 
-def _bytes_of_letters() -> dict[str, int]:
-    """The byte of each of GPT-2's letters: a byte that prints is itself, the others count up from U+0100."""
-    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
 def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None:
+    save_folder(folder, identity, {} if source is None else {CONTENT: source.encode()})
+
+
+def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:
+    """Write a tokenizer's folder whole or not at all: its identity and these files."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     try:
         new.mkdir()
-        if source is not None:
-            _write(new / CONTENT, source)
-        _write(new / IDENTITY, json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n")
+        told = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
+        for name, content in {**files, IDENTITY: told.encode()}.items():
+            _write(new / name, content)
         # a folder cannot replace one that is not empty, so the earlier one steps aside first
         if folder.exists():
             folder.rename(old)
@@ -338,18 +377,23 @@ def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise FormatError(path, "not readable", found=error.strerror, wanted="a tokenizer file") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return _read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(path, f"not UTF-8 at byte {error.start}") from None
 

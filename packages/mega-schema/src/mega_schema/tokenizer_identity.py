@@ -7,11 +7,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import FormatError
 
-TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
+BERT_TYPES = ("BertWordPieceLowerCase", "BertWordPieceCase")
+SENTENCEPIECE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+TYPES = (
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    *BERT_TYPES,
+    *SENTENCEPIECE_TYPES,
+    "TikTokenizer",
+    "NullTokenizer",
+)
+ALIASES = MappingProxyType({"PretrainedFromHF": "HuggingFaceTokenizer"})
 
 
 @dataclass(frozen=True, slots=True)

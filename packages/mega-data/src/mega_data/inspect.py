@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from mega_schema.errors import FormatError
+from mega_schema.index import check_pointers
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
-_AT_A_TIME = 1 << 22  # sequences or tokens looked at together
+_AT_A_TIME = 1 << 22  # tokens looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
     Raises:
         FormatError: the first fault, with the sequence it is in.
     """
-    _verify_pointers(data)
+    check_pointers(beside(data.prefix, ".idx"), data.lengths, data.pointers, data.dtype.itemsize)
     opened_tokenizer(data)
     if vocab_size is None and data.info is not None:
         vocab_size = data.info.tokenizer.vocab_size
@@ -104,33 +104,14 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
     return vocab_size
 
 
-def _verify_pointers(data: IndexedDataset) -> None:
-    """Each sequence begins where the one before it ends."""
-    end = 0
-    for at in range(0, len(data), _AT_A_TIME):
-        sizes = data.lengths[at : at + _AT_A_TIME].astype(np.int64) * data.dtype.itemsize
-        ends = end + np.cumsum(sizes)
-        begins = ends - sizes
-        wrong = np.flatnonzero(data.pointers[at : at + _AT_A_TIME] != begins)
-        if len(wrong):
-            i = int(wrong[0])
-            found, wanted = int(data.pointers[at + i]), int(begins[i])
-            path = beside(data.prefix, ".idx")
-            raise FormatError(path, f"pointer of sequence {at + i}", found=found, wanted=wanted)
-        end = int(ends[-1])
-
-
 def _verify_ids(data: IndexedDataset, vocab_size: int) -> None:
-    path: Path = beside(data.prefix, ".bin")
-    tokens = path.stat().st_size // data.dtype.itemsize
-    payload = np.memmap(path, data.dtype, "r") if tokens else np.empty(0, data.dtype)
-    for at in range(0, tokens, _AT_A_TIME):
-        part = payload[at : at + _AT_A_TIME]
+    for at in range(0, data.tokens, _AT_A_TIME):
+        part = data.between(at, min(at + _AT_A_TIME, data.tokens))
         if int(part.min()) >= 0 and int(part.max()) < vocab_size:
             continue
         place = at + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
         # the last sequence that begins at or before it, which is the one that is not empty
         i = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, "right")) - 1
         offset = place - int(data.pointers[i]) // data.dtype.itemsize
-        wanted = f"0 to {vocab_size - 1}, the vocabulary"
-        raise FormatError(path, f"token {offset} of sequence {i}", found=int(payload[place]), wanted=wanted)
+        path, wanted = beside(data.prefix, ".bin"), f"0 to {vocab_size - 1}, the vocabulary"
+        raise FormatError(path, f"token {offset} of sequence {i}", found=int(part[place - at]), wanted=wanted)

@@ -1,0 +1,60 @@
+"""`mega-data inspect` and `mega-data verify`: what is in a dataset, and whether all of it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH
+
+
+@click.command()
+@click.argument("prefix", type=ANY_PATH)
+@click.option("--documents", type=click.IntRange(min=0), default=3, help="First documents to show.")
+@click.option("--characters", type=click.IntRange(min=1), default=200, help="Of each, at most.")
+@click.option("--plot", type=ANY_PATH, help="PNG of the documents' lengths to write.")
+@click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
+def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, multimodal: bool) -> None:
+    """Print what is in the indexed dataset PREFIX (the path without .idx)."""
+    from mega_data.inspect import PERCENTILES, contents, document_text, opened_tokenizer
+    from mega_data.lengths import as_lines, draw, histogram
+    from mega_schema.indexed import open_dataset
+
+    data = open_dataset(prefix, multimodal=multimodal)
+    found, tokenizer = contents(data), opened_tokenizer(data)
+    click.echo(
+        f"{found.documents:,} documents ({found.empty_documents:,} empty)  {found.sequences:,} sequences  "
+        f"{found.tokens:,} tokens  {found.dtype}  {found.size:,} bytes  {data.form}"
+    )
+    if found.lengths:
+        shares = "  ".join(f"{p}%: {n:,}" for p, n in zip(PERCENTILES, found.lengths, strict=True))
+        click.echo(f"tokens of a sequence  {shares}")
+    for number, line in enumerate(as_lines(histogram(data))):
+        click.echo(f"{'' if number else 'tokens of a document':20}  {line}")
+    if data.info:
+        identity = data.info.tokenizer
+        click.echo(f"tokenizer {identity.type}  {identity.vocab_size:,} ids  eod {identity.eod}")
+        click.echo(f"from {', '.join(data.info.sources)}")
+    for document in range(min(documents, found.documents)):
+        click.echo(f"document {document}  {document_text(data, document, tokenizer, characters)}")
+    if plot is not None:
+        draw(data, plot)
+        click.echo(f"{plot}: the documents' lengths")
+
+
+@click.command()
+@click.argument("prefix", type=ANY_PATH)
+@click.option(
+    "--vocab-size", type=click.IntRange(min=1), help="Ids must be below it.  [default: PREFIX.json's]"
+)
+@click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
+def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
+    """Look at every index entry and token of the indexed dataset PREFIX; exit code 2 with the first fault."""
+    from mega_data.inspect import verify as look
+    from mega_schema.indexed import open_dataset
+
+    data = open_dataset(prefix, multimodal=multimodal)
+    compared = look(data, vocab_size)
+    ids = f"ids below {compared:,}" if compared else "ids not compared (no PREFIX.json, no --vocab-size)"
+    click.echo(f"{prefix}: {len(data):,} sequences whole, {ids}")

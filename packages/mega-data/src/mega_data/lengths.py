@@ -1,0 +1,112 @@
+"""How long the documents of a dataset are: counted, as lines of text, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.commit import replacing
+from mega_schema.errors import ConfigError
+from mega_schema.index import CHUNK
+from mega_schema.indexed import IndexedDataset
+
+_BAR = 40  # characters of the longest
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Documents by their tokens; bin k holds those of `edges[k]` tokens up to `edges[k + 1]` - 1.
+
+    Attributes:
+        empty: documents without tokens, which are in no bin.
+        tokens: in the documents of each bin.
+    """
+
+    edges: tuple[int, ...]
+    documents: tuple[int, ...]
+    tokens: tuple[int, ...]
+    empty: int
+
+
+def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
+    """Count the documents of `data`, `steps` bins for each doubling of their length.
+
+    Reads the index alone, a chunk at a time.
+    """
+    longest = max((int(part.max(initial=0)) for part in document_lengths(data)), default=0)
+    doublings = longest.bit_length()
+    exact = {round(2 ** (k / steps)) for k in range(doublings * steps + 1)} if longest else set[int]()
+    edges = np.array(sorted(exact), np.int64)
+    edges = edges[: int(np.searchsorted(edges, longest, "right")) + 1]
+    documents, tokens, empty = np.zeros(len(edges), np.int64), np.zeros(len(edges), np.int64), 0
+    for part in document_lengths(data):
+        full = part[part > 0]
+        empty += len(part) - len(full)
+        if len(full):
+            place = np.searchsorted(edges, full, "right") - 1
+            documents += np.bincount(place, minlength=len(edges))
+            np.add.at(tokens, place, full)
+    return Histogram(
+        tuple(edges.tolist()), tuple(documents.tolist()[:-1]), tuple(tokens.tolist()[:-1]), empty
+    )
+
+
+def document_lengths(data: IndexedDataset) -> Iterator[NDArray[np.int64]]:
+    """Tokens of each document, in chunks."""
+    bounds = data.documents
+    for at in range(0, len(bounds) - 1, CHUNK):
+        first = bounds[at : at + CHUNK + 1]
+        lengths: NDArray[Any] = data.lengths[int(first[0]) : int(first[-1])]
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        yield np.diff(ends[first - first[0]])
+
+
+def as_lines(found: Histogram) -> list[str]:
+    """A bar of characters for each bin, for a terminal."""
+    most = max(found.documents, default=0)
+    names = [
+        f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
+        for low, high in zip(found.edges, found.edges[1:], strict=False)
+    ]
+    width = max(map(len, names), default=0)
+    return [
+        f"{name:>{width}}  {'█' * -(-count * _BAR // most):<{_BAR}}  {count:,}"
+        for name, count in zip(names, found.documents, strict=True)
+    ]
+
+
+def draw(data: IndexedDataset, output: Path) -> None:
+    """Documents, and tokens, over the length of the documents that hold them, as a PNG.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter
+    except ImportError:
+        raise ConfigError("--plot", "needs matplotlib", hint='pip install "mega-data[plot]"') from None
+    found = histogram(data, steps=4)
+    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    rows = ((above, found.documents, "documents", "C0"), (below, found.tokens, "tokens", "C1"))
+    for axes, counts, name, colour in rows:
+        if counts:
+            axes.stairs(counts, found.edges, fill=True, color=colour, alpha=0.8)
+            axes.set_xscale("log", base=2)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    total = (
+        f"{sum(found.documents) + found.empty:,} documents ({found.empty:,} empty), {data.tokens:,} tokens"
+    )
+    above.set_title(f"{data.prefix.name}: {total}")
+    below.set_xlabel("tokens of a document")
+    with replacing(output) as partial:
+        figure.savefig(partial, format="png")

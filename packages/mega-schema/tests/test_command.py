@@ -53,6 +53,11 @@ def interrupted() -> None:
 
 
 @cli.command()
+def midway() -> None:
+    raise KeyboardInterrupt("after iteration 7")
+
+
+@cli.command()
 @click.option("--number", type=int)
 def typed(number: int) -> None:
     click.echo(number)
@@ -78,7 +83,8 @@ def _leave(*words: str) -> int | str | None:
         (("five",), 5, "", ""),
         (("mistake",), 2, "", "error: key: is wrong; hint: mend it\n"),
         (("absent",), 2, "", "error: data.jsonl: No such file or directory\n"),
-        (("interrupted",), 130, "", "\n"),
+        (("interrupted",), 130, "", "\ninterrupted\n"),
+        (("midway",), 130, "", "\ninterrupted: after iteration 7\n"),
         (
             ("typed", "--number", "x"),
             2,

@@ -22,6 +22,8 @@ MISTAKE, INTERRUPTED = 2, 130
 def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `command` and leave the process.
 
+    A command that has more to say of where it was interrupted raises `KeyboardInterrupt(words)`.
+
     Args:
         argv: the words after the program's name; None takes them from the process.
     """
@@ -35,7 +37,10 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
         _leave(f"error: {_in_our_words(error)}")
     except MegaError as error:
         _leave(f"error: {error}")
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        # click has ended the line that ^C stands on, and put its own error in place of what a command said
+        said = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+        click.echo(f"interrupted{f': {said}' if str(said or '') else ''}", err=True)
         sys.exit(INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
         # the reader of our output went away (`| head`): that is its right, and not an error. Where click sees

@@ -39,6 +39,8 @@ OPTIMIZER = f"""
 # so many steps apart that the last validation before the change of layout and the one after read the same
 VALIDATION = "--eval-iters 10 --eval-interval 350"
 PROMPT = "Return the"
+MARK = ".made-by-mega-demo"  # a folder with this file is ours to empty
+PATIENCE = 10.0  # seconds an interrupted command has before it is asked once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Walk:
         """Run one of our commands; what it prints is shown. A step that fails ends the walk."""
         command = spelled(program, *words)
         print("$ " + shlex.join([program, *command[1:]]), flush=True)
-        if subprocess.run(command, check=False).returncode:
+        if finish(subprocess.Popen(command)):
             sys.exit(f"the step failed: {shlex.join(command)}")
 
     def table(self) -> str:
@@ -100,9 +102,7 @@ def main() -> None:
     options.add_argument("--keep", action="store_true", help="leave the server running at the end")
     options.add_argument("--began", type=float, help="when set-up began, in seconds since 1970")
     given = options.parse_args()
-    if given.output.exists():
-        shutil.rmtree(given.output)
-    given.output.mkdir(parents=True)
+    make_room(given.output)
     walk = Walk(given.output)
     if given.began is not None:
         walk.rows.append(Row("set-up", time.time() - given.began, "a virtual environment, installed", None))
@@ -211,23 +211,55 @@ def serve(walk: Walk, *, keep: bool) -> str:
         log = walk.folder / "server.log"
         with log.open("wb") as out:
             server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=keep)
-        wait_for(f"http://127.0.0.1:{port}/health", server, log)
-        url = f"http://127.0.0.1:{port}/api"
-        line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-        print(f"$ {line}", flush=True)
-        request = urllib.request.Request(
-            url, body.encode(), {"Content-Type": "application/json"}, method="PUT"
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            answer.write_bytes(response.read())
-        text = json.loads(answer.read_text("utf-8"))["text"][0]
-        print(text, flush=True)
-        said += [f"{len(text)} characters for {PROMPT!r}", answer]
-        if keep:
-            return f"\nthe server runs on (stop it with: kill {server.pid}); ask it:\n{line}"
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        kept = False
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health", server, log)
+            url = f"http://127.0.0.1:{port}/api"
+            line = f"curl -X PUT {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+            print(f"$ {line}", flush=True)
+            request = urllib.request.Request(
+                url, body.encode(), {"Content-Type": "application/json"}, method="PUT"
+            )
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer.write_bytes(response.read())
+            text = json.loads(answer.read_text("utf-8"))["text"][0]
+            print(text, flush=True)
+            said += [f"{len(text)} characters for {PROMPT!r}", answer]
+            kept = keep
+            if keep:
+                return f"\nthe server runs on (stop it with: kill {server.pid}); ask it:\n{line}"
+        finally:
+            if not kept:
+                server.send_signal(signal.SIGTERM)
+                server.wait(30)
         return ""
+
+
+def make_room(folder: Path) -> None:
+    """An empty folder with our mark; what is there is removed only if a demo made it."""
+    mark = folder / MARK
+    if folder.exists() and not mark.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(
+            f"error: --output: holds something that is not a demo's: found {folder}; hint: name a new folder"
+        )
+    if mark.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def finish(command: subprocess.Popen[bytes]) -> int:
+    """The exit code of a command. Interrupted, it gets time to end what it has started."""
+    try:
+        return command.wait()
+    except KeyboardInterrupt:
+        # a terminal has interrupted it as well. Killed at once, torchrun would leave its ranks training on
+        try:
+            command.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            command.terminate()
+            command.wait()
+        raise
 
 
 def spelled(program: str, *words: object) -> list[str]:
@@ -280,4 +312,8 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)

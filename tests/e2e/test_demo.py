@@ -1,0 +1,72 @@
+"""What `make demo` does to a person's files and processes when something is not as it expects."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "demo/run.py"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo_run", DEMO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "demo_run", module)  # where dataclasses look for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear")
+    command = [sys.executable, str(DEMO), "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: --output: holds something that is not a demo's: found {tmp_path}; hint: name a new folder\n"
+    )
+    assert letter.read_text() == "dear"
+
+
+def test_the_folder_of_a_demo_before_is_emptied(demo: ModuleType, tmp_path: Path) -> None:
+    for _ in range(2):
+        demo.make_room(tmp_path / "run")
+        assert [left.name for left in (tmp_path / "run").iterdir()] == [demo.MARK]
+        (tmp_path / "run/corpus.jsonl").touch()
+
+
+class Torchrun:
+    """A command that is interrupted while it runs, and then takes its time."""
+
+    def __init__(self, *waits: int | BaseException) -> None:
+        self.waits, self.asked = list(waits), list[str]()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.asked.append("wait" if timeout is None else "wait a while")
+        found = self.waits.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def terminate(self) -> None:
+        self.asked.append("terminate")
+
+
+def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleType) -> None:
+    quick = Torchrun(KeyboardInterrupt(), 1)
+    with pytest.raises(KeyboardInterrupt):
+        demo.finish(quick)
+    assert quick.asked == ["wait", "wait a while"]
+    slow = Torchrun(KeyboardInterrupt(), subprocess.TimeoutExpired("torchrun", 10), 1)
+    with pytest.raises(KeyboardInterrupt):
+        demo.finish(slow)
+    assert slow.asked == ["wait", "wait a while", "terminate", "wait"]
+    assert demo.finish(Torchrun(3)) == 3

@@ -39,6 +39,7 @@ def test_every_document_is_counted_once_where_it_belongs(seed, steps, tmp_path):
         inside = [length for length in lengths if low <= length < high]
         assert (documents, tokens) == (len(inside), sum(inside))
     if max(lengths, default=0):
+        assert found.documents[0] > 0
         assert found.documents[-1] > 0
         assert len(as_lines(found)) == len(found.documents)
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mega_schema.errors import FormatError
 from mega_schema.index import CHUNK
 from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
+from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_identity import TokenizerIdentity
 
 SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
@@ -213,6 +214,22 @@ def test_a_writer_removes_what_a_killed_one_left_and_nothing_of_one_that_lives(t
         assert list(tmp_path.glob("p.bin.*.tmp"))  # ours
     assert len(IndexedDataset(tmp_path / "p")) == 0
     assert all(path.exists() for path in others)
+
+
+def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp_path):
+    for name in ("t.1.new", "t.2.old", "tx.3.new", "t"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name, "utf-8")
+    with replacing_folder(tmp_path / "t") as outer:
+        (outer / "other").write_text("new", "utf-8")
+        with pytest.raises(FileExistsError), replacing_folder(tmp_path / "t"):
+            pass  # a second writer leaves the folder of the first, which lives, alone
+        assert (tmp_path / "t/file").read_text("utf-8") == "t"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["t", outer.name, "tx.3.new"]
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["other"]
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "t"):
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "tx.3.new"]
 
 
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):

@@ -34,7 +34,7 @@ class Histogram:
 
 
 def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
-    """Count the documents of `data`, `steps` bins for each doubling of their length.
+    """Count the documents of `data`, `steps` bins for each doubling of their length from the shortest on.
 
     Reads the index alone, a chunk at a time.
     """
@@ -51,8 +51,12 @@ def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
             place = np.searchsorted(edges, full, "right") - 1
             documents += np.bincount(place, minlength=len(edges))
             np.add.at(tokens, place, full)
+    first = int(np.flatnonzero(documents)[0]) if documents.any() else 0  # bins before it show nothing
     return Histogram(
-        tuple(edges.tolist()), tuple(documents.tolist()[:-1]), tuple(tokens.tolist()[:-1]), empty
+        tuple(edges[first:].tolist()),
+        tuple(documents[first:-1].tolist()),
+        tuple(tokens[first:-1].tolist()),
+        empty,
     )
 
 
@@ -106,7 +110,7 @@ def draw(data: IndexedDataset, output: Path) -> None:
     total = (
         f"{sum(found.documents) + found.empty:,} documents ({found.empty:,} empty), {data.tokens:,} tokens"
     )
-    above.set_title(f"{data.prefix.name}: {total}")
+    above.set_title(f"{data.prefix.name}\n{total}", fontsize="medium")
     below.set_xlabel("tokens of a document")
     with replacing(output) as partial:
         figure.savefig(partial, format="png")

@@ -8,8 +8,6 @@ unigram    SentencePiece's (Kudo 2018), with a piece for every byte: any text ha
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from operator import itemgetter
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mega_data.sentencepiece_model import model_proto
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
+from mega_schema.tokenizer import CONTENT, FastTokenizer, Tokenizer, open_tokenizer, save_folder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -191,20 +189,7 @@ def save(tokenizer: FastTokenizer, folder: Path) -> list[str]:
     """
     content = json.loads(tokenizer.source)
     files = _foreign(content)
-    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("making", "before"))
-    try:
-        tokenizer.save(new)
-        for name, data in files.items():
-            with (new / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        if folder.exists():  # a folder cannot replace one that is not empty
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+    save_folder(folder, tokenizer.identity, {CONTENT: tokenizer.source.encode(), **files})
     return sorted(files)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,7 @@ from mega_schema.errors import MegaError
 
 SUFFIXES = (".bin", ".json", ".idx")
 _LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
+_LEFT_FOLDER = re.compile(r"\.\d+\.(?:new|old)")
 
 
 class Staged:
@@ -88,6 +90,45 @@ def _remove_left(prefix: Path) -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer lives
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write into; it takes the place of `folder` when the block ends well, else it goes.
+
+    What a killed process left of such a folder is removed first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.iterdir():
+        if left.name.startswith(folder.name) and _LEFT_FOLDER.fullmatch(left.name[len(folder.name) :]):
+            with _locked(left) as ours:
+                if ours:
+                    shutil.rmtree(left, ignore_errors=True)
+    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    new.mkdir()
+    try:
+        with _locked(new):
+            yield new
+            # a folder cannot replace one that is not empty, so the earlier one steps aside first
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether it could be locked: not where another process has, nor on a file system without locks."""
+    number, ours = os.open(folder, os.O_RDONLY), False
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = True
+        yield ours
+    finally:
+        os.close(number)
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mega_schema import tokenizer_files, tokenizer_sentencepiece
 from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_files import bytes_of_letters
 from mega_schema.tokenizer_identity import (
     ALIASES,
@@ -361,20 +361,10 @@ def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None
 
 def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's folder whole or not at all: its identity and these files."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
-    try:
-        new.mkdir()
-        told = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
+    told = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
+    with replacing_folder(folder) as new:
         for name, content in {**files, IDENTITY: told.encode()}.items():
             _write(new / name, content)
-        # a folder cannot replace one that is not empty, so the earlier one steps aside first
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(path: Path, content: bytes) -> None:

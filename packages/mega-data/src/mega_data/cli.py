@@ -10,6 +10,7 @@ from mega_data import __version__
 from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar
 from mega_data.commands.convert import convert
 from mega_data.commands.dedup import dedup
+from mega_data.commands.extract import extract
 from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.preprocess import preprocess
@@ -66,3 +67,4 @@ commands.add_command(convert)
 commands.add_command(inspect)
 commands.add_command(verify)
 commands.add_command(train_tokenizer)
+commands.add_command(extract)

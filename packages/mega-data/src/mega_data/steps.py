@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mega_schema.commit import replacing
 from mega_schema.errors import ConfigError
@@ -32,11 +33,14 @@ class Stage:
     work: Callable[[int], Result]
     after: Stage | None = None  # done whole before
     only: int | None = None  # the one task this process is to do; others have the rest
+    share: tuple[int, int] = (0, 1)  # i of n: every n-th task from i on is to be done here
 
     @property
     def mine(self) -> range:
         """The tasks to do here."""
-        return range(self.tasks) if self.only is None else range(self.only, self.only + 1)
+        if self.only is not None:
+            return range(self.only, self.only + 1)
+        return range(self.share[0], self.tasks, self.share[1])
 
 
 def plan(folder: Path, wanted: Result) -> None:
@@ -46,18 +50,19 @@ def plan(folder: Path, wanted: Result) -> None:
         ConfigError: the folder holds another run.
     """
     file, text = folder / PLAN, json.dumps(wanted, indent=1, sort_keys=True)
-    if file.exists():
-        found = json.loads(file.read_bytes())
-        ours = json.loads(text)
-        other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
-        if other:
-            what = f"holds a run with other {', '.join(other)}"
-            raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
-    elif folder.exists() and any(folder.iterdir()):
-        raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(file, text)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        # elements of a job array begin at once: each may find the others' files, and the plan of any will do
+        mine = folder / f".plan-{uuid4().hex}"
+        if any(not other.name.startswith(".") for other in folder.iterdir()) and not file.exists():
+            raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
+        write(mine, text)
+        mine.replace(file)
+    found, ours = json.loads(file.read_bytes()), json.loads(text)
+    other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
+    if other:
+        what = f"holds a run with other {', '.join(other)}"
+        raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 
 def perform(stage: Stage, task: int, folder: Path) -> Result:

@@ -12,6 +12,7 @@ import click
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
+EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 
 
 class Spreading(click.Command):

@@ -1,0 +1,82 @@
+"""`mega-data extract`: text out of wiki dumps, web archives and HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading
+
+
+@click.command(cls=Spreading)
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    required=True,
+    help="Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2; files and folders.",
+)
+@click.option(
+    "--output", type=ANY_PATH, required=True, help="Folder of a file per input, or one .jsonl file."
+)
+@click.option(
+    "--from",
+    "form",
+    type=click.Choice(["auto", "wiki-dump", "warc", "wet", "html"]),
+    default="auto",
+    help="Form of the files; auto goes by their first bytes.",
+)
+@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML.")
+@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT.work]")
+@click.option("--workers", type=WORKERS, default=1, help="Processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
+@click.option("--only", help="STAGE or STAGE:TASK to do, or plan.")
+def extract(
+    inputs: tuple[Path, ...],
+    output: Path,
+    form: str,
+    whole_page: bool,
+    work: Path | None,
+    workers: int,
+    executor: str,
+    only: str | None,
+) -> None:
+    """Write the pages of wiki dumps, web archives and HTML as JSON lines: id, url, title, text.
+
+    A file is a task. The bytes are the same whatever the workers; a run that was killed goes on where its
+    finished files end. What is damaged or no document is left out, counted and told.
+    """
+    import os
+    import shutil
+    from collections import Counter
+
+    from mega_data.executors.execute import execute
+    from mega_data.extract.forms import sources
+    from mega_data.extract.run import Extraction
+
+    folder = work or output.with_name(f"{output.name}.work")
+    job = Extraction(tuple(sources(inputs)), output, folder, form, whole_page)
+    job.begin()
+    found = execute(
+        job.stages(),
+        folder,
+        executor=executor,
+        workers=workers,
+        only=only,
+        environment=os.environ,
+        progress=lambda at: click.echo(at, err=True),
+    )
+    if found is None:
+        return
+    if not work:
+        shutil.rmtree(folder)
+    counts, reasons = Counter[str](), Counter[str]()
+    for result in found[0]:
+        counts.update(documents=result["documents"], bytes=result["bytes"])
+        reasons.update(result["reasons"])
+    size = f"{counts['bytes'] / 1e6:.2f} MB"
+    click.echo(f"{output}: {counts['documents']:,} documents, {size} from {len(found[0]):,} files")
+    for reason, count in sorted(reasons.items()):
+        click.echo(f"  left out {count:,}: {reason}")

@@ -1,0 +1,54 @@
+"""Tasks as a Slurm job array does them: element i of n has every n-th task of a stage from i on.
+
+Which element has a task says nothing of its bytes, so an array may be submitted again with another n: tasks
+that are done stay done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mega_data.steps import Stage
+from mega_schema.errors import ConfigError
+
+_ID, _FIRST, _STEP, _COUNT = (f"SLURM_ARRAY_TASK_{word}" for word in ("ID", "MIN", "STEP", "COUNT"))
+_ARRAY = "sbatch --array=0-15"
+
+
+def place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """This process's element of its array, from 0 on, and how many there are.
+
+    Raises:
+        ConfigError: the process is in no array, or the array's numbers have gaps.
+    """
+    found = {name: environment.get(name, "") for name in (_ID, _FIRST, _STEP, _COUNT)}
+    found[_STEP] = found[_STEP] or "1"
+    for name, value in found.items():
+        if not value.isdecimal():
+            what = "is no number" if value else "is not set: this is no element of a job array"
+            raise ConfigError(name, what, hint=f"{_ARRAY} infra/slurm/data.sbatch ...")
+    number, first, step, count = (int(value) for value in found.values())
+    index, rest = divmod(number - first, max(1, step))
+    if rest or not 0 <= index < count:
+        what = f"element {number} of {count}: the numbers have gaps"
+        raise ConfigError(_ID, what, hint=f"{_ARRAY}; what is done is not done again")
+    return index, count
+
+
+def shares(stages: Sequence[Stage], environment: Mapping[str, str]) -> list[Stage]:
+    """The stages with this element's tasks.
+
+    Raises:
+        ConfigError: as `place`; or several stages, of which only the first could begin.
+    """
+    if len(stages) > 1:
+        names = " | ".join(stage.name for stage in stages)
+        raise ConfigError(
+            "--only",
+            "an element of a job array does one stage",
+            wanted=names,
+            hint="infra/slurm/data.sh submits an array per stage",
+        )
+    mine = place(environment)
+    return [replace(stage, share=mine) for stage in stages]

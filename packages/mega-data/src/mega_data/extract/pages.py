@@ -1,0 +1,34 @@
+"""What the readers of every form give: pages with text, and the reasons of those without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LONGEST_PAGE = 1 << 24  # bytes of markup; crawlers cut pages long before, and wikis take none of 2 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One document.
+
+    Attributes:
+        id: that of its source: a page number, or the URN of a record.
+    """
+
+    id: str
+    url: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something of the source that is no document.
+
+    Attributes:
+        reason: one of few, as it is counted.
+        where: the place in the file and what was there, where that is worth a line in the log.
+    """
+
+    reason: str
+    where: str = ""

@@ -18,8 +18,9 @@ import pytest
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.indexed import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer import open_tokenizer
-from mega_train.cli import PATIENCE, main
+from mega_train.cli import main
 from mega_train.metrics import read_events
+from mega_train.voice import PATIENCE
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

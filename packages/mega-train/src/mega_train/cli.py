@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,15 +11,14 @@ import click
 
 from mega_schema.command import run as run_command
 from mega_schema.config import flags, load
-from mega_schema.errors import MegaError
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.config import Run
+from mega_train.megatron_flags import Familiar
+from mega_train.voice import OneVoice
 
-PATIENCE = 10.0  # seconds
 
-
-@click.group()
+@click.group(cls=OneVoice, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-train")
 def app() -> None:
     """Train language models in tensor, sequence, pipeline and data parallel.
@@ -33,31 +30,16 @@ def app() -> None:
 
 
 def _family(name: Family, help: str) -> Callable[..., None]:
-    @app.command(name, help=help)
+    @app.command(name, cls=Familiar, help=help)
     @flags(Run)
     def train(config: Path | None, sets: Sequence[str], **given: Any) -> None:
         from mega_model.mesh import World
         from mega_train.launch import prepare, train_on
 
         world = World.from_env()
-        with _one_voice(world.rank):
-            train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
+        train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
 
     return train
-
-
-@contextmanager
-def _one_voice(rank: int) -> Iterator[None]:
-    """Leave it to the first rank to say what all ranks find: when it leaves, torchrun ends the others.
-
-    A rank that found something by itself, such as a file its machine lacks, says so when nothing ended it.
-    """
-    try:
-        yield
-    except MegaError:
-        if rank:
-            time.sleep(PATIENCE)
-        raise
 
 
 _family("gpt", "Train a GPT-2 style model.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -23,6 +25,7 @@ from mega_train.metrics import Record
 from mega_train.resolve import Plan, resolve
 from mega_train.screen import Quiet, Terminal
 from mega_train.trainer import Trainer
+from mega_train.voice import LostRank
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -118,15 +121,37 @@ def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     trainer = Trainer(
         plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
-    if mesh.rank:
-        trainer.fit(Quiet(), Record(None))
-    else:
-        record = Record(plan.run.checkpoint.save)
-        record.write("start", _description(trainer))
-        with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
-            screen.say(_headline(trainer))
-            trainer.fit(screen, record)
+    with _ended_from_outside(trainer):
+        if mesh.rank:
+            trainer.fit(Quiet(), Record(None))
+        else:
+            record = Record(plan.run.checkpoint.save)
+            record.write("start", _description(trainer))
+            with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
+                screen.say(_headline(trainer))
+                trainer.fit(screen, record)
     mesh.leave()
+
+
+@contextmanager
+def _ended_from_outside(trainer: Trainer) -> Iterator[None]:
+    """Say where a run stood when a person interrupted it, or when another rank of it was lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {_goes_on(trainer)}") from None
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        found = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
+        where = f"rank {trainer.mesh.rank}, after iteration {trainer.iteration}"
+        raise LostRank(where, "lost another rank", found=found, hint=_goes_on(trainer)) from error
+
+
+def _goes_on(trainer: Trainer) -> str:
+    if trainer.saved_at is None:
+        return "nothing was saved: --save RUN --save-interval N saves every N iterations"
+    return f"--load {trainer.plan.run.checkpoint.save} goes on from iteration {trainer.saved_at}"
 
 
 def keep_freed_memory() -> None:

@@ -1,0 +1,132 @@
+"""Which rank speaks, when, and where torchrun finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from mega_schema.command import run
+from mega_schema.errors import ConfigError
+from mega_train.launch import _ended_from_outside
+from mega_train.voice import PATIENCE, LostRank, OneVoice
+
+PAIR = (
+    "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23704: "
+    "Connection reset by peer. This is typically caused by a remote worker"
+)
+
+
+@click.group(cls=OneVoice)
+def app() -> None:
+    """Ends as it is told."""
+
+
+@app.command()
+def mistake() -> None:
+    raise ConfigError("key", "is wrong")
+
+
+@app.command()
+def lost() -> None:
+    raise LostRank("rank 1", "lost another rank")
+
+
+@app.command()
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    return seconds
+
+
+def _left(word: str, rank: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    with pytest.raises(SystemExit) as left:
+        run(app, [word])
+    return left.value.code
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("word", "line"), [("mistake", "error: key: is wrong"), ("nothing", "error: No such command 'nothing'.")]
+)
+def test_torchrun_finds_the_line_of_a_mistake(
+    word: str,
+    line: str,
+    rank: int,
+    waited: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    assert _left(word, rank, tmp_path / "error.json", monkeypatch) == 2
+    assert capsys.readouterr().err == f"{line}\n"
+    assert waited == [PATIENCE] * rank
+    failure = ProcessFailure(rank, 7, 2, str(tmp_path / "error.json"))
+    assert f"traceback : {line}\n" in str(ChildFailedError("mega_train", {rank: failure}))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_lost_another_waits_and_is_not_the_cause(
+    rank: int, waited: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _left("lost", rank, tmp_path / "error.json", monkeypatch) == 2
+    assert waited == [PATIENCE]
+    assert not (tmp_path / "error.json").exists()
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, "\ninterrupted\n"), (1, "")])
+def test_an_interruption_is_said_by_the_first_rank_alone(
+    rank: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _left("interrupted", rank, tmp_path / "error.json", monkeypatch) == 130
+    assert capsys.readouterr().err == said
+
+
+def _trainer(saved_at: int | None) -> Any:
+    run_ = SimpleNamespace(checkpoint=SimpleNamespace(save="runs/a"))
+    return SimpleNamespace(
+        iteration=7, saved_at=saved_at, mesh=SimpleNamespace(rank=1), plan=SimpleNamespace(run=run_)
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "hint"),
+    [
+        (5, "--load runs/a goes on from iteration 5"),
+        (None, "nothing was saved: --save RUN --save-interval N saves every N iterations"),
+    ],
+)
+def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(saved_at: int | None, hint: str) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}"),
+        _ended_from_outside(_trainer(saved_at)),
+    ):
+        raise KeyboardInterrupt
+    with pytest.raises(LostRank) as found, _ended_from_outside(_trainer(saved_at)):
+        raise RuntimeError(PAIR)
+    assert str(found.value) == (
+        "rank 1, after iteration 7: lost another rank: found Read error [127.0.0.1]:23704: "
+        f"Connection reset by peer; hint: {hint}"
+    )
+
+
+def test_an_error_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), _ended_from_outside(_trainer(None)):
+        raise RuntimeError("shapes cannot be multiplied")

@@ -140,6 +140,39 @@ def test_a_mistake_leaves_the_earlier_dataset_as_it_was(tmp_path):
     assert files(tmp_path) == {**before, "bad": (tmp_path / "bad").read_bytes()}
 
 
+def test_a_file_that_is_damaged_leaves_nothing(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"not packed")
+    with pytest.raises(FormatError, match="a.jsonl.gz: damaged"):
+        preprocess([path], tmp_path / "p", null())
+    with pytest.raises(ConfigError, match="--lang: not the name"):
+        preprocess([lines(tmp_path / "b", "1")], tmp_path / "p", null(), Options(language="X"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl.gz", "b"]
+
+
+def test_the_index_may_have_megatrons_older_form(tmp_path):
+    done = preprocess([lines(tmp_path / "a", "1 2", "", "3")], tmp_path / "p", null(), Options(form="lazy"))
+    data = IndexedDataset(done.prefixes[0])
+    assert (tmp_path / "p_text_document.idx").read_bytes().startswith(b"TNTIDX")
+    assert ([data[i].tolist() for i in range(len(data))], data.documents.tolist()) == (
+        [[1, 2], [3]],
+        [0, 1, 1, 2],
+    )
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason=f"needs the shared data: no {GPT2}")
+def test_llama2s_sequences_begin_with_bos(tmp_path):
+    pytest.importorskip("sentencepiece")
+    model = SHARED / "data/tokenizers/sentencepiece/test_model.model"
+    tokenizer = open_tokenizer("Llama2Tokenizer", model=model)
+    source = lines(tmp_path / "a", "Hello", "", "I saw a girl")
+    done = preprocess([source], tmp_path / "p", tokenizer, Options(append_eod=True))
+    data = IndexedDataset(done.prefixes[0])
+    assert [data[i].tolist() for i in range(2)] == [
+        [1, *tokenizer.encode(t), 2] for t in ("Hello", "I saw a girl")
+    ]
+
+
 def test_an_eod_the_tokenizer_lacks_is_refused(tmp_path):
     from tokenizers import Tokenizer as Library
     from tokenizers import models

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer import FastTokenizer, Tokenizer
+from mega_schema.tokenizer_sentencepiece import SentencePiece
 
 log = logging.getLogger("mega.data")
 
@@ -71,6 +72,20 @@ class Plain:
         documents = self.tokenizer.encode_batch(texts)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         return np.fromiter(chain.from_iterable(documents), np.int32, int(lengths.sum())), lengths
+
+
+class Pieces:
+    """A SentencePiece model by its own library, its ids taken as arrays."""
+
+    name = "sentencepiece"
+
+    def __init__(self, tokenizer: SentencePiece) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str]) -> Flat:
+        documents = self.tokenizer.encode_arrays(texts)
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        return np.concatenate([np.empty(0, np.int32), *documents]), lengths
 
 
 class Fastokens:
@@ -134,6 +149,8 @@ def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
 
     The outcome is logged: as a warning where a library was tried whose ids differ.
     """
+    if isinstance(tokenizer, SentencePiece):
+        return Pieces(tokenizer)
     plain = Plain(tokenizer)
     way = _faster_way(tokenizer)
     if way is None:

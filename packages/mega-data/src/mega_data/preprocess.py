@@ -6,19 +6,23 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from mega_data.documents import Done, Encoder
 from mega_data.encoders import fastest
-from mega_data.parts import Parts
+from mega_data.parts import Parts, Place
 from mega_data.readers.blocks import Block, Fault
 from mega_data.readers.inputs import Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS, blocks
+from mega_data.sentences import SAMPLE, splitter
 from mega_data.workers import in_order
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.indexed import DatasetInfo, beside, smallest_dtype
 from mega_schema.tokenizer import Tokenizer
 
@@ -37,8 +41,8 @@ class Options:
     Attributes:
         keys: of the texts, a dataset each.
         append_eod: end each document that has tokens with the tokenizer's eod.
-        split: text to sentences, each a sequence of its own; None leaves a text whole.
-        split_name: what names that way of splitting in PREFIX.json.
+        language: split texts of it into sentences, each a sequence of its own; "" leaves a text whole.
+        keep_newlines: a sentence keeps the white space after it.
         skip: pass over rows that are wrong, and keep them in a quarantine file; else stop at the first.
         unit: what a document of a plain text is, see readers.streams.
         form: of the index, one of FORMS.
@@ -46,8 +50,8 @@ class Options:
 
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
-    split: Callable[[str], list[str]] | None = None
-    split_name: str = ""
+    language: str = ""
+    keep_newlines: bool = False
     skip: bool = False
     unit: str = "file"
     form: str = "mmap"
@@ -55,8 +59,8 @@ class Options:
     def told(self, key: str) -> dict[str, object]:
         """For PREFIX.json: those that change what is in a dataset."""
         values: dict[str, object] = {"key": key, "append_eod": self.append_eod}
-        if self.split:
-            values["split_sentences"] = self.split_name
+        if self.language:
+            values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
         if self.unit != "file":
             values["text_unit"] = self.unit
         return values
@@ -117,43 +121,84 @@ def preprocess(
     began, options = time.monotonic(), options or Options()
     given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
     _check(options, tokenizer)
-    level = "sentence" if options.split else "document"
+    level = "sentence" if options.language else "document"
     prefixes = tuple(beside(output_prefix, f"_{key}_{level}") for key in options.keys)
+    quarantine = beside(output_prefix, "_quarantine.jsonl")
     dtype = smallest_dtype(tokenizer.identity.vocab_size)
     run = _run(given, tokenizer, options)
     parts = Parts.open(beside(output_prefix, ".unfinished"), run, dtype, len(options.keys))
     before = parts.place.size
-    if parts.resumed:
-        log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
-        progress(parts.place.consumed)
-    stream = _Stream(given, parts, options, block)
-    encode = fastest(tokenizer, stream.sample())
-    eod = tokenizer.identity.eod if options.append_eod else None
-    # what Megatron's tokenizer of that name does, and no other's
-    bos = tokenizer.identity.bos if tokenizer.identity.type == "Llama2Tokenizer" else None
-    work = Encoder(encode, options.keys, dtype, eod, bos, options.split)
     try:
-        noted = parts.place.size
-        for done in in_order(work, stream, workers):
-            if done.faults and not options.skip:
-                parts.discard()
-                hint = "mend or delete the line, or pass over such lines: --on-error skip"
-                raise done.faults[0].error(given[done.input].path, stream.first_row(parts, done), hint)
-            _take(parts, done, given, stream.first_row(parts, done))
-            progress(done.consumed)
-            if parts.place.size - noted >= note:
-                parts.note()
-                noted = parts.place.size
-        infos = [_info(tokenizer, given, options, key) for key in options.keys]
-        quarantine = beside(output_prefix, "_quarantine.jsonl")
+        if parts.resumed:
+            log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
+            progress(parts.place.consumed)
+        stream = _Stream(given, parts, options, block)
+        work = _encoder(tokenizer, options, stream, dtype)
+        _write(parts, in_order(work, stream, workers), given, options, note, progress)
         for prefix in prefixes:
             tokenizer.save(beside(prefix, ".tokenizer"))
+        infos = [_info(tokenizer, given, options, key) for key in options.keys]
         parts.publish(prefixes, infos, FORMS[options.form], quarantine)
+    except (ConfigError, FormatError) as error:
+        # to mend an input makes it another one; a library that is missing does not
+        if isinstance(error, FormatError) or not parts.resumed:
+            parts.discard()
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        hint = "make room there and run it again: it goes on from its last note"
+        raise MegaError(parts.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
         parts.close()
     place, seconds = parts.place, time.monotonic() - began
     counts = (parts.documents, parts.tokens, place.size, place.skipped)
-    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, encode.name)
+    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
+
+
+def _encoder(tokenizer: Tokenizer, options: Options, stream: _Stream, dtype: np.dtype[Any]) -> Encoder:
+    encode = fastest(tokenizer, stream.sample())
+    eod = tokenizer.identity.eod if options.append_eod else None
+    # what Megatron's tokenizer of that name does, and no other's
+    bos = tokenizer.identity.bos if tokenizer.identity.type == "Llama2Tokenizer" else None
+    split = None
+    if options.language:
+        split = splitter(options.language, stream.beginnings(), keep_newlines=options.keep_newlines)
+    return Encoder(encode, options.keys, dtype, eod, bos, split)
+
+
+def _write(
+    parts: Parts,
+    encoded: Iterable[Done],
+    given: Sequence[Input],
+    options: Options,
+    note: int,
+    progress: Callable[[int], object],
+) -> None:
+    """Add what was encoded to the parts, up to a row that is wrong and not to be passed over."""
+    noted = parts.place.size
+    for done in encoded:
+        path, place = given[done.input].path, parts.place
+        first = 1 + (place.rows if done.input == place.input else 0)
+        if done.faults and not options.skip:
+            hint = "mend or delete the line, or pass over such lines: --on-error skip"
+            raise done.faults[0].error(path, first, hint)
+        for key, documents in enumerate(done.keys):
+            parts.add(key, documents)
+        for fault in done.faults:
+            parts.quarantine(_told(fault, path, first))
+        parts.place = Place(
+            input=done.input,
+            position=done.end,
+            rows=first - 1 + done.rows,
+            size=place.size + done.size,
+            consumed=place.consumed + done.consumed,
+            skipped=place.skipped + len(done.faults),
+        )
+        progress(done.consumed)
+        if parts.place.size - noted >= note:
+            parts.note()
+            noted = parts.place.size
 
 
 class _Stream:
@@ -184,9 +229,20 @@ class _Stream:
                 texts += [text[:_SAMPLE_CHARACTERS] for text in row if isinstance(text, str)]
         return _up_to(texts, 4 * _SAMPLE_CHARACTERS)
 
-    def first_row(self, parts: Parts, done: Done) -> int:
-        """Number in its file of the first row of a block that follows what `parts` has, from 1."""
-        return 1 + (parts.place.rows if done.input == parts.place.input else 0)
+    def beginnings(self) -> Iterator[str]:
+        """Texts of each input from its beginning, as much of each; of stdin, its first block."""
+        share = max(SAMPLE // len(self._given), 1 << 16)
+        for number, one in enumerate(self._given):
+            begun = (block for at, block in self._begun if at == number)
+            again = blocks(one, keys=self._keys, size=self._size, unit=self._unit)
+            read: Iterator[Block] = begun if one.stdin else again
+            held = 0
+            for text in (text for block in read for row in block.rows(self._keys).texts for text in row):
+                if isinstance(text, str) and held < share:
+                    yield text[: share - held]
+                    held += len(text)
+                if held >= share:
+                    break
 
     def _blocks(self) -> Iterator[tuple[int, Block]]:
         number, position = self._place
@@ -194,18 +250,6 @@ class _Stream:
             start = position if at == number else 0
             for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
                 yield at, block
-
-
-def _take(parts: Parts, done: Done, given: Sequence[Input], first: int) -> None:
-    for key, encoded in enumerate(done.keys):
-        parts.add(key, encoded)
-    for fault in done.faults:
-        parts.quarantine(_told(fault, given[done.input].path, first))
-    place = parts.place
-    place.rows = done.rows + first - 1
-    place.input, place.position = done.input, done.end
-    place.size, place.consumed = place.size + done.size, place.consumed + done.consumed
-    place.skipped += len(done.faults)
 
 
 def _told(fault: Fault, path: Path, first: int) -> dict[str, object]:

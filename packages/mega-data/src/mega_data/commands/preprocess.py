@@ -29,9 +29,20 @@ INPUT = "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2; files, globs, fol
     "--vocab-file", type=ANY_PATH, help="vocab.json of a GPT2BPETokenizer, vocab.txt of a BERT one."
 )
 @click.option("--merge-file", type=ANY_PATH, help="merges.txt of a GPT2BPETokenizer.")
-@click.option("--vocab-size", type=int, help="Ids of a NullTokenizer, without its eod.")
+@click.option(
+    "--vocab-size", type=int, help="Ids of a NullTokenizer, without its eod; of a TikTokenizer, all."
+)
+@click.option("--vocab-extra-ids", type=click.IntRange(min=0), default=0, help="Sentinels to add, for T5.")
+@click.option("--tiktoken-pattern", help="v1 or v2, of a TikTokenizer.")
+@click.option("--tiktoken-num-special-tokens", type=int, default=1000, help="Of a TikTokenizer.")
+@click.option(
+    "--tiktoken-special-tokens", multiple=True, default=("<unk>", "<s>", "</s>"), help="The first, by name."
+)
 @click.option("--json-keys", "--json-key", "keys", multiple=True, default=("text",), help="A dataset each.")
 @click.option("--append-eod", is_flag=True, help="End each document with the tokenizer's eod.")
+@click.option("--split-sentences", is_flag=True, help="Each sentence is a sequence; for BERT and T5.")
+@click.option("--lang", default="english", help="Language of the sentences.")
+@click.option("--keep-newlines", is_flag=True, help="A sentence keeps the white space after it.")
 @click.option(
     "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="At a row that is wrong."
 )
@@ -54,8 +65,15 @@ def preprocess(
     vocab_file: Path | None,
     merge_file: Path | None,
     vocab_size: int | None,
+    vocab_extra_ids: int,
+    tiktoken_pattern: str | None,
+    tiktoken_num_special_tokens: int,
+    tiktoken_special_tokens: tuple[str, ...],
     keys: tuple[str, ...],
     append_eod: bool,
+    split_sentences: bool,
+    lang: str,
+    keep_newlines: bool,
     on_error: str,
     dataset_impl: str,
     workers: int,
@@ -76,8 +94,20 @@ def preprocess(
         merge_file=merge_file,
         model=tokenizer_model,
         vocab_size=vocab_size,
+        vocab_extra_ids=vocab_extra_ids,
+        tiktoken_pattern=tiktoken_pattern,
+        tiktoken_num_special_tokens=tiktoken_num_special_tokens,
+        tiktoken_special_tokens=tiktoken_special_tokens,
     )
-    options = Options(keys, append_eod, skip=on_error == "skip", unit=text_unit, form=dataset_impl)
+    options = Options(
+        keys,
+        append_eod,
+        language=lang if split_sentences else "",
+        keep_newlines=keep_newlines,
+        skip=on_error == "skip",
+        unit=text_unit,
+        form=dataset_impl,
+    )
     with progress_bar("encoding", sum(one.size for one in inputs)) as progress:
         done = encode(inputs, output_prefix, tokenizer, options, workers=workers, progress=progress)
     rate = done.fresh / 1e6 / max(done.seconds, 1e-9)

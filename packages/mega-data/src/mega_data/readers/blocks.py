@@ -136,7 +136,8 @@ class PlainText:
         ending = b"\n" if self.unit == "line" else b"\n\n"
         parts, line = list[tuple[int, bytes]](), 0
         for part in self.held.split(ending):
-            parts.append((line, part.strip(b"\r\n") if self.unit == "paragraph" else part.rstrip(b"\r")))
+            text = part.strip(b"\r\n") if self.unit == "paragraph" else part.rstrip(b"\r")
+            parts.append((line + part[: part.find(text)].count(b"\n"), text))
             line += part.count(b"\n") + len(ending)
         return parts
 

@@ -1,0 +1,133 @@
+"""Text to sentences by nltk's Punkt: a model of the language where there is one, else of the corpus.
+
+Punkt learns abbreviations and sentence starters from text alone, so a sample of the corpus makes a model for
+any language. A published one is used where `NLTK_DATA` or nltk's usual folders hold `tokenizers/punkt_tab`;
+the older `tokenizers/punkt/LANG.pickle` is not read, because a pickle can run code.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Final
+
+from mega_schema.errors import ConfigError
+
+log = logging.getLogger("mega.data")
+
+LONGEST: Final = 1_000_000  # characters handed to Punkt at once, as Megatron does
+SAMPLE: Final = 2_000_000  # characters of the corpus to train on
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """A function from a text to its sentences; sent to worker processes.
+
+    Attributes:
+        model: what Punkt knows of the language: abbreviations, collocations, sentence starters, and how often
+            each word was seen in which case.
+        keep_newlines: a sentence keeps the white space after it, which may hold line breaks.
+        name: what the model is, for PREFIX.json.
+    """
+
+    model: tuple[Any, ...]
+    keep_newlines: bool
+    name: str
+
+    def __call__(self, text: str) -> list[str]:
+        sentences = list[str]()
+        for at in range(0, len(text), LONGEST):
+            sentences += self._cut(text[at : at + LONGEST])
+        return sentences
+
+    @cached_property
+    def _punkt(self) -> Any:
+        punkt = _punkt_module("--split-sentences")
+        parameters = punkt.PunktParameters()
+        abbreviations, collocations, starters, cases = self.model
+        parameters.abbrev_types, parameters.sent_starters = set(abbreviations), set(starters)
+        parameters.collocations = {tuple(pair) for pair in collocations}
+        parameters.ortho_context.update(cases)
+        return punkt.PunktSentenceTokenizer(parameters)
+
+    def _cut(self, text: str) -> list[str]:
+        spans = list(self._punkt.span_tokenize(text))
+        if not self.keep_newlines:
+            return [text[start:end] for start, end in spans]
+        # from where one sentence begins to where the next does: together they are the text again
+        starts = [0, *(start for start, _ in spans[1:]), len(text)]
+        return [text[start:end] for start, end in zip(starts, starts[1:], strict=False) if end > start]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "keep_newlines": self.keep_newlines, "name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> Splitter:
+    """A splitter of the language, its model found or trained; which, is logged.
+
+    Args:
+        language: as nltk names it: english, turkish, ...
+        sample: texts of the corpus, read only where no model is found.
+
+    Raises:
+        ConfigError: nltk is not installed, or `language` is not a name.
+    """
+    if not re.fullmatch(r"[a-z_]+", language):
+        raise ConfigError(
+            "--lang", "not the name of a language", found=language, wanted="english, turkish, ..."
+        )
+    punkt = _punkt_module("--split-sentences")
+    try:
+        parameters = punkt.PunktTokenizer(language)._params
+    except (LookupError, OSError):
+        parameters = _trained(punkt, language, sample)
+        name = f"punkt trained on the corpus ({language})"
+    else:
+        name = f"punkt ({language})"
+        log.info("splitting sentences with nltk's model of %s", language)
+    return Splitter(_model(parameters), keep_newlines, name)
+
+
+def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
+    texts, held = list[str](), 0
+    for text in sample:
+        texts.append(text[: SAMPLE - held])
+        held += len(texts[-1])
+        if held >= SAMPLE:
+            break
+    log.warning(
+        "splitting sentences with a Punkt model trained on %.1f million characters of the input: "
+        "nltk has none of %s here",
+        held / 1e6,
+        language,
+    )
+    trainer = punkt.PunktTrainer()
+    for text in texts:
+        trainer.train(text, finalize=False)
+    trainer.finalize_training()
+    return trainer.get_params()
+
+
+def _model(parameters: Any) -> tuple[Any, ...]:
+    """Sorted, so that the same corpus gives the same model."""
+    return (
+        tuple(sorted(parameters.abbrev_types)),
+        tuple(sorted(tuple(pair) for pair in parameters.collocations)),
+        tuple(sorted(parameters.sent_starters)),
+        dict(sorted(parameters.ortho_context.items())),
+    )
+
+
+def _punkt_module(flag: str) -> Any:
+    try:
+        return import_module("nltk.tokenize.punkt")
+    except ImportError:
+        hint = "pip install 'mega-data[sentences]'"
+        raise ConfigError(flag, "needs a library that is not installed", wanted="nltk", hint=hint) from None

@@ -1,0 +1,107 @@
+"""Sentences are sequences of their document, by a model found or trained on the corpus; which, is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+
+import pytest
+
+from mega_data.preprocess import Options, preprocess
+from mega_data.sentences import Splitter, splitter
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset
+from mega_schema.tokenizer import open_tokenizer
+
+pytest.importorskip("nltk")
+
+TEXT = "Dr. Smith went home. He slept.\n\nThe next day he woke up! Did he? Yes."
+
+
+def trained(**more: bool) -> Splitter:
+    return splitter("klingon", ["Dr. Smith went to see Dr. Jones. He met Dr. Brown. " * 20], **more)
+
+
+def test_a_model_is_trained_on_the_corpus_where_there_is_none_and_that_is_said(caplog):
+    with caplog.at_level(logging.WARNING, "mega.data"):
+        split = trained()
+    assert (
+        "a Punkt model trained on 0.0 million characters of the input: nltk has none of klingon"
+        in caplog.text
+    )
+    assert split(TEXT)[0] == "Dr. Smith went home."
+    assert split(TEXT)[1:] == ["He slept.", "The next day he woke up!", "Did he?", "Yes."]
+    assert split("") == []
+
+
+def test_sentences_that_keep_newlines_are_together_the_text():
+    split = trained(keep_newlines=True)
+    assert "".join(split(TEXT)) == TEXT
+    assert split(TEXT)[1] == "He slept.\n\n"
+
+
+def test_a_splitter_sent_to_another_process_splits_alike():
+    split = trained()
+    again = pickle.loads(pickle.dumps(split))
+    assert (again, again(TEXT)) == (split, split(TEXT))
+    assert again.model == trained().model
+
+
+def test_a_text_of_any_length_is_cut_in_blocks_that_punkt_can_take(monkeypatch):
+    from mega_data import sentences
+
+    monkeypatch.setattr(sentences, "LONGEST", 30)
+    assert "".join(trained(keep_newlines=True)(TEXT)) == TEXT
+
+
+def test_a_published_model_is_used_where_nltk_has_one(tmp_path, monkeypatch):
+    import nltk
+
+    folder = tmp_path / "tokenizers/punkt_tab/elvish"
+    folder.mkdir(parents=True)
+    (folder / "abbrev_types.txt").write_text("mae\n")
+    (folder / "collocations.tab").write_text("")
+    (folder / "sent_starters.txt").write_text("he\n")
+    (folder / "ortho_context.tab").write_text("he\t46\n")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    split = splitter("elvish", [])
+    assert split.name == "punkt (elvish)"
+    assert split("Mae. Govannon went. He slept.") == ["Mae. Govannon went.", "He slept."]
+
+
+def test_documents_have_a_sequence_for_each_sentence_and_eod_on_the_last(tmp_path):
+    texts = ["1 2. 3 4.", "", "5."]
+    path = tmp_path / "a"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"12345.")))
+    tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=tmp_path / "vocab.txt")
+    done = preprocess([path], tmp_path / "p", tokenizer, Options(language="klingon"), workers=2)
+    data = IndexedDataset(tmp_path / "p_text_sentence")
+    assert done.prefixes == (data.prefix,)
+    assert data.documents.tolist()[0] == 0
+    assert (len(data.documents) - 1, int(data.documents[-1])) == (3, len(data))
+    assert data.documents[1] == data.documents[2]
+    assert data.info is not None
+    assert data.info.options["split_sentences"] == "klingon"
+
+
+def test_a_list_of_strings_is_sentences_already(tmp_path):
+    path = tmp_path / "a"
+    rows = [["1 2", "", "3"], [], "4"]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), "utf-8")
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=9)
+    done = preprocess([path], tmp_path / "p", tokenizer, Options(append_eod=True))
+    data = IndexedDataset(done.prefixes[0])
+    assert [data[i].tolist() for i in range(len(data))] == [[1, 2], [3, 9], [4, 9]]
+    assert data.documents.tolist() == [0, 2, 2, 3]
+
+
+def test_a_language_that_is_no_name_or_a_library_that_is_missing_is_told(monkeypatch):
+    with pytest.raises(ConfigError, match="--lang: not the name of a language: found ../x"):
+        splitter("../x", [])
+    import sys
+
+    monkeypatch.setitem(sys.modules, "nltk.tokenize.punkt", None)
+    with pytest.raises(ConfigError, match=r"wanted nltk; hint: pip install 'mega-data\[sentences\]'"):
+        splitter("english", [])

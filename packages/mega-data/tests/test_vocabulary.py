@@ -105,9 +105,11 @@ def test_the_vocab_txt_of_a_wordpiece_is_berts(tmp_path):
     assert lines[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert len(lines) == len({*lines}) == 150
     theirs = tokenizers.BertWordPieceTokenizer(str(tmp_path / "t/vocab.txt"), lowercase=False)
+    megatrons = open_tokenizer("BertWordPieceCase", vocab_file=tmp_path / "t/vocab.txt")
     for text in (*MIXED, "unseen words: foxhouse, dogjumps 日本", "[CLS]x"):
         text = text.replace("[CLS]", "CLS")
-        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == ids == megatrons.encode(text)
 
 
 def test_every_pair_a_wordpiece_merged_is_one_hugging_faces_trainer_could_have_merged():
@@ -127,9 +129,10 @@ def test_the_model_of_a_unigram_gives_the_same_ids_in_sentencepiece(tmp_path):
     assert tokenizer.identity.eod == 2
     words = [*"<>0x41sunkpad/ ▁üİ日🎉\n\0ABCabc", "the", "<s>", "</s>", "<0x41>", "<unk>", "quick", "  "]
     rng = random.Random(1)
+    megatrons = open_tokenizer("GPTSentencePieceTokenizer", model=tmp_path / "t/tokenizer.model")
     for _ in range(2000):
         text = "".join(rng.choice(words) for _ in range(rng.randrange(12)))
-        assert tokenizer.encode(text) == theirs.encode(text)
+        assert tokenizer.encode(text) == theirs.encode(text) == megatrons.encode(text)
 
 
 @pytest.mark.parametrize("kind", TYPES)

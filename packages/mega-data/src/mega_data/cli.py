@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data import __version__
+from mega_data.commands.clean import clean
 from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar
 from mega_data.commands.convert import convert
 from mega_data.commands.dedup import dedup
@@ -67,4 +68,5 @@ commands.add_command(convert)
 commands.add_command(inspect)
 commands.add_command(verify)
 commands.add_command(train_tokenizer)
+commands.add_command(clean)
 commands.add_command(extract)

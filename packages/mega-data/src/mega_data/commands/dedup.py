@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, Spreading
+from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -32,7 +32,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--keep-dropped", is_flag=True, help="Write the lines that go to OUTPUT/dropped.")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort pairs in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--only", help="STAGE or STAGE:TASK to do, as one element of a Slurm array does.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
+@click.option("--only", help="plan, STAGE or STAGE:TASK to do.")
 def dedup(
     inputs: tuple[Path, ...],
     output: Path,
@@ -43,6 +44,7 @@ def dedup(
     keep_dropped: bool,
     memory: int,
     workers: int,
+    executor: str,
     only: str | None,
 ) -> None:
     """Keep one document, the first, of each group of near-duplicates.
@@ -50,14 +52,14 @@ def dedup(
     The same documents stay whatever the workers and the order of the files. A run that was killed goes on
     where its finished tasks end.
     """
+    import os
     import shutil
     from dataclasses import replace
 
     from mega_data.dedup.presets import PRESETS
     from mega_data.dedup.run import Deduplication
-    from mega_data.executors.local import run
+    from mega_data.executors.execute import execute
     from mega_data.shards import shards
-    from mega_data.steps import chosen
     from mega_schema.errors import ConfigError
 
     how = PRESETS[preset]
@@ -68,11 +70,19 @@ def dedup(
             )
         how = replace(how, jaccard=jaccard)
     folder = work or output / ".work"
-    job = Deduplication(tuple(shards(inputs)), output, folder, how, json_key, memory << 20, keep_dropped)
+    dropped = output / "dropped" if keep_dropped else None
+    job = Deduplication(tuple(shards(inputs)), output, folder, how, json_key, memory << 20, dropped)
     job.begin()
-    wanted = chosen(job.stages(), only)
-    found = run(wanted, folder, workers=workers, progress=lambda at: click.echo(at, err=True))
-    if only:
+    found = execute(
+        job.stages(),
+        folder,
+        executor=executor,
+        workers=workers,
+        only=only,
+        environment=os.environ,
+        progress=lambda at: click.echo(at, err=True),
+    )
+    if found is None:
         return
     counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}
     if not work:

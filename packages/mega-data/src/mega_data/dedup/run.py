@@ -33,7 +33,6 @@ from mega_data.shards import batches, identity, lines, output_name, writing
 from mega_data.steps import Result, Stage, plan, results
 
 BATCH_CHARACTERS = 1 << 18  # arrays of this length stay in a core's cache
-DROPPED = "dropped"
 _PAIR_BLOCK = 1 << 16
 
 
@@ -46,7 +45,7 @@ class Deduplication:
         output: folder of the kept lines, a file per shard.
         work: folder of what the stages leave each other; may be removed when all are done.
         memory: bytes the sorting of pairs may take.
-        keep_dropped: write `output/dropped/SHARD` with the lines that go and what they are like.
+        dropped: folder of the documents that go, with what they are like; None keeps them nowhere.
     """
 
     inputs: tuple[Path, ...]
@@ -55,7 +54,7 @@ class Deduplication:
     preset: Preset
     key: str = "text"
     memory: int = 256 << 20
-    keep_dropped: bool = False
+    dropped: Path | None = None
 
     def begin(self) -> None:
         """Make the work folder, or go on in one of the same run.
@@ -63,7 +62,7 @@ class Deduplication:
         Raises:
             ConfigError: it holds another run.
         """
-        options = {"preset": asdict(self.preset), "key": self.key, "keep_dropped": self.keep_dropped}
+        options = {"preset": asdict(self.preset), "key": self.key, "dropped": str(self.dropped)}
         wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), **options}
         plan(self.work, wanted)
 
@@ -155,8 +154,8 @@ class Deduplication:
             np.memmap(self._roots(), "<u8", "r")[mine] if mine.stop > mine.start else np.empty(0, np.uint64)
         )
         counts = {"documents": 0, "bytes": 0, "kept": 0, "kept_bytes": 0}
-        outputs = [self.output / output_name(source), self.output / DROPPED / output_name(source)]
-        with _all(outputs[: 1 + self.keep_dropped]) as outs:
+        folders = [self.output] if self.dropped is None else [self.output, self.dropped]
+        with _all([folder / output_name(source) for folder in folders]) as outs:
             for place, line in enumerate(lines(source)):
                 if not line.strip():
                     continue
@@ -166,7 +165,7 @@ class Deduplication:
                     counts["kept"] += 1
                     counts["kept_bytes"] += len(line)
                     outs[0].write(line if line.endswith(b"\n") else line + b"\n")
-                elif self.keep_dropped:
+                elif self.dropped is not None:
                     like = self._place(int(above[place]), firsts)
                     outs[1].write(orjson.dumps({**orjson.loads(line), "dropped": f"like {like}"}) + b"\n")
         return counts

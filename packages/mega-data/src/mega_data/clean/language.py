@@ -1,0 +1,78 @@
+"""Which language a text is in, by py3langid's model, which its wheel carries, or by a fastText file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mega_data.clean.rows import Row, Verdict, Work, missing
+from mega_schema.errors import ConfigError
+
+CHARACTERS = 1000  # of a text that are looked at: more do not change the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Keep documents in some languages; each gets its language under `store`.
+
+    Attributes:
+        keep: codes as the model gives them, "en" or GlotLID's "eng_Latn"; empty keeps all.
+        score: least probability of the language.
+        model: a fastText file such as lid.176.bin or GlotLID's; empty takes py3langid.
+        shorter_than: look only at texts with fewer characters, as cleanup_fix_dataset.py's
+        remove_512_non_english
+            does with 512; 0 looks at all.
+    """
+
+    keep: tuple[str, ...] = ()
+    score: float = 0.0
+    model: str = ""
+    store: str = "language"
+    shorter_than: int = 0
+
+    def start(self) -> Work:
+        identify = _fasttext(self.model) if self.model else _langid()
+        kept = frozenset(self.keep)
+
+        def work(row: Row) -> Verdict:
+            if self.shorter_than and len(row.text) >= self.shorter_than:
+                return [row]
+            language, score = identify(" ".join(row.text[:CHARACTERS].split()))
+            if kept and language not in kept:
+                return f"is in {language}"
+            if score < self.score:
+                return f"is {language} with too low a score"
+            return [row.having(**{self.store: language})]
+
+        return work
+
+
+def _langid() -> Callable[[str], tuple[str, float]]:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+    except ImportError:
+        raise missing("language", "py3langid") from None
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+    def identify(text: str) -> tuple[str, float]:
+        language, score = identifier.classify(text)
+        return language, float(score)
+
+    return identify
+
+
+def _fasttext(path: str) -> Callable[[str], tuple[str, float]]:
+    try:
+        import fasttext  # type: ignore[import-untyped]
+    except ImportError:
+        raise missing("language", "fasttext-predict") from None
+    if not Path(path).is_file():
+        raise ConfigError("step language: model", "no such file", found=path)
+    model = fasttext.load_model(path)
+
+    def identify(text: str) -> tuple[str, float]:
+        labels, scores = model.predict(text)
+        return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else ("und", 0.0)
+
+    return identify

@@ -1,0 +1,139 @@
+"""The counts of a cleaning as a page people can look at: one file, nothing to load, charts as SVG in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 62rem; margin: 2rem auto; padding: 0
+1rem } h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid
+#d8dee4; padding-top: 1rem } table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .25rem
+.9rem .25rem 0; text-align: left; border-bottom: 1px solid #eaeef2; vertical-align: top } td.n, th.n {
+text-align: right; font-variant-numeric: tabular-nums } .bar { display: inline-block; height: .7em;
+background: #2f6f9f; min-width: 1px } .out { background: #9fb8c8 } details { margin: .3rem 0 } pre {
+white-space: pre-wrap; background: #f6f8fa; padding: .5rem .7rem; margin: .3rem 0; font-size: 13px } figure {
+margin: .8rem 0 } figcaption { color: #59636e; font-size: 13px } svg { max-width: 100% }
+"""
+_LANGUAGES = 12  # shown; the others are one row
+_WIDTH, _HEIGHT, _FOOT = 640, 150, 34
+
+
+def page(title: str, steps: Sequence[Mapping[str, Any]]) -> str:
+    """The report as HTML.
+
+    Args:
+        steps: as `Cleaning.report` gives them.
+    """
+    body = [f"<h1>{escape(title)}</h1>", _overview(steps)]
+    for number, step in enumerate(steps, 1):
+        body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
+        body.append(_reasons(step))
+        body.append(_languages(step["languages"]))
+        body.append(_lengths(step))
+        body.append(_examples(step["examples"]))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
+    head = ("step", "documents in", "out", "kept", "MB in", "MB out", "changed")
+    rows = []
+    largest = max((step["documents_in"] for step in steps), default=0) or 1
+    for step in steps:
+        into, out = step["documents_in"], step["documents_out"]
+        bar = f'<span class="bar" style="width:{100 * out / largest:.1f}px"></span>'
+        bar += f'<span class="bar out" style="width:{100 * max(0, into - out) / largest:.1f}px"></span>'
+        rows.append(
+            f"<tr><td>{escape(step['step'])}</td><td class=n>{into:,}</td><td class=n>{out:,}</td>"
+            f"<td>{bar} {out / max(1, into):.1%}</td><td class=n>{step['bytes_in'] / 1e6:,.2f}</td>"
+            f"<td class=n>{step['bytes_out'] / 1e6:,.2f}</td><td class=n>{step['changed']:,}</td></tr>"
+        )
+    return _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[str]) -> str:
+    numbers = {"documents in", "out", "MB in", "MB out", "changed", "documents", "share"}
+    cells = "".join(f"<th{' class=n' if name in numbers else ''}>{escape(name)}</th>" for name in head)
+    return f"<table><tr>{cells}</tr>{''.join(rows)}</table>"
+
+
+def _reasons(step: Mapping[str, Any]) -> str:
+    reasons = step["reasons"]
+    if not reasons:
+        return "<p>No document was dropped.</p>"
+    return _counts(("reason", "documents", "share"), reasons, step["documents_in"])
+
+
+def _languages(languages: Mapping[str, int]) -> str:
+    if not languages:
+        return ""
+    shown = dict(sorted(languages.items(), key=lambda found: (-found[1], found[0]))[:_LANGUAGES])
+    if others := sum(languages.values()) - sum(shown.values()):
+        shown[f"{len(languages) - len(shown)} others"] = others
+    return _counts(("language", "documents", "share"), shown, sum(languages.values()))
+
+
+def _counts(head: Sequence[str], counts: Mapping[str, int], total: int) -> str:
+    rows = [
+        f"<tr><td>{escape(name)}</td><td class=n>{count:,}</td><td class=n>{count / max(1, total):.2%}</td>"
+        f'<td><span class="bar" style="width:{200 * count / max(1, total):.1f}px"></span></td></tr>'
+        for name, count in sorted(counts.items(), key=lambda found: (-found[1], found[0]))
+    ]
+    return _table((*head, ""), rows)
+
+
+def _lengths(step: Mapping[str, Any]) -> str:
+    """Documents by length before and after, a pair of bars for each power of two."""
+    before = {int(length): count for length, count in step["lengths_in"].items()}
+    after = {int(length): count for length, count in step["lengths_out"].items()}
+    if not before:
+        return ""
+    first, last = min([*before, *after]), max([*before, *after])
+    highest = max([*before.values(), *after.values()])
+    slot = _WIDTH / (last - first + 1)
+    marks = []
+    for length in range(first, last + 1):
+        x = (length - first) * slot
+        for part, (counts, color) in enumerate(((before, "#9fb8c8"), (after, "#2f6f9f"))):
+            high = _HEIGHT * counts.get(length, 0) / highest
+            marks.append(
+                f'<rect x="{x + slot * (0.08 + 0.42 * part):.1f}" y="{_HEIGHT - high + 14:.1f}" '
+                f'width="{slot * 0.42:.1f}" height="{high:.1f}" fill="{color}"><title>'
+                f"{_range(length)}: {counts.get(length, 0):,}</title></rect>"
+            )
+        marks.append(
+            f'<text x="{x + slot / 2:.1f}" y="{_HEIGHT + _FOOT - 4}" text-anchor="middle" font-size="10">'
+            f"{_from(length)}</text>"
+        )
+    axis = f'<line x1="0" x2="{_WIDTH}" y1="{_HEIGHT + 14}" y2="{_HEIGHT + 14}" stroke="#59636e"/>'
+    top = f'<text x="0" y="10" font-size="10">{highest:,}</text>'
+    return (
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _FOOT}" width="{_WIDTH}" role="img">'
+        f"{axis}{top}{''.join(marks)}</svg><figcaption>Documents by characters, from the number written on: "
+        "in (pale) and out (dark).</figcaption></figure>"
+    )
+
+
+def _from(length: int) -> str:
+    """The least number of characters of a bar: its bit length's."""
+    least = 1 << (length - 1) if length else 0
+    return f"{least:,}" if least < 10_000 else f"{least // 1024:,}Ki"
+
+
+def _range(length: int) -> str:
+    return f"{1 << (length - 1):,} to {(1 << length) - 1:,} characters" if length else "empty"
+
+
+def _examples(examples: Mapping[str, Sequence[str]]) -> str:
+    parts = [
+        f"<details><summary>dropped: {escape(reason)}</summary>"
+        + "".join(f"<pre>{escape(text)}</pre>" for text in texts)
+        + "</details>"
+        for reason, texts in examples.items()
+    ]
+    return "".join(parts)

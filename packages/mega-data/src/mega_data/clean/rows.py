@@ -1,0 +1,55 @@
+"""What a step of cleaning gets and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One document.
+
+    Attributes:
+        values: the line's JSON object; not changed in place.
+        key: where its text is.
+        shard: its file's number.
+        line: its number in the shard, from 1.
+    """
+
+    values: dict[str, Any]
+    key: str
+    shard: int
+    line: int
+
+    @property
+    def text(self) -> str:
+        text: str = self.values[self.key]
+        return text
+
+    def having(self, **values: Any) -> Row:
+        """The document with other values."""
+        return replace(self, values={**self.values, **values})
+
+
+Verdict = list[Row] | str
+"""What becomes of a document: none to several documents, or the reason why it goes."""
+Work = Callable[[Row], Verdict]
+
+
+class Step(Protocol):
+    """A step's options; a dataclass whose fields are the keys of its table in TOML."""
+
+    def start(self) -> Work:
+        """Make what the step needs, once in each process; the result depends on the document alone."""
+        ...
+
+
+def missing(name: str, library: str) -> Exception:
+    """What to say where a step needs a library that is not installed."""
+    from mega_schema.errors import ConfigError
+
+    return ConfigError(
+        f"step {name}", f"needs {library}, which is not installed", hint='pip install "mega-data[clean]"'
+    )

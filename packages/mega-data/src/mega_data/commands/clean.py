@@ -1,0 +1,102 @@
+"""`mega-data clean`: a list of steps over a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mega_data.commands.common import ANY_PATH, EXECUTOR, EXISTING, WORKERS, Spreading
+from mega_data.commands.dedup import FOLDER
+
+
+@click.command(cls=Spreading)
+@click.option(
+    "--input",
+    "inputs",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    required=True,
+    help="JSON lines, plain or .gz .zst .xz .bz2; files and folders.",
+)
+@click.option("--output", type=FOLDER, required=True, help="Folder of what is left, and of a report.")
+@click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
+@click.option(
+    "--step",
+    "flags",
+    multiple=True,
+    help="A step, after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
+)
+@click.option("--json-key", default="text", help="Key of the text.")
+@click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
+@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
+@click.option("--workers", type=WORKERS, default=1, help="Processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
+@click.option("--only", help="plan, PASS/STAGE or PASS/STAGE:TASK to do.")
+def clean(
+    inputs: tuple[Path, ...],
+    output: Path,
+    config: Path | None,
+    flags: tuple[str, ...],
+    json_key: str,
+    keep_dropped: bool,
+    work: Path | None,
+    workers: int,
+    executor: str,
+    only: str | None,
+) -> None:
+    """Mend documents and drop those that are not worth training on, step by step.
+
+    Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
+    gopher-repetition, urls, decontaminate, duplicates. The same documents stay whatever the workers; a run
+    that was killed goes on where its finished tasks end.
+    """
+    import json
+    import os
+    import shutil
+    from functools import partial
+
+    from mega_data.clean.registry import from_flag, from_toml
+    from mega_data.clean.report import page
+    from mega_data.clean.run import Cleaning
+    from mega_data.executors.execute import execute
+    from mega_data.shards import shards
+    from mega_data.steps import write
+    from mega_schema.errors import ConfigError
+
+    steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
+    folder = work or output / ".work"
+    job = Cleaning(tuple(shards(inputs)), output, folder, steps, json_key, keep_dropped)
+    job.begin()
+    wanted, _, stage = (only or "").partition("/")
+    passes = {one.work.name: one for one in job.passes()}
+    if only and wanted not in {"plan", *passes}:
+        raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
+    for name, one in passes.items():
+        if only and name != wanted:
+            continue
+        execute(
+            one.stages(),
+            one.work,
+            executor=executor,
+            workers=workers,
+            only=stage or None,
+            environment=os.environ,
+            progress=partial(_tell, name),
+        )
+    if only:
+        return
+    report = job.report()
+    write(output / "report.json", json.dumps({"steps": report}, indent=1, ensure_ascii=False))
+    write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report))
+    if not work:
+        shutil.rmtree(folder)
+    for step in report:
+        click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
+        for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
+            click.echo(f"  {count:,}  {reason}")
+    click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
+
+
+def _tell(name: str, at: str) -> None:
+    click.echo(f"{name}: {at}", err=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from mega_model.mesh import World
+from mega_model.mesh import Mesh, World
+from mega_schema.layout import Layout
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import same_as_one_process, steps, trainer
 
@@ -45,6 +48,33 @@ def _resumes(
         assert resumed == on
     else:
         assert resumed == pytest.approx(on, abs=1e-5)
+
+
+def _ends_stay_equal(world: World, meet: str, folder: Path) -> None:
+    """The first stage's embedding and the last stage's tied head are one weight: not a bit apart."""
+    run = trainer("gpt", world, meet, folder, **PP2)
+    steps(run, 5)
+    pp = run.mesh.pp
+    (mine,) = (w.detach() for row, w in run.held if "embed.weight" in (row.name, row.tied_to))
+    other = torch.empty_like(mine)
+    pp.exchange([(mine, 1 - pp.rank)], [(other, 1 - pp.rank)])
+    run.mesh.leave()
+    assert torch.equal(mine, other), f"apart by {(mine - other).abs().max():.1e}"
+
+
+def _gives_up(world: World, meet: str, folder: Path) -> None:
+    """A rank that waits for one that never comes gives up after the minutes asked for, on any axis."""
+    mesh = Mesh.join(Layout(tp=2, pp=2), world, meet=meet, timeout_minutes=1 / 60)
+    waiting = {0: mesh.tp, 3: mesh.pp}.get(world.rank)
+    if waiting is not None:
+        try:
+            with pytest.raises(RuntimeError, match="Timed out"):
+                waiting.reduce(torch.ones(1))
+        finally:
+            (folder / f"{world.rank}").touch()
+    while not all((folder / name).exists() for name in "03"):
+        time.sleep(0.05)
+    mesh.leave()
 
 
 TP2 = {"parallel__tp": 2}
@@ -86,8 +116,10 @@ CASES: dict[int, dict[str, Body]] = {
         "resume_from_tensor_2_pipeline_2_on_tensor_4": partial(
             _resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
         ),
+        "a_rank_that_waits_in_vain_gives_up": _gives_up,
     },
     8: {
+        "both_ends_of_a_tied_weight_over_data_4": _ends_stay_equal,
         "tensor_2_pipeline_2_data_2_gpt": _cut("gpt", **TP2, **PP2),
         "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
     },

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from mega_schema.layout import Coordinates, Layout, Stage
 
@@ -193,8 +194,10 @@ class Mesh:
             device: "cpu" (gloo) or "cuda" (NCCL).
             sequence: sequence parallelism on the tp axis.
             meet: where the processes find each other, a torch.distributed init_method.
+            timeout_minutes: a collective of any axis that takes longer is an error.
         """
         assert layout.world == world.size
+        timeout = timedelta(minutes=timeout_minutes)
         here = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
         if here.type == "cuda":
             torch.cuda.set_device(here)
@@ -205,21 +208,25 @@ class Mesh:
             init_method=meet,
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(minutes=timeout_minutes),
+            timeout=timeout,
             device_id=here if device == "cuda" else None,
         )
         names = ("pp", "dp", "tp")  # the last is the fastest, as Layout numbers ranks
         mesh = init_device_mesh(device, (layout.pp, layout.dp, layout.tp), mesh_dim_names=names)
 
         def axis(name: str, size: int, rank: int, sequence: bool = False) -> Axis:
-            return Axis(name, size, rank, mesh.get_group(name) if size > 1 else None, sequence)
+            if size == 1:
+                return Axis(name)
+            group = mesh.get_group(name)
+            _set_pg_timeout(timeout, group)  # init_device_mesh gives its groups torch's default
+            return Axis(name, size, rank, group, sequence)
 
         at: Coordinates = layout.coordinates(world.rank)
         return cls(
             layout,
             world.rank,
             here,
-            axis("tp", layout.tp, at.tp, sequence and layout.tp > 1),
+            axis("tp", layout.tp, at.tp, sequence),
             axis("dp", layout.dp, at.dp),
             axis("pp", layout.pp, at.pp),
         )

@@ -40,15 +40,20 @@ class Gradients:
         self.flat.zero_()
 
     def reduce(self) -> None:
-        """Make them the whole batch's: sums over tp and pp where ranks share work, mean over dp."""
-        if self.mesh.tp.sequence:
-            # outside the tensor-parallel regions a rank saw its own tokens only
-            for row, gradient in zip(self.rows, self.of, strict=True):
-                if row.split is None:
-                    self.mesh.tp.reduce(gradient)
-        self._tie()
+        """Make them the whole batch's: mean over dp, then sums over tp and pp where ranks share work.
+
+        In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in
+        the buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
+        """
         if self.mesh.dp.size > 1:
             self.mesh.dp.reduce(self.flat).div_(self.mesh.dp.size)
+        if self.mesh.tp.sequence:
+            # outside the tensor-parallel regions a rank saw its own tokens only
+            whole = [g for row, g in zip(self.rows, self.of, strict=True) if row.split is None]
+            together = self.mesh.tp.reduce(torch.cat([g.flatten() for g in whole]))
+            for gradient, total in zip(whole, together.split([g.numel() for g in whole]), strict=True):
+                gradient.copy_(total.view_as(gradient))
+        self._tie()
 
     def norm(self) -> float:
         """Global L2 norm, every element of every parameter counted on one rank."""

@@ -49,17 +49,17 @@ class _TokenLoss(torch.autograd.Function):
         mine_T = (local_T >= 0) & (local_T < true_columns)
         local_T = torch.where(mine_T, local_T, 0)
         at_target_T = torch.where(mine_T, z_TV.gather(1, local_T[:, None])[:, 0], 0.0)
-        terms_2T = tp.reduce(torch.stack((z_TV.exp_().sum(1), at_target_T)))
-        probability_TV = z_TV.div_(terms_2T[0][:, None])
+        exp_TV = z_TV.exp_()
+        sum_T, at_target_T = tp.reduce(torch.stack((exp_TV.sum(1), at_target_T)))
         counts_T = target_T != IGNORED
-        ctx.save_for_backward(probability_TV, local_T, mine_T, counts_T)
+        ctx.save_for_backward(exp_TV, sum_T, local_T, mine_T, counts_T)
         ctx.dtype = logits_TV.dtype  # type: ignore[attr-defined]
-        return torch.where(counts_T, terms_2T[0].log() - terms_2T[1], 0.0)
+        return torch.where(counts_T, sum_T.log() - at_target_T, 0.0)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        probability_TV, local_T, mine_T, counts_T = ctx.saved_tensors  # type: ignore[attr-defined]
+        exp_TV, sum_T, local_T, mine_T, counts_T = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_T = grads[0] * counts_T
-        grad_TV = probability_TV * grad_T[:, None]
+        grad_TV = exp_TV.mul_((grad_T / sum_T)[:, None])  # in its place: there is no larger tensor
         grad_TV.scatter_add_(1, local_T[:, None], (-grad_T * mine_T)[:, None])
         return grad_TV.to(ctx.dtype), None, None, None  # type: ignore[attr-defined]

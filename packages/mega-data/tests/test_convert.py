@@ -126,7 +126,7 @@ def test_a_token_outside_the_vocabulary_has_no_text_and_leaves_no_file(tmp_path,
     open_tokenizer("NullTokenizer", vocab_size=9).save(tmp_path / "a.tokenizer")
     there = sorted(tmp_path.iterdir())
     line = refused(capsys, "convert", tmp_path / "a", "--to", "jsonl", "--output", tmp_path / "b")
-    assert "a.bin: a token of sequences 2 to 2: found 65000, wanted 0 to 9, the vocabulary" in line
+    assert "a.bin: token 0 of sequence 2: found 65000, wanted 0 to 9, the vocabulary" in line
     assert sorted(tmp_path.iterdir()) == there
 
 

@@ -185,7 +185,10 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     for name in "ab":
         dataset(tmp_path / "in" / name, [[[ord(name)]], []])
-    for words in (["--datasets", tmp_path / "in/a", tmp_path / "in/b.idx"], ["--input", tmp_path / "in"]):
+    for words in (
+        ["--datasets", tmp_path / "in/a", tmp_path / "in/b.idx", "--merge", "serial"],
+        ["--input", tmp_path / "in"],
+    ):
         line = [*map(str, ["merge", *words, "--output-prefix", tmp_path / "m"])]
         said = CliRunner().invoke(commands, line, catch_exceptions=False)
         assert said.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")

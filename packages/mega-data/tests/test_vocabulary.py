@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import sys
@@ -161,8 +162,10 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
 
 
 def test_the_command_trains_each_kind(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in MIXED), "utf-8")
+    path = tmp_path / "in"  # a folder, and a packed file in it
+    path.mkdir()
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in MIXED)
+    (path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     for kind, file in (("bpe", "merges.txt"), ("wordpiece", "vocab.txt"), ("unigram", "tokenizer.model")):
         words = ["train-tokenizer", "--input", path, "--type", kind, "--vocab-size", 350]
         done = CliRunner().invoke(commands, [*map(str, words), "--output", str(tmp_path / kind)])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 from mega_data.inspect import opened_tokenizer
@@ -87,15 +88,15 @@ def _texts(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, in
     """Each document's text, and the bytes of its ids."""
     eod, size = tokenizer.identity.eod, tokenizer.identity.vocab_size
     for first, last in zip(data.documents[:-1].tolist(), data.documents[1:].tolist(), strict=True):
-        sequences = [data.read(i).tolist() for i in range(first, last)]
+        sequences = [data.read(i) for i in range(first, last)]
         count = sum(map(len, sequences))
-        outside = [token for ids in sequences for token in ids if not 0 <= token < size]
-        if outside:
-            wanted = f"0 to {size - 1}, the vocabulary"
-            where = f"a token of sequences {first} to {last - 1}"
-            raise FormatError(beside(data.prefix, ".bin"), where, found=outside[0], wanted=wanted)
-        if sequences and sequences[-1] and sequences[-1][-1] == eod:
-            sequences[-1].pop()
-        text = " ".join(tokenizer.decode(ids) for ids in sequences)
+        for place, ids in enumerate(sequences, first):
+            if len(wrong := np.flatnonzero((ids < 0) | (ids >= size))):
+                path, found = beside(data.prefix, ".bin"), int(ids[wrong[0]])
+                wanted = f"0 to {size - 1}, the vocabulary"
+                raise FormatError(path, f"token {wrong[0]} of sequence {place}", found=found, wanted=wanted)
+        if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
+            sequences[-1] = sequences[-1][:-1]
+        text = " ".join(tokenizer.decode(ids.tolist()) for ids in sequences)
         # a text that was cut in the middle of a character has no UTF-8
         yield text.encode("utf-8", "replace").decode("utf-8"), count * data.dtype.itemsize

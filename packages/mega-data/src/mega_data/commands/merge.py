@@ -19,6 +19,8 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--multimodal", is_flag=True, help="The indexes have a mode per sequence.")
 @click.option("--assume-same-tokenizer", is_flag=True, help="Of datasets that have no PREFIX.json.")
 @click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
+@click.option("--merge", "way", type=click.Choice(["distributed", "serial"]), help="Accepted; needs neither.")
+@click.option("--torch-backend", type=click.Choice(["gloo", "mpi"]), help="Accepted; needs none.")
 def merge(
     datasets: tuple[Path, ...],
     folder: Path | None,
@@ -27,6 +29,8 @@ def merge(
     multimodal: bool,
     assume_same_tokenizer: bool,
     workers: int,
+    way: str | None,
+    torch_backend: str | None,
 ) -> None:
     """Merge datasets of one tokenizer: the documents of each after those of the one before."""
     from mega_data.convert import form_named

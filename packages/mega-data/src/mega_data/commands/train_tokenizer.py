@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import EXISTING, Spreading
+from mega_data.commands.common import Spreading
+from mega_data.commands.preprocess import INPUT
 
 
 @click.command("train-tokenizer", cls=Spreading)
-@click.option(
-    "--input", "inputs", type=EXISTING, multiple=True, required=True, help="JSON lines, one file or several."
-)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT)
 @click.option("--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe")
 @click.option("--vocab-size", type=int, default=4096, help="Ids, special tokens and bytes included.")
 @click.option(
@@ -21,16 +20,18 @@ from mega_data.commands.common import EXISTING, Spreading
 @click.option("--json-key", default="text", help="Key of the text.")
 @click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT's uncased; wordpiece only.")
 def train_tokenizer(
-    inputs: tuple[Path, ...], kind: str, vocab_size: int, output: Path, json_key: str, lowercase: bool
+    words: tuple[str, ...], kind: str, vocab_size: int, output: Path, json_key: str, lowercase: bool
 ) -> None:
-    """Train a tokenizer on the text of JSON lines: GPT-2's byte-level BPE, BERT's WordPiece, or a unigram.
+    """Train a tokenizer on text: GPT-2's byte-level BPE, BERT's WordPiece, or a unigram.
 
     The folder holds tokenizer.json, and what Megatron's flags take: vocab.json and merges.txt, vocab.txt, or
     tokenizer.model.
     """
     from mega_data.jsonl import texts
+    from mega_data.readers.inputs import found
     from mega_data.vocabulary import describe, save, train
 
+    inputs = [one.path for one in found(words)]
     tokenizer = train(texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")

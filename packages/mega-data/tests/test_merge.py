@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import random
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +204,20 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
             f"--datasets, --input: one of the two names what is merged: found {found}"
             in capsys.readouterr().err
         )
+
+
+def test_more_datasets_than_files_a_shell_may_open_are_merged(tmp_path):
+    (tmp_path / "in").mkdir()
+    for n in range(80):
+        dataset(tmp_path / f"in/{n:03}", [[[n]]])
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+
+    words = ["merge", "--input", tmp_path / "in", "--output-prefix", tmp_path / "m"]
+    subprocess.run([sys.executable, "-m", "mega_data", *map(str, words)], check=True, preexec_fn=limit)
+    assert IndexedDataset(tmp_path / "m").between(0, 80).tolist() == [*range(80)]
 
 
 def test_a_note_names_the_options_that_differ(tmp_path):

@@ -7,7 +7,6 @@ Megatron's `merge_datasets` does: documents of the second dataset follow those o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
@@ -222,18 +221,17 @@ def _write_payload(
 ) -> None:
     shift, at = int(form == "fairseq-cached"), 0
     os.ftruncate(target, sum(data.tokens for data in datasets) * dtype.itemsize)
-    with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as files:
+    with ThreadPoolExecutor(workers) as pool:
         jobs = []
         for data in datasets:
             path = beside(data.prefix, ".bin")
-            source = files.enter_context(path.open("rb")).fileno()
             same = data.dtype == dtype.newbyteorder("<") and data.shift == shift
             for first in range(0, data.tokens, PIECE // 8):
                 last = min(first + PIECE // 8, data.tokens)
                 to = at + first * dtype.itemsize
                 if same:
                     size = (last - first) * dtype.itemsize
-                    jobs.append(pool.submit(_copy, source, first * dtype.itemsize, target, to, size))
+                    jobs.append(pool.submit(_copy, path, first * dtype.itemsize, target, to, size))
                 else:
                     jobs.append(pool.submit(_translate, data, first, last, shift, dtype, target, to))
             at += data.tokens * dtype.itemsize
@@ -245,8 +243,14 @@ def _write_payload(
             raise
 
 
-def _copy(source: int, start: int, target: int, to: int, size: int) -> int:
-    """Copy `size` bytes between two files, in the kernel where it can."""
+def _copy(path: Path, start: int, target: int, to: int, size: int) -> int:
+    """Copy `size` bytes between two files; opened here, because thousands at once would be too many."""
+    with path.open("rb") as file:
+        return _copied(file.fileno(), start, target, to, size)
+
+
+def _copied(source: int, start: int, target: int, to: int, size: int) -> int:
+    """In the kernel where it can."""
     done, in_kernel = 0, True
     while done < size:
         if in_kernel:

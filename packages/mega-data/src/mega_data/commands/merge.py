@@ -33,6 +33,8 @@ def merge(
     torch_backend: str | None,
 ) -> None:
     """Merge datasets of one tokenizer: the documents of each after those of the one before."""
+    import resource
+
     from mega_data.convert import form_named
     from mega_data.merge import merge as join
     from mega_data.merge import prefixes_in
@@ -42,6 +44,9 @@ def merge(
     if bool(datasets) == bool(folder):
         found = "both" if datasets else "neither"
         raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
+    # each dataset stays open while it is merged; what a shell allows by default is a few hundred
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     prefixes = prefixes_in(folder) if folder else list(datasets)
     opened = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
     with progress_bar("merging", sum(data.tokens * data.dtype.itemsize for data in opened)) as progress:

@@ -1,0 +1,169 @@
+"""JSON lines to a dataset with GPT-2's tokenizer: ours against `tokenizers` and `tiktoken`, in one run.
+
+    python bench/preprocess.py CORPUS.jsonl --gpt2 FOLDER [--slow-megabytes 20] [--json RESULT.json]
+
+Each pipeline is a process of its own that reads lines, parses them with orjson, encodes on two cores and
+writes a dataset; `tokenizers` and `tiktoken` get the beginning of the corpus, since neither gets faster with
+more. A run on one line first tells what starting costs; it is subtracted. Rates are megabytes of the corpus a
+second of the processor, all processes together, and of the wall, which says little where others use the
+machine. The ids of the three must be equal. `tiktoken` is left out, and the result says so, where it is not
+installed.
+
+FOLDER holds gpt2-vocab.json and gpt2-merges.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mega_schema.indexed import IndexedDataset, IndexedWriter
+from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer_files import bytes_of_letters
+
+CORES, BATCH, EOD = 2, 512, 50256
+# GPT-2's way to cut text into words, as its authors published it
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def batches(corpus: Path) -> Iterator[list[str]]:
+    texts = list[str]()
+    with corpus.open("rb") as file:
+        for line in file:
+            texts.append(orjson.loads(line)["text"])
+            if len(texts) == BATCH:
+                yield texts
+                texts = []
+    yield texts
+
+
+def write(corpus: Path, prefix: Path, encode: Callable[[list[str]], list[list[int]]]) -> None:
+    with IndexedWriter(prefix, np.uint16) as writer:
+        for texts in batches(corpus):
+            for ids in encode(texts):
+                writer.add(np.array([*ids, EOD], np.uint16))
+                writer.end_document()
+
+
+def with_tokenizers(corpus: Path, prefix: Path, gpt2: Path) -> None:
+    vocab, merges = gpt2 / "gpt2-vocab.json", gpt2 / "gpt2-merges.txt"
+    write(
+        corpus, prefix, open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges).encode_batch
+    )
+
+
+def with_tiktoken(corpus: Path, prefix: Path, gpt2: Path) -> None:
+    import tiktoken
+
+    letters = bytes_of_letters()
+    vocab = json.loads((gpt2 / "gpt2-vocab.json").read_text("utf-8"))
+    ranks = {bytes(letters[c] for c in word): i for word, i in vocab.items() if i != EOD}
+    encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    write(corpus, prefix, lambda texts: encoding.encode_ordinary_batch(texts, num_threads=CORES))
+
+
+PIPELINES = (("tokenizers", with_tokenizers), ("tiktoken", with_tiktoken))
+
+
+def command(name: str, corpus: Path, prefix: Path, gpt2: Path) -> list[str]:
+    if name != "mega-data":
+        script = str(Path(__file__).resolve())
+        return [sys.executable, script, str(corpus), "--gpt2", str(gpt2), "--pipeline", name, str(prefix)]
+    words = ["--input", corpus, "--output-prefix", prefix, "--append-eod", "--workers", CORES]
+    words += ["--tokenizer-type", "GPT2BPETokenizer"]
+    words += ["--vocab-file", gpt2 / "gpt2-vocab.json", "--merge-file", gpt2 / "gpt2-merges.txt"]
+    return [sys.executable, "-m", "mega_data", "preprocess", *map(str, words)]
+
+
+def spent(words: list[str]) -> tuple[float, float]:
+    """Seconds of the processor and of the wall that a command takes with all its processes."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    env = {**os.environ, "RAYON_NUM_THREADS": str(CORES)}
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=env)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def beginning(corpus: Path, size: int, path: Path) -> Path:
+    with corpus.open("rb") as file, path.open("wb") as out:
+        while out.tell() < size and (line := file.readline()):
+            out.write(line)
+    return path
+
+
+def measured(name: str, corpus: Path, line: Path, folder: Path, gpt2: Path) -> dict[str, Any]:
+    prefix = folder / name / "p"
+    prefix.parent.mkdir()
+    start = spent(command(name, line, folder / name / "line", gpt2))
+    whole = spent(command(name, corpus, prefix, gpt2))
+    size = corpus.stat().st_size / 1e6
+    return {
+        "megabytes": round(size, 1),
+        "start_cpu_s": round(start[0], 2),
+        "start_wall_s": round(start[1], 2),
+        "cpu_s": round(whole[0] - start[0], 2),
+        "wall_s": round(whole[1] - start[1], 2),
+        "MB_per_cpu_s": round(size / max(whole[0] - start[0], 1e-9), 1),
+        "MB_per_wall_s": round(size / max(whole[1] - start[1], 1e-9), 1),
+    }
+
+
+def same_ids(ours: Path, theirs: Path) -> bool:
+    a, b = IndexedDataset(ours), IndexedDataset(theirs)
+    return all((a[i] == b[i]).all() and len(a[i]) == len(b[i]) for i in range(len(b)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--gpt2", type=Path, required=True)
+    parser.add_argument("--slow-megabytes", type=float, default=20.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--pipeline", nargs=2, metavar=("NAME", "PREFIX"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.pipeline:
+        dict(PIPELINES)[args.pipeline[0]](args.corpus, Path(args.pipeline[1]), args.gpt2)
+        return
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {CORES} of {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "load_before": os.getloadavg(),
+        "corpus": args.corpus.name,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        line = beginning(args.corpus, 1, folder / "line.jsonl")
+        part = beginning(args.corpus, int(args.slow_megabytes * 1e6), folder / "part.jsonl")
+        found["mega-data"] = measured("mega-data", args.corpus, line, folder, args.gpt2)
+        for pipeline, _ in PIPELINES:
+            if importlib.util.find_spec(pipeline) is None:
+                found[pipeline] = "not installed"
+                continue
+            found[pipeline] = measured(pipeline, part, line, folder, args.gpt2)
+            ours = folder / "mega-data/p_text_document"
+            found[pipeline]["ids_equal"] = same_ids(ours, folder / pipeline / "p")
+            ratio = found["mega-data"]["MB_per_cpu_s"] / found[pipeline]["MB_per_cpu_s"]
+            found[pipeline]["ours_is_faster"] = round(ratio, 1)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if args.json:
+        args.json.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from mega_schema.checkpoint import LATEST, MODEL, Box, Checkpoint
 from mega_schema.commit import Save, replacing
+from mega_schema.errors import MegaError
 from mega_schema.layout import WHOLE
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt
@@ -126,6 +129,34 @@ def test_a_file_is_replaced_when_the_block_ends_well_and_only_then(tmp_path: Pat
         _interrupted(path)
     assert path.read_text("utf-8") == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def _saved(run: Path, iteration: int, spec: ModelSpec) -> None:
+    _begun(run, iteration).commit(spec, layout=WHOLE, trainer={}, run_config="a = 1\n")
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
+    tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    _begun(tmp_path, 3).commit(spec, layout=WHOLE, trainer={"iteration": 3})
+    left = iter(range(calls))
+
+    def full(descriptor: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without a name, as write() does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(MegaError) as caught:
+            _saved(tmp_path, 4, spec)
+    assert str(caught.value) == (
+        f"{tmp_path / '.iter_0000004.partial'}: not written: found No space left on device; "
+        "hint: make room there, or write to another disk"
+    )
+    assert Checkpoint.open(tmp_path).iteration == 3
+    _saved(tmp_path, 4, spec)
+    assert Checkpoint.open(tmp_path).iteration == 4
 
 
 def _interrupted(path: Path) -> None:

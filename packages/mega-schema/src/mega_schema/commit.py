@@ -38,6 +38,7 @@ from mega_schema.checkpoint import (
 )
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
+from mega_schema.staging import on_disk
 
 
 class Save:
@@ -69,6 +70,9 @@ class Save:
 
         Args:
             values: called once per box, in order; its array has the box's shape and stored dtype.
+
+        Raises:
+            MegaError: the disk is full, or would not write for another reason.
         """
         boxes = [box for box in boxes if not box.slab.empty]
         if not boxes:
@@ -76,7 +80,7 @@ class Save:
         name = f"{namespace}-{rank:05d}"
         file = self.folder / f"{name}.safetensors"
         records = []
-        with file.open("wb") as out:
+        with on_disk(self.folder), file.open("wb") as out:
             out.write(_header(boxes))
             for box in boxes:
                 array = np.ascontiguousarray(values(box))
@@ -99,7 +103,7 @@ class Save:
                 out.write(payload)
             _flush(out.fileno())
         record = {"namespace": namespace, "file": file.name, "size": file.stat().st_size, "pieces": records}
-        (self.folder / f"{name}.pieces").write_text(json.dumps(record), "utf-8")
+        _write(self.folder / f"{name}.pieces", json.dumps(record))
 
     def commit(
         self,
@@ -119,6 +123,9 @@ class Save:
 
         Returns:
             the checkpoint's folder under its final name.
+
+        Raises:
+            MegaError: the disk is full, or would not write for another reason.
         """
         parts = sorted(self.folder.glob("*.pieces"))
         records = [json.loads(part.read_bytes()) for part in parts]
@@ -199,7 +206,7 @@ def _tensors(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as out:
+    with on_disk(path.parent), path.open("w", encoding="utf-8") as out:
         out.write(text)
         out.flush()
         _flush(out.fileno())
@@ -212,6 +219,7 @@ def _flush(descriptor: int) -> None:
 def _flush_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with on_disk(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

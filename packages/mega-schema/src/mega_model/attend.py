@@ -4,7 +4,7 @@ model brings one of these, so that one forward serves training, scoring and gene
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -41,18 +41,18 @@ class Packed:
     rows: int
     length: int
     document_BS: Tensor | None = None
+    _visible_B1SS: Tensor | None = field(init=False, repr=False)  # made once, for all layers
+
+    def __post_init__(self) -> None:
+        document = self.document_BS
+        if document is not None:
+            document = (document[:, :, None] == document[:, None, :]).tril()[:, None]
+        object.__setattr__(self, "_visible_B1SS", document)
 
     def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
         q, k, v = (x.unflatten(0, (self.rows, self.length)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
-        out = _dense(q, k, v, self._visible_B1SS())
+        out = _dense(q, k, v, self._visible_B1SS)
         return out.transpose(1, 2).flatten(0, 1)
-
-    def _visible_B1SS(self) -> Tensor | None:
-        if self.document_BS is None:
-            return None
-        document = self.document_BS
-        same = document[:, :, None] == document[:, None, :]
-        return same.tril()[:, None]
 
 
 class Cached:

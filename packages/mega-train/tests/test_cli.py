@@ -223,6 +223,18 @@ def test_a_mistake_in_the_files_is_one_line(corpus: Path, trained: tuple[Path, D
     )
 
 
+def test_more_processes_than_gpus_are_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert _refused(_gpt(corpus, code=2)) == (
+        "--device: more processes on this machine than GPUs: found process 2 and 1 GPUs, "
+        "wanted a GPU for each process; hint: torchrun --nproc-per-node 1, or --device cpu"
+    )
+
+
 def test_weights_without_an_optimizer_are_for_finetuning(
     corpus: Path, trained: tuple[Path, Done], tmp_path: Path
 ) -> None:

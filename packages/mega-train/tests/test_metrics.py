@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from rich.console import Console
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_train.curve import draw
-from mega_train.metrics import EVENTS, Progress, Record, read_events
+from mega_train.metrics import EVENTS, Progress, Record, only_run, read_events
 from mega_train.screen import Quiet, Terminal
 
 NOW = Progress(
@@ -42,6 +45,41 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     Record(None).progress(NOW)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def second() -> None:
+        with only_run(folder):
+            Record(folder).write("start", {"iteration": 0})
+
+    with only_run(folder):
+        with pytest.raises(ConfigError) as caught:
+            second()
+        assert str(caught.value) == (
+            f"--save: another run writes to this folder: found {folder}, wanted a folder of its own for "
+            "every run that is going on; hint: wait for the other run, end it, or --save elsewhere"
+        )
+        with only_run(tmp_path / "other"):
+            pass
+    second()
+    assert (folder / EVENTS).read_bytes() == b'{"event": "start", "iteration": 0}\n'
+
+
+def test_where_the_file_system_cannot_lock_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unable(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unable)
+    with caplog.at_level("INFO", "mega.train"), only_run(tmp_path):
+        Record(tmp_path).write("start", {"iteration": 0})
+    assert caplog.messages == [
+        f"{tmp_path} cannot be locked (No locks available): nothing keeps a second run out"
+    ]
+    assert len(read_events(tmp_path)) == 1
 
 
 def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:

@@ -232,7 +232,20 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)
-        run.fit(Quiet(), Record(None))
+        run.fit(Quiet(), Record(tmp_path / "parts"))
         ends.append(run.iteration)
     assert ends == [4, 8, 10]
+    told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]
+    assert told == [4, 8, 10], "who leaves between two lines of the log says where"
     assert all(torch.equal(_weights(run)[name], weight) for name, weight in _weights(whole).items())
+
+
+def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run = _trainer(planned, open_corpus, batch__global_samples=80, checkpoint__save=str(tmp_path))
+    _steps(run, 8)
+    run.save()
+    assert run.consumed == 640
+    again = _trainer(planned, open_corpus, tmp_path, batch__global_samples=40)
+    assert len(again.train) >= 640 + 2 * 40 > again.plan.train_samples

@@ -21,7 +21,7 @@ from mega_schema.params import count
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
-from mega_train.metrics import Record
+from mega_train.metrics import Record, only_run
 from mega_train.resolve import Plan, resolve
 from mega_train.screen import Quiet, Terminal
 from mega_train.trainer import Trainer
@@ -69,6 +69,14 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         loaded=checkpoint.spec if checkpoint else None,
         cuda=torch.cuda.is_available(),
     )
+    if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
+        raise ConfigError(
+            "--device",
+            "more processes on this machine than GPUs",
+            found=f"process {world.local_rank + 1} and {gpus} GPUs",
+            wanted="a GPU for each process",
+            hint=f"torchrun --nproc-per-node {gpus}, or --device cpu",
+        )
     return Prepared(plan, corpus, checkpoint, tokenizer)
 
 
@@ -107,7 +115,16 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
 
 
 def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
-    """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record."""
+    """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record.
+
+    Raises:
+        MegaError: another run saves to the same folder, or the run cannot go on.
+    """
+    with only_run(prepared.plan.run.checkpoint.save if world.rank == 0 else None):
+        _train_on(prepared, world, out)
+
+
+def _train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     plan = prepared.plan
     if plan.device == "cpu":
         keep_freed_memory()

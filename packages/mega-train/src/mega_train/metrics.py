@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 
 EVENTS = "events.jsonl"
 Event = dict[str, Any]
+
+log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Record:
         self._path = folder / EVENTS if folder else None
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
+            if self._path.is_file() and not (b"\n" + self._path.read_bytes()).endswith(b"\n"):
                 with self._path.open("a", encoding="utf-8") as out:
                     out.write("\n")  # end a line that a crash cut
 
@@ -73,6 +78,35 @@ class Record:
 
     def progress(self, now: Progress) -> None:
         self.write("train", asdict(now))
+
+
+@contextmanager
+def only_run(folder: Path | None) -> Iterator[None]:
+    """Hold a run's folder, so that no other run writes its record and its checkpoints there meanwhile.
+
+    The system lets go of it when the process ends, however it ends. File systems that cannot lock are let be.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / EVENTS).open("ab") as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "--save",
+                "another run writes to this folder",
+                found=folder,
+                wanted="a folder of its own for every run that is going on",
+                hint="wait for the other run, end it, or --save elsewhere",
+            ) from None
+        except OSError as error:
+            log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
+        yield
 
 
 def read_events(folder: Path) -> list[Event]:

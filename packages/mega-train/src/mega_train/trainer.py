@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mega_model.build import build, fill, parameters
 from mega_model.init import initial_values
@@ -95,7 +96,9 @@ class Trainer:
             )
             return Samples(corpus, index)
 
-        training = samples("training", train, plan.train_samples)
+        # more than --train-iters' worth where a run goes on with smaller batches than it began with
+        left = (plan.iterations - self.iteration) * plan.global_samples
+        training = samples("training", train, max(plan.train_samples, self.consumed + left))
         if plan.run.evaluation.iterations == 0 or valid[0] == valid[1]:
             return training, None
         return training, samples("validation", valid, plan.valid_samples)
@@ -103,6 +106,7 @@ class Trainer:
     def fit(self, screen: Screen, record: Record, clock: Callable[[], float] = time.perf_counter) -> None:
         """Train to the last iteration, or to one that --exit-interval divides."""
         intervals, began = self.plan.run, clock()
+        exit_interval = intervals.train.exit_interval
         if self.iteration >= self.plan.iterations:
             screen.say(f"nothing is left to train: --train-iters is {self.plan.iterations}")
         losses: list[float] = []
@@ -114,7 +118,8 @@ class Trainer:
             losses.append(loss)
             screen.step(self.iteration)
             last = self.iteration == self.plan.iterations
-            if last or self.iteration % intervals.log.interval == 0:
+            leaving = last or bool(exit_interval and self.iteration % exit_interval == 0)
+            if leaving or self.iteration % intervals.log.interval == 0:
                 each = spent / len(losses)
                 now = Progress(
                     iteration=self.iteration,
@@ -134,7 +139,7 @@ class Trainer:
                 self._report_validation(screen, record)
             if intervals.checkpoint.interval and self.iteration % intervals.checkpoint.interval == 0:
                 self.save()
-            if intervals.train.exit_interval and self.iteration % intervals.train.exit_interval == 0:
+            if leaving:
                 break
         if intervals.checkpoint.save is not None and self.saved_at != self.iteration:
             self.save()
@@ -149,9 +154,10 @@ class Trainer:
             MegaError: the gradient is not finite. Nothing was updated.
         """
         self.gradients.zero()
-        loss = self._loss(self.train, self.consumed, train=True)
+        mean = self._loss(self.train, self.consumed, train=True)
         self.gradients.reduce()
-        norm = self.gradients.norm()
+        # read only now: a number read from a GPU waits for all that was asked of it before
+        norm, loss = self.gradients.norm(), float(mean)
         if not math.isfinite(norm):
             raise MegaError(
                 f"iteration {self.iteration + 1}",
@@ -177,7 +183,7 @@ class Trainer:
             self._loss(self.valid, first + i * self.plan.global_samples, train=False)
             for i in range(evaluation.iterations)
         ]
-        return sum(losses) / len(losses)
+        return float(torch.stack(losses).double().mean())
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands."""
@@ -199,7 +205,7 @@ class Trainer:
         )
         self.saved_at = self.iteration
 
-    def _loss(self, samples: Samples, consumed: int, *, train: bool) -> float:
+    def _loss(self, samples: Samples, consumed: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh
         numbers = micro_batches(
             consumed,
@@ -215,7 +221,7 @@ class Trainer:
         work = MicroBatches(self.model, plan, mesh.tp, batches)
         losses = run(table, work, mesh.pp, dtype=self.dtype, device=mesh.device)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
-        return float(mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size)
+        return mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size
 
     def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])

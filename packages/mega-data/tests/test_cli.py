@@ -161,3 +161,16 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_progress_in_a_log_is_a_line_at_times(capsys):
+    from mega_data.commands.common import _Lines
+
+    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0])
+    progress = _Lines("encoding", 40_000_000, lambda: next(clock))
+    for _ in range(4):
+        progress(5_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "encoding: 10.0 of 40.0 MB, 1.0 MB/s, 30 s left",
+        "encoding: 20.0 of 40.0 MB, 1.0 MB/s, 20 s left",
+    ]

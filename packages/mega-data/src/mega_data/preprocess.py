@@ -21,7 +21,7 @@ from mega_data.readers.blocks import Block, Fault
 from mega_data.readers.inputs import Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS, blocks
 from mega_data.sentences import SAMPLE, splitter
-from mega_data.workers import in_order
+from mega_data.workers import Started
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.indexed import DatasetInfo, beside, smallest_dtype
 from mega_schema.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ log = logging.getLogger("mega.data")
 
 NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
 _SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 16, 4
+_MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
 # lazy is another way to read cached
 FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
 
@@ -132,9 +133,10 @@ def preprocess(
         if parts.resumed:
             log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
             progress(parts.place.consumed)
-        stream = _Stream(given, parts, options, block)
-        work = _encoder(tokenizer, options, stream, dtype)
-        _write(parts, in_order(work, stream, workers), given, options, note, progress)
+        with Started(workers, _MODULES) as processes:
+            stream = _Stream(given, parts, options, block)
+            work = _encoder(tokenizer, options, stream, dtype)
+            _write(parts, processes.in_order(work, stream), given, options, note, progress)
         for prefix in prefixes:
             tokenizer.save(beside(prefix, ".tokenizer"))
         infos = [_info(tokenizer, given, options, key) for key in options.keys]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from mega_schema.errors import MegaError
 
@@ -30,24 +31,49 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
     Raises:
         MegaError: a process died, as when memory runs out.
     """
-    if workers == 1:
-        yield from map(work, items)
-        return
-    # spawn: a fork of a process whose tokenizer has threads can hang
-    context, queue = get_context("spawn"), iter(items)
-    with ExitStack() as stack:
-        pipes: list[Connection] = []
-        for _ in range(workers):
+    with Started(workers) as started:
+        yield from started.in_order(work, items)
+
+
+class Started:
+    """Processes for `in_order` that start before the work is known, so that both begin at the same time.
+
+    Args:
+        workers: how many; 1 is this process.
+        modules: what they import meanwhile.
+    """
+
+    def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
+        self._pipes: list[Connection] = []
+        self._stack = ExitStack()
+        # spawn: a fork of a process whose tokenizer has threads can hang
+        context = get_context("spawn")
+        for _ in range(workers if workers > 1 else 0):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(tuple(modules), theirs), daemon=True)
             process.start()
             theirs.close()
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            pipes.append(ours)
+            self._stack.callback(process.join)
+            self._stack.callback(process.terminate)
+            self._pipes.append(ours)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """As the function of that name; once."""
+        if not self._pipes:
+            yield from map(work, items)
+            return
+        queue = iter(items)
         try:
+            for pipe in self._pipes:
+                pipe.send(work)
             busy: deque[Connection] = deque()
-            for pipe, item in zip(pipes, islice(queue, workers), strict=False):
+            for pipe, item in zip(self._pipes, islice(queue, len(self._pipes)), strict=False):
                 pipe.send(item)
                 busy.append(pipe)
             while busy:  # the process that was first to get an item is the first we ask for its result
@@ -58,18 +84,20 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
                     busy.append(pipe)
                 yield result
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            hint = "fewer workers need less memory"
-            raise MegaError("--workers", "a worker process died", found=workers, hint=hint) from None
+            hint, found = "fewer workers need less memory", len(self._pipes)
+            raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
 
-def _serve(work: Callable[[Item], Result], pipe: Connection) -> None:
+def _serve(modules: tuple[str, ...], pipe: Connection) -> None:
     """A worker: results for items, until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us; it ends us
     # else each of us starts a thread per core
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    while True:
-        try:
-            item = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(work(item))
+    for module in modules:
+        import_module(module)
+    try:
+        work = pipe.recv()
+        while True:
+            pipe.send(work(pipe.recv()))
+    except EOFError:
+        return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
+SECONDS_A_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 
 
@@ -38,14 +40,33 @@ class Spreading(click.Command):
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A bar of bytes on stderr, where a person looks at it."""
+    """Bytes done, their rate and the time left: a bar where stderr is a terminal, else a line at times."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield _Lines(what, total)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress("{task.description}", *columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total or None)
         yield lambda size: bars.advance(task, size)
+
+
+class _Lines:
+    """Progress for a log file: a line every ten seconds."""
+
+    def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.what, self.total, self.now, self.done = what, total, now, 0
+        self.began = self.told = now()
+
+    def __call__(self, size: int) -> None:
+        self.done += size
+        now = self.now()
+        if now - self.told < SECONDS_A_LINE:
+            return
+        self.told = now
+        rate = self.done / max(now - self.began, 1e-9)
+        left = f", {max(self.total - self.done, 0) / max(rate, 1e-9):.0f} s left" if self.total else ""
+        of = f" of {self.total / 1e6:.1f}" if self.total else ""
+        click.echo(f"{self.what}: {self.done / 1e6:.1f}{of} MB, {rate / 1e6:.1f} MB/s{left}", err=True)

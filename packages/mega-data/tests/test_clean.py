@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import random
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +429,19 @@ def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path, rec
     assert files(tmp_path / "one") == files(tmp_path / "two")
     outcome = CliRunner().invoke(commands, ["clean", *map(str, parts), "--only", "03-pass/pass"])
     assert "wanted plan | 00-pass | 01-duplicates | 02-pass" in str(outcome.exception)
+
+
+def test_a_browser_shows_the_report_without_asking_for_anything(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    folder = corpus(tmp_path / "in", documents())
+    clean("--input", folder, "--output", tmp_path / "out", "--step", "length:minimum=4")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    page = (tmp_path / "out/report.html").as_uri()
+    done = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # what the browser made of it: the chart's bars are elements, the texts are in place
+    assert done.stdout.count("<rect") > 4
+    assert "shorter than 4 characters" in done.stdout
+    assert "<h2>1. length</h2>" in done.stdout

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import itertools
 import json
+import lzma
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +27,8 @@ from mega_data.dedup.run import Deduplication
 from mega_data.dedup.shingles import HASH_BITS, Shingles
 from mega_data.dedup.signatures import EMPTY, NO_KEY, band_keys, signatures
 from mega_data.executors.local import run
-from mega_data.shards import shards
+from mega_data.shards import lines, shards
+from mega_data.steps import Stage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 
@@ -285,13 +292,6 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path) -> None:
         assert str(error).startswith(f"{folder}/00.jsonl:3: ")
 
 
-def test_damaged_compression_is_named(tmp_path: Path) -> None:
-    whole = gzip.compress(b'{"text": "abc"}\n' * 1000)
-    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-20])
-    error = dedup("--input", str(tmp_path / "cut.jsonl.gz"), "--output", str(tmp_path / "out"))
-    assert "damaged" in str(error)
-
-
 def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", ["x", "y"], 1)
     put = ("--input", str(folder), "--output", str(tmp_path / "out"), "--work", str(tmp_path / "w"))
@@ -309,3 +309,86 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     (tmp_path / "full/file").write_text("mine")
     full = ("--input", str(folder), "--output", str(tmp_path / "o"), "--work", str(tmp_path / "full"))
     assert "is not empty" in str(dedup(*full))
+
+
+def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", planted(6, originals=120), 16)
+    whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
+    output, rng, killed = tmp_path / "out", random.Random(1), 0
+    command = [sys.executable, "-m", "mega_data", "dedup", "--input", str(folder), "--output", str(output)]
+    for _ in range(8):
+        process = subprocess.Popen(
+            [*command, "--preset", "megatron"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        with process.stderr:
+            for _ in range(rng.randrange(1, 14)):  # tasks it may end
+                process.stderr.readline()
+            process.kill()
+        killed += process.wait() == -signal.SIGKILL
+    assert killed > 4
+    for file in output.glob("*.jsonl"):  # what has its name is whole, at any moment
+        assert file.read_bytes() == (tmp_path / "whole" / file.name).read_bytes()
+    subprocess.run([*command, "--preset", "megatron"], check=True, capture_output=True)
+    assert kept(output) == whole
+    assert sorted(file.name for file in output.iterdir()) == [f"{n:02d}.jsonl" for n in range(16)]
+
+
+def test_a_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+    stage = Stage("fatal", 3, _kill_oneself)
+    with pytest.raises(MegaError, match="--workers: a process was killed: found fatal"):
+        run([stage], tmp_path, workers=2)
+
+
+def _kill_oneself(_: int) -> dict[str, int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def test_a_corpus_larger_than_the_memory_allowed_is_done(tmp_path: Path) -> None:
+    rng, folder = random.Random(0), tmp_path / "in"
+    folder.mkdir()
+    for shard in range(4):
+        with (folder / f"{shard}.jsonl").open("w") as file:
+            for _ in range(1500):
+                file.write(json.dumps({"text": rng.randbytes(5000).hex(" ", 3)}) + "\n")
+    allowed = int(0.7 * sum(file.stat().st_size for file in folder.iterdir()))
+    code = f"""
+import resource
+import mega_data.dedup.run
+from mega_data.cli import commands
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {allowed}, used + {allowed}))
+folder, output = {str(folder)!r}, {str(tmp_path / "o")!r}
+commands.main(['dedup', '--input', folder, '--output', output, '--preset', 'megatron'])
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kept 6,000 of 6,000" in done.stdout
+
+
+@pytest.mark.parametrize("ending", ["gz", "xz", "bz2", "zst"])
+@pytest.mark.parametrize("harm", ["cut", "flipped"])
+def test_damaged_compression_is_named(tmp_path: Path, ending: str, harm: str) -> None:
+    rng = random.Random(0)
+    text = "".join(json.dumps({"text": rng.randbytes(40).hex()}) + "\n" for _ in range(1000)).encode()
+    if ending == "zst":
+        zstandard = pytest.importorskip("zstandard")
+        whole = zstandard.ZstdCompressor(write_checksum=True).compress(text)  # as the zstd program does
+    else:
+        whole = {"gz": gzip, "xz": lzma, "bz2": bz2}[ending].compress(text)
+    middle = len(whole) // 2
+    cut, flipped = whole[:middle], whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    name = tmp_path / f"a.jsonl.{ending}"
+    name.write_bytes(cut if harm == "cut" else flipped)
+    error = dedup("--input", str(name), "--output", str(tmp_path / "out"))
+    assert str(error).startswith(f"{name}: damaged" if harm == "cut" else f"{name}:")
+
+
+def test_zstandard_frames_are_read_one_after_another(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    text = b"".join(b"line %d\n" % n for n in range(60_000))
+    packed = b"".join(zstandard.compress(text[at : at + 250_000]) for at in range(0, len(text), 250_000))
+    (tmp_path / "a.zst").write_bytes(packed)
+    assert b"".join(lines(tmp_path / "a.zst")) == text

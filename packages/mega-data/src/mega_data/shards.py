@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +56,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         FormatError: the compression is damaged.
     """
+    damage: tuple[type[Exception], ...]
+    damage = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, *_zstandard_errors(path))
     try:
         with _open(path) as file:
             yield file
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except damage as error:
         raise FormatError(path, "damaged", found=error, hint="copy it again") from None
     except OSError as error:
         if error.filename is None and error.errno is None:  # bz2's way to say the same
@@ -73,11 +77,60 @@ def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".bz2":
         return bz2.open(path)
     if path.suffix == ".zst":
+        return io.BufferedReader(_Frames(path), 1 << 20)
+    return path.open("rb", buffering=1 << 20)
+
+
+class _Frames(io.RawIOBase):
+    """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
+
+    def __init__(self, path: Path) -> None:
         import zstandard
 
-        file: IO[bytes] = zstandard.open(path, "rb")
-        return file
-    return path.open("rb", buffering=1 << 20)
+        self._raw = path.open("rb")
+        self._frames = zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not len(self._text) and (packed := self._raw.read(1 << 17)):
+            self._text = memoryview(self._unpacked(packed))
+        if not len(self._text) and self._frame is not None:
+            raise EOFError("the last frame ends early")
+        size = min(len(buffer), len(self._text))
+        buffer[:size], self._text = self._text[:size], self._text[size:]
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        text = list[bytes]()
+        while packed:
+            frame = self._frame or self._frames.decompressobj()
+            text.append(frame.decompress(packed))
+            packed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        return b"".join(text)
+
+
+def _zstandard_errors(path: Path) -> tuple[type[Exception], ...]:
+    """How zstandard says that a file is damaged, where the file needs it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if path.suffix != ".zst":
+        return ()
+    try:
+        import zstandard
+    except ImportError:
+        hint = 'pip install "mega-data[zst]"'
+        raise ConfigError(path, "needs zstandard, which is not installed", hint=hint) from None
+    return (zstandard.ZstdError,)
 
 
 def lines(path: Path) -> Iterator[bytes]:

@@ -53,7 +53,8 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
             f"<td>{bar} {out / max(1, into):.1%}</td><td class=n>{step['bytes_in'] / 1e6:,.2f}</td>"
             f"<td class=n>{step['bytes_out'] / 1e6:,.2f}</td><td class=n>{step['changed']:,}</td></tr>"
         )
-    return _table(head, rows)
+    note = "<p>MB are of text, for duplicates of whole lines.</p>"
+    return _table(head, rows) + note
 
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:

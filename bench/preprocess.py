@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--gpt2", type=Path, required=True)
     parser.add_argument("--slow-megabytes", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--note", default="", help="What the corpus is, for the result.")
     parser.add_argument("--pipeline", nargs=2, metavar=("NAME", "PREFIX"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.pipeline:
@@ -143,7 +144,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {CORES} of {os.cpu_count()} cores",
         "python": platform.python_version(),
         "load_before": os.getloadavg(),
-        "corpus": args.corpus.name,
+        "corpus": args.note or args.corpus.name,
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

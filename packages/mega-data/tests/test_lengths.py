@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.lengths import as_lines, document_lengths, draw, histogram
+from mega_data.inspect import PERCENTILES
+from mega_data.lengths import as_lines, at_percentiles, document_lengths, draw, histogram
 from mega_schema.errors import ConfigError
 from mega_schema.index import CHUNK
 from mega_schema.indexed import IndexedDataset, IndexedWriter
@@ -51,6 +52,14 @@ def test_lengths_of_more_documents_than_a_chunk_are_right(tmp_path):
     parts = list(document_lengths(IndexedDataset(tmp_path / "p")))
     assert len(parts) == 2
     assert (np.concatenate(parts) == lengths).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_percentiles_are_numpys(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 1 << rng.integers(1, 31), rng.integers(1, 300)).astype(np.int32)
+    wanted = np.percentile(lengths, PERCENTILES, method="nearest").tolist()
+    assert list(at_percentiles(lengths, PERCENTILES)) == wanted
 
 
 def test_the_bars_are_as_long_as_their_counts(tmp_path):

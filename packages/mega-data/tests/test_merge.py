@@ -86,7 +86,7 @@ def test_payloads_of_many_pieces_are_copied_whole_in_any_order(in_kernel, tmp_pa
 
     if not in_kernel:
         monkeypatch.setattr(module.os, "copy_file_range", refused)
-    monkeypatch.setattr(module, "PIECE", 8 * 1000)
+    monkeypatch.setattr(module, "PIECE", 2000)
     rng = random.Random(1)
     parts = [[[[rng.randrange(60000) for _ in range(rng.randrange(4000))]]] for _ in range(5)]
     datasets = [dataset(tmp_path / f"{i}", docs) for i, docs in enumerate(parts)]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mega_data.lengths import at_percentiles
 from mega_schema.errors import FormatError
-from mega_schema.index import check_pointers
+from mega_schema.index import CHUNK, check_pointers
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 
@@ -31,19 +32,19 @@ class Contents:
 
 def contents(data: IndexedDataset) -> Contents:
     """Counts of `data`, from its index alone."""
-    lengths: list[int] = []
-    if len(data):
-        lengths = np.percentile(data.lengths, PERCENTILES, method="nearest").tolist()
-    tokens = int(data.lengths.sum(dtype=np.int64))
-    empty = int((np.diff(data.documents) == 0).sum())
+    bounds = data.documents
+    empty = sum(
+        int((bounds[at + 1 : at + 1 + CHUNK] == bounds[at : at + CHUNK][: len(bounds) - 1 - at]).sum())
+        for at in range(0, len(bounds) - 1, CHUNK)
+    )
     return Contents(
         str(data.dtype),
-        len(data.documents) - 1,
+        len(bounds) - 1,
         empty,
         len(data),
-        tokens,
-        tokens * data.dtype.itemsize,
-        tuple(lengths),
+        data.tokens,
+        data.tokens * data.dtype.itemsize,
+        at_percentiles(data.lengths, PERCENTILES),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mega_schema.commit import replacing
 from mega_schema.errors import ConfigError
-from mega_schema.index import CHUNK
+from mega_schema.index import CHUNK, pieces
 from mega_schema.indexed import IndexedDataset
 
 _BAR = 40  # characters of the longest
@@ -68,6 +68,32 @@ def document_lengths(data: IndexedDataset) -> Iterator[NDArray[np.int64]]:
         lengths: NDArray[Any] = data.lengths[int(first[0]) : int(first[-1])]
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         yield np.diff(ends[first - first[0]])
+
+
+def at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tuple[int, ...]:
+    """The lengths at these percentiles, each one that occurs; none where there are none.
+
+    Counts the upper halves of the numbers and then the lower halves of those in question, so memory does not
+    grow with them. They are not negative.
+    """
+    if not len(lengths):
+        return ()
+    ranks = np.rint(np.array(percentiles) / 100 * (len(lengths) - 1)).astype(np.int64)
+    upper = np.zeros(1 << 15, np.int64)
+    for part in pieces(lengths):
+        upper += np.bincount(part >> 16, minlength=len(upper))
+    ends = np.cumsum(upper)
+    places = np.searchsorted(ends, ranks, "right")
+    found = dict[int, NDArray[np.int64]]()
+    for place in {*places.tolist()}:
+        lower = np.zeros(1 << 16, np.int64)
+        for part in pieces(lengths):
+            lower += np.bincount(part[part >> 16 == place] & 0xFFFF, minlength=len(lower))
+        found[place] = np.cumsum(lower)
+    return tuple(
+        (place << 16) + int(np.searchsorted(found[place], rank - (ends[place] - upper[place]), "right"))
+        for place, rank in zip(places.tolist(), ranks.tolist(), strict=True)
+    )
 
 
 def as_lines(found: Histogram) -> list[str]:

@@ -226,8 +226,9 @@ def _write_payload(
         for data in datasets:
             path = beside(data.prefix, ".bin")
             same = data.dtype == dtype.newbyteorder("<") and data.shift == shift
-            for first in range(0, data.tokens, PIECE // 8):
-                last = min(first + PIECE // 8, data.tokens)
+            step = PIECE // data.dtype.itemsize
+            for first in range(0, data.tokens, step):
+                last = min(first + step, data.tokens)
                 to = at + first * dtype.itemsize
                 if same:
                     size = (last - first) * dtype.itemsize
@@ -275,8 +276,8 @@ def _translate(
 ) -> int:
     """Write the ids `first` to `last` in another dtype, or as much higher as the form wants."""
     limits, done = np.iinfo(dtype), 0
-    for at in range(first, last, 1 << 20):
-        ids = data.between(at, min(at + (1 << 20), last))
+    for at in range(first, last, 1 << 18):
+        ids = data.between(at, min(at + (1 << 18), last))
         low, high = int(ids.min()), int(ids.max()) + shift
         if ids.dtype.kind not in "iu" or low < limits.min or high > limits.max:
             wanted = f"{limits.min} to {limits.max - shift}, which {dtype} can hold"

@@ -27,7 +27,7 @@ CODES: Final = MappingProxyType(
     {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 )
 FAIRSEQ_CODES: Final = MappingProxyType({**CODES, 7: "float64", 9: "uint32", 10: "uint64"})
-CHUNK: Final = 1 << 20  # numbers of an index handled together
+CHUNK: Final = 1 << 18  # numbers of an index handled together
 CUT_OFF: Final = "the file was cut off or written to; copy or preprocess it again"
 
 # chunks of one of an index's arrays, from its beginning each time it is called: some forms need two passes

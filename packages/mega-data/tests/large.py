@@ -1,0 +1,53 @@
+"""A process of its own that works on a dataset larger than the memory it may take, for test_large.
+
+    python large.py FOLDER
+
+Data that is not mapped from a file counts as memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mega_data.inspect import contents, verify
+from mega_data.lengths import histogram
+from mega_data.merge import merge
+from mega_schema.indexed import IndexedWriter, beside, open_dataset
+
+MEMORY = 64 << 20  # bytes more than when the work begins
+SEQUENCES, TOKENS = 3_000_000, 30  # of all, and of each: 84 MB of index, 180 MB of ids
+
+
+def main(folder: Path) -> None:
+    lengths, ids = np.full(100_000, TOKENS, np.int32), np.zeros(100_000 * TOKENS, np.uint16)
+    size = sum(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/self/status").read_text("utf-8").splitlines()
+        if line.startswith("VmData:")
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (size + MEMORY, size + MEMORY))
+    with IndexedWriter(folder / "p", "uint16") as writer:
+        for _ in range(SEQUENCES // len(lengths)):
+            writer.extend(ids, lengths)
+    data = open_dataset(folder / "p")
+    assert beside(folder / "p", ".bin").stat().st_size > 2 * MEMORY
+    assert contents(data).lengths == (TOKENS,) * 7
+    assert sum(histogram(data).documents) == SEQUENCES
+    verify(data, 1)
+    merge([data, data], folder / "twice", workers=2)
+    merge([data], folder / "wide", form="cached", dtype=np.dtype("int32"), workers=2)
+    sizes = [beside(folder / name, ".bin").stat().st_size for name in ("twice", "wide")]
+    assert sizes == [4 * SEQUENCES * TOKENS, 4 * SEQUENCES * TOKENS]
+    try:
+        np.ones(2 * MEMORY, np.uint8)
+    except MemoryError:
+        return
+    raise AssertionError("the limit does not hold")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from mega_data.steps import Result, Stage, done, perform, ready, results
@@ -35,7 +37,7 @@ def run(
                 progress(f"{stage.name} {task + 1}/{stage.tasks}")
         return [results(stage, folder) for stage in stages]
     # spawn: a fork copies threads' locks in whatever state they are
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         for stage in stages:
             _run_stage(pool, stage, folder, progress)
     return [results(stage, folder) for stage in stages]
@@ -60,3 +62,15 @@ def _run_stage(
     finally:
         for future in futures:
             future.cancel()
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when who started it is killed, else it would write beside the run after that."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

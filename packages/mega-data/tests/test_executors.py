@@ -1,0 +1,174 @@
+"""The same bytes out of processes here, of a Slurm array and of Ray; and out of workers that are killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mega_data.cli import commands
+from mega_data.executors.slurm import place
+from mega_schema.errors import ConfigError, MegaError
+
+SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
+STAGES = "keys pairs sets groups filter"
+SBATCH = """#!{python}
+# what Slurm would do, one after another: the elements of an array from the last to the first
+import os, subprocess, sys
+words, array = sys.argv[1:], None
+while words[0].startswith("--"):
+    flag = words.pop(0)
+    if flag != "--parsable":
+        value = words.pop(0)
+        if flag == "--array":
+            array = int(value.split("-")[1]) + 1
+environment = dict(os.environ, SLURM_CPUS_PER_TASK="1")
+with open(os.environ["SAID"], "a") as said:
+    for number in reversed(range(array or 1)):
+        if array:
+            environment.update(SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_TASK_MIN="0")
+            environment.update(SLURM_ARRAY_TASK_COUNT=str(array), SLURM_ARRAY_TASK_STEP="1")
+        subprocess.run(["bash", *words], env=environment, check=True, stdout=said, stderr=said)
+print("17;cluster")
+"""
+
+
+def corpus(folder: Path, shards: int) -> Path:
+    """Shards of documents, half of which are like another one."""
+    rng, texts = random.Random(1), list[str]()
+    folder.mkdir()
+    for number in range(shards):
+        for _ in range(6):
+            words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(60)]
+            if texts and rng.random() < 0.5:
+                words = rng.choice(texts).split()
+                words[rng.randrange(60)] = "changed"
+            texts.append(" ".join(words))
+        lines = [json.dumps({"text": text}) for text in texts[-6:]]
+        (folder / f"{number:02d}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def flags(inputs: Path, output: Path) -> list[str]:
+    work = str(output.with_suffix(".work"))
+    return ["--input", str(inputs), "--output", str(output), "--work", work, "--preset", "megatron"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def invoked(command: str, *arguments: str) -> str:
+    outcome = CliRunner().invoke(commands, [command, *arguments])
+    if isinstance(outcome.exception, MegaError):
+        raise outcome.exception
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def deduplicated(inputs: Path, output: Path, *more: str) -> dict[str, bytes]:
+    invoked("dedup", *flags(inputs, output), *more)
+    return files(output)
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+@pytest.mark.parametrize("step", [1, 3])
+def test_the_elements_of_an_array_have_places_from_0_on(first: int, step: int) -> None:
+    array = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": str(first)}
+    array["SLURM_ARRAY_TASK_STEP"] = str(step)
+    numbers = range(first, first + 4 * step, step)
+    found = [place({**array, "SLURM_ARRAY_TASK_ID": str(number)}) for number in numbers]
+    assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"SLURM_ARRAY_TASK_ID: is not set.*sbatch --array"):
+        place({})
+    gaps = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2"}
+    with pytest.raises(ConfigError, match=r"element 7 of 2: the numbers have gaps"):
+        place(gaps)
+    inputs = corpus(tmp_path / "in", 2)
+    with pytest.raises(ConfigError, match=r"--only: an element of a job array does one stage.*keys \| pairs"):
+        deduplicated(inputs, tmp_path / "out", "--executor", "slurm-array")
+
+
+def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", 5)
+    once = deduplicated(inputs, tmp_path / "once")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (
+        ("sbatch", SBATCH.format(python=sys.executable)),
+        ("mega-data", f'#!/bin/sh\nexec {sys.executable} -m mega_data "$@"\n'),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(stat.S_IRWXU)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SAID": str(tmp_path / "said")}
+    output = tmp_path / "array"
+    words = ["bash", str(SLURM / "data.sh"), "2", STAGES, "dedup", *flags(inputs, output)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + (tmp_path / "said").read_text()
+    assert files(output) == once
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("keys 2/5\nkeys 4/5\nkeys 1/5\nkeys 3/5\nkeys 5/5\npairs")
+    assert "of 30 documents" in said.splitlines()[-1]
+
+
+def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    # in a process of its own, for Ray starts others and leaves files open
+    inputs = corpus(tmp_path / "in", 4)
+    once = deduplicated(inputs, tmp_path / "once")
+    words = [sys.executable, "-m", "mega_data", "dedup", *flags(inputs, tmp_path / "ray")]
+    done = subprocess.run(
+        [*words, "--executor", "ray", "--workers", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "ray") == once
+    (inputs / "03.jsonl").write_text('{"text": 1}\n')
+    words[-3] = str(tmp_path / "other.work")
+    wrong = subprocess.run([*words, "--executor", "ray"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2, wrong.stderr
+    assert wrong.stderr.splitlines()[-1].startswith(f"error: {inputs}/03.jsonl:1: no text under 'text'")
+
+
+def test_workers_end_with_who_started_them_and_whoever_is_killed_the_bytes_are_the_same(
+    tmp_path: Path,
+) -> None:
+    inputs = corpus(tmp_path / "in", 16)
+    once = deduplicated(inputs, tmp_path / "once")
+    rng, output = random.Random(3), tmp_path / "killed"
+    words = [sys.executable, "-m", "mega_data", "dedup", *flags(inputs, output), "--workers", "2"]
+    for turn in range(6):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        with process.stderr:
+            for _ in range(rng.randrange(1, 7)):  # tasks that end
+                assert process.stderr.readline()
+            victim = process.pid if turn % 2 else rng.choice(_workers(process.pid))
+            os.kill(victim, signal.SIGKILL)
+            said = process.stderr.read()  # to its end: nobody holds it any more
+        assert process.wait() == (-signal.SIGKILL if turn % 2 else 2), said
+        assert "Traceback" not in said
+    assert deduplicated(inputs, output, "--workers", "2") == once
+
+
+def _workers(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for task in tasks for child in task.read_text().split()]
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from itertools import chain
 from typing import Any, Protocol
@@ -24,8 +25,10 @@ log = logging.getLogger("mega.data")
 
 Flat = tuple[NDArray[Any], NDArray[np.int64]]
 
-WORDS_KEPT = 1 << 19  # of a WordCache: with their ids about 100 MB
+WORDS_KEPT = 1 << 20  # of a WordCache: with their ids about 200 MB
 LONGEST_KEPT = 64  # characters: longer ones come once
+
+_ASCII_RUNS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]").findall
 
 # What libraries have disagreed on: spaces, contractions, digits and marks of many scripts, text that looks
 # like a special token, characters that join.
@@ -115,14 +118,18 @@ class WordCache:
     """WordPiece with a memory of words, exact because BERT's rules never look across a space.
 
     Normalising, cutting at punctuation and matching pieces all happen between two spaces, so the ids of a
-    text are those of its words end to end; only a word not seen before goes to the tokenizer.
+    text are those of its words end to end. In ASCII every mark is a word of its own, so a new word is made of
+    runs of letters and marks, most of them known; only what is new among them goes to the tokenizer.
     """
 
     name = "tokenizers with a cache of words"
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[str, bytes] = {}
+        self._known: dict[str, bytes] = {}  # what stands between two spaces
+        self._runs: dict[str, bytes] = {}  # what that is made of
+        added = (token["content"] for token in json.loads(tokenizer.source)["added_tokens"])
+        self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
 
     def __reduce__(self) -> tuple[object, ...]:
         return WordCache, (self.tokenizer,)
@@ -130,18 +137,35 @@ class WordCache:
     def __call__(self, texts: Sequence[str]) -> Flat:
         # no other white space is cut at: some of it BERT's rules delete, which joins the words around it
         documents = [text.replace("\n", " ").split(" ") for text in texts]
-        if len(self._known) > WORDS_KEPT:
-            self._known.clear()
+        for cache in (self._known, self._runs):
+            if len(cache) > WORDS_KEPT:
+                cache.clear()
         known = self._known
-        missing = list(set().union(*documents).difference(known))
-        for word, ids in zip(missing, self.tokenizer.encode_batch(missing), strict=True):
-            known[word] = np.array(ids, np.int32).tobytes()
+        missing = set().union(*documents).difference(known)
+        self._learn(missing)
         joined = [b"".join([known[word] for word in words]) for words in documents]
         for word in missing:
             if len(word) > LONGEST_KEPT:
                 del known[word]
         lengths = np.fromiter(map(len, joined), np.int64, len(joined)) // 4
         return np.frombuffer(b"".join(joined), np.int32), lengths
+
+    def _learn(self, words: Iterable[str]) -> None:
+        made = {word: self._made_of(word) for word in words}
+        runs = self._runs
+        missing = list({run for parts in made.values() for run in parts}.difference(runs))
+        for run, ids in zip(missing, self.tokenizer.encode_batch(missing), strict=True):
+            runs[run] = np.array(ids, np.int32).tobytes()
+        for word, parts in made.items():
+            self._known[word] = b"".join([runs[part] for part in parts])
+        for run in missing:
+            if len(run) > LONGEST_KEPT:
+                del runs[run]
+
+    def _made_of(self, word: str) -> list[str]:
+        if word.isascii() and word.isprintable() and not self._added.search(word):
+            return _ASCII_RUNS(word)
+        return [word]
 
 
 def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:

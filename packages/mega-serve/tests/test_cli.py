@@ -155,7 +155,7 @@ def test_flags_that_mean_nothing_are_one_line(flags: list[str]) -> None:
     assert refused(*flags).startswith("error: ")
 
 
-@pytest.mark.parametrize("flag", ["--help", "--version"])
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
 def test_help_and_version_answer_without_torch_or_fastapi(flag: str) -> None:
     probe = (
         "import sys, runpy\n"

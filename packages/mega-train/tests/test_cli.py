@@ -177,6 +177,10 @@ def test_a_curve_of_the_run_is_drawn(trained: tuple[Path, Done], tmp_path: Path)
     assert _run("curve", str(trained[0]), "--output", str(picture)).stdout == f"{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert _refused(_run("curve", str(tmp_path), code=2)).startswith(f"{tmp_path}: holds no record of a run")
+    nowhere = tmp_path / "none"
+    assert _refused(_run("curve", str(trained[0]), "--output", str(nowhere / "loss.png"), code=2)) == (
+        f"--output: no such folder: found {nowhere}; hint: mkdir -p {nowhere}"
+    )
 
 
 def test_a_run_that_diverges_stops_with_one_line_and_the_checkpoint_before_is_whole(

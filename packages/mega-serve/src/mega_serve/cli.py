@@ -18,7 +18,7 @@ from mega_schema.errors import ConfigError
 from mega_serve import __version__
 
 
-@click.command(name="mega-serve")
+@click.command(name="mega-serve", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--load",
     required=True,

@@ -15,8 +15,10 @@ def draw(runs: Sequence[Path], output: Path) -> None:
 
     Raises:
         FormatError: a folder holds no record of a run, or one without a loss.
-        ConfigError: matplotlib is not installed.
+        ConfigError: matplotlib is not installed, or the picture has no folder to lie in.
     """
+    if not output.parent.is_dir():
+        raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

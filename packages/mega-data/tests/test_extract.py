@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.executors.local import run
 from mega_data.extract.forms import form_of, pages, sources
-from mega_data.extract.pages import Page
+from mega_data.extract.pages import LONGEST_PAGE, Page
 from mega_data.extract.run import Extraction
 from mega_data.extract.wikitext import Wikitext
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -167,6 +167,36 @@ def test_an_archive_gives_its_pages_of_html(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("harm", ["head", "middle"])
+def test_records_after_a_damaged_place_are_found_once_each(tmp_path: Path, packed: bool, harm: str) -> None:
+    pages = [http(PAGE.replace(b"bridge", f"bridge{n} WARC/1.0".encode())) for n in range(6)]
+    parts = [record("response", page, f"https://example.org/{n}") for n, page in enumerate(pages)]
+    parts = [gzip.compress(part) for part in parts] if packed else parts
+    hurt = bytearray(parts[2])
+    place = 0 if harm == "head" else 90
+    hurt[place : place + 4] = b"\0\0\0\0"
+    (tmp_path / "a.warc").write_bytes(b"".join([*parts[:2], hurt, *parts[3:]]))
+    found, reasons = read(tmp_path / "a.warc", "warc")
+    numbers = [page.url[-1] for page in found if page.url]
+    assert [number for number in numbers if number != "2"] == ["0", "1", "3", "4", "5"]
+    assert reasons["damaged"] == 1 or (harm == "middle" and not packed)  # there a header's value is another
+
+
+def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    for name, data in (("a.warc", record("response", http(PAGE))), ("b.warc", record("conversion", PAGE))):
+        (tmp_path / name).write_bytes(data[:-40])
+        form = "warc" if name == "a.warc" else "wet"
+        assert read(tmp_path / name, form) == ([], {"cut off": 1})
+
+
+def test_a_page_larger_than_any_is_left_out_whatever_it_unpacks_to(tmp_path: Path) -> None:
+    bomb = gzip.compress(b" " * (LONGEST_PAGE + 1))
+    page = http(bomb, "text/html\r\nContent-Encoding: gzip")
+    (tmp_path / "a.warc").write_bytes(record("response", page))
+    assert read(tmp_path / "a.warc") == ([], {"too long": 1})
+
+
 def test_a_wet_file_gives_its_plain_text(tmp_path: Path) -> None:
     file = tmp_path / "a.warc.wet"
     file.write_bytes(record("warcinfo", b"x") + record("conversion", "Köprü\nve yol\n".encode()))
@@ -298,6 +328,8 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
         extract("--input", tmp_path / "empty", "--output", tmp_path / "o")
     with pytest.raises(FormatError, match=r"a\.warc: not a dump of MediaWiki's"):
         extract("--input", folder / "a.warc", "--from", "wiki-dump", "--output", tmp_path / "o.jsonl")
+    with pytest.raises(FormatError, match=r"0\.xml: not a web archive"):
+        extract("--input", folder / "0.xml", "--from", "warc", "--output", tmp_path / "p.jsonl")
     (folder / "a.warc.gz").write_bytes(gzip.compress(b"WARC/1.0"))
     with pytest.raises(ConfigError, match=r"two files of one name.*--output all\.jsonl"):
         extract("--input", folder, "--output", tmp_path / "o")

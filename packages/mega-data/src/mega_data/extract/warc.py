@@ -6,44 +6,80 @@ The file may be plain, .gz, .zst or .lz4, which FastWARC sees by its first bytes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
 from mega_data.extract.pages import LONGEST_PAGE, LeftOut, Page
 from mega_data.shards import opened
+from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")
+_GZIP = b"\x1f\x8b\x08"
+_BLANK = b"\r\n\r\n"
+_PLAIN = _BLANK + b"WARC/1."
+_BLOCK = 1 << 20
 
 
 def warc_pages(
     path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
 ) -> Iterator[Page | LeftOut]:
-    """The pages of a file in its order. A record that cannot be read is one that is left out.
+    """The pages of a file in its order. After a damaged place it goes on at the next record.
 
     Args:
         html: take responses that are HTML.
         plain: take conversions to plain text, which are what a WET file has.
         whole: as in `html_text`.
+
+    Raises:
+        FormatError: there is no record in it.
     """
-    with ExitStack() as stack:
-        packed = path.suffix in (".bz2", ".xz")
-        source = stack.enter_context(opened(path)) if packed else stack.enter_context(path.open("rb"))
-        records = ArchiveIterator(source, parse_http=html, auto_decode="all")
-        number = 0
-        while True:
-            number += 1
+    seen, told, start = False, False, 0
+    with opened(path) if path.suffix in (".bz2", ".xz") else path.open("rb") as file:
+        mark = _mark(file)
+        while start >= 0:
+            file.seek(start)
+            at, ended = start, "no record"
             try:
-                record = next(records, None)
-                if record is None:
-                    return
-                yield _page(record, html, plain, whole)
+                for record in ArchiveIterator(file, parse_http=html, auto_decode="all"):
+                    at, ended, seen, told = start + record.stream_pos, "", True, False
+                    yield _page(record, html, plain, whole)
             except (OSError, EOFError, ValueError) as error:
-                yield LeftOut("damaged", f"{path}: record {number}: {error}")
-                return  # where the next one begins is not known
+                ended = str(error)
+            if not ended:
+                return
+            if not told and seen:
+                yield LeftOut("damaged", f"{path}: after byte {at:,}: {ended}")
+                told = True
+            start = _next(file, mark, at + 1)
+    if not seen:
+        raise FormatError(path, "not a web archive", wanted="records that begin with WARC/1.")
+
+
+def _mark(file: IO[bytes]) -> bytes:
+    """What every record of the file begins with, none where that does not show in the file's bytes."""
+    head = file.read(5)
+    if head.startswith(_GZIP):
+        return _GZIP
+    return _PLAIN if head.startswith(b"WARC/") else b""
+
+
+def _next(file: IO[bytes], mark: bytes, at: int) -> int:
+    """Where a record may begin after `at`; -1 where none does."""
+    if not mark:
+        return -1
+    file.seek(at)
+    held = b""
+    while more := file.read(_BLOCK):
+        held += more
+        found = held.find(mark)
+        if found >= 0:
+            return at + found + (len(_BLANK) if mark == _PLAIN else 0)
+        at += max(0, len(held) - len(mark) + 1)
+        held = held[-len(mark) + 1 :]
+    return -1
 
 
 def _page(record: WarcRecord, html: bool, plain: bool, whole: bool) -> Page | LeftOut:
@@ -76,7 +112,11 @@ def _status(record: WarcRecord) -> Any:
 
 def _body(record: WarcRecord) -> bytes | LeftOut:
     data: bytes = record.reader.read(LONGEST_PAGE + 1)
-    return data if len(data) <= LONGEST_PAGE else LeftOut("too long")
+    if len(data) > LONGEST_PAGE:
+        return LeftOut("too long")
+    headers: Any = record.http_headers or {}
+    coded = headers.get("Content-Encoding") or headers.get("Transfer-Encoding")
+    return LeftOut("cut off") if len(data) < record.content_length and not coded else data
 
 
 def html_page(path: Path, *, whole: bool = False) -> Iterator[Page | LeftOut]:

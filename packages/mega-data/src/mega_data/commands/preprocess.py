@@ -55,6 +55,8 @@ INPUT = "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2; files, globs, fol
 @click.option(
     "--log-interval", type=click.IntRange(min=1), default=1000, help="Accepted; progress is on stderr."
 )
+@click.option("--make-vocab-size-divisible-by", type=WORKERS, help="Accepted; ids on disk know no padding.")
+@click.option("--pad-vocab-size-to", type=WORKERS, help="Accepted, as the one before.")
 def preprocess(
     words: tuple[str, ...],
     input_format: str | None,
@@ -80,6 +82,8 @@ def preprocess(
     partitions: int,
     keep_sequential_samples: bool,
     log_interval: int,
+    make_vocab_size_divisible_by: int | None,
+    pad_vocab_size_to: int | None,
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
     from mega_data.preprocess import Options

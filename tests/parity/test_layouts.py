@@ -91,7 +91,7 @@ CASES: dict[int, dict[str, Body]] = {
         "pipeline_2_tied_gpt": _cut("gpt", **PP2),
         "pipeline_2_llama": _cut("llama", **PP2),
         "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2),
-        "data_parallel_2_gpt": _cut("gpt", batch__micro=2),
+        "data_parallel_2_gpt": _cut("gpt", batch__micro=2, data__eod_mask_loss=True),
         "data_parallel_2_llama": _cut("llama"),
         "documents_apart_with_tensor_parallel_2": _cut(
             "gpt",

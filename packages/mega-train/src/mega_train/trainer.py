@@ -174,7 +174,11 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean loss of the next --eval-iters batches of the validation split, in nats per token."""
+        """Mean loss of --eval-iters batches of the validation split, in nats per token.
+
+        Every --eval-interval steps it reads on. Between two of those steps (at a run's end) it reads what the
+        one before did, so that the two compare; Megatron reads on there too.
+        """
         assert self.valid is not None
         evaluation = self.plan.run.evaluation
         before = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations

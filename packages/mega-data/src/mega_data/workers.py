@@ -99,5 +99,5 @@ def _serve(modules: tuple[str, ...], pipe: Connection) -> None:
         work = pipe.recv()
         while True:
             pipe.send(work(pipe.recv()))
-    except EOFError:
-        return
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # who started us is gone

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +446,18 @@ def test_a_browser_shows_the_report_without_asking_for_anything(tmp_path: Path) 
     assert done.stdout.count("<rect") > 4
     assert "shorter than 4 characters" in done.stdout
     assert "<h2>1. length</h2>" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "package"),
+    [("fix-text", "ftfy"), ("language", "py3langid"), ("urls", "tldextract")],
+)
+def test_a_library_that_is_not_there_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, flag: str, package: str
+) -> None:
+    for name in (package, f"{package}.langid"):
+        monkeypatch.setitem(sys.modules, name, None)  # as Python marks a module that cannot be imported
+    with pytest.raises(
+        ConfigError, match=rf"step {flag}: needs {package}.*hint: pip install .mega-data\[clean\]"
+    ):
+        from_flag(flag).step.start()

@@ -9,6 +9,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,8 +57,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         FormatError: the compression is damaged.
     """
-    damage: tuple[type[Exception], ...]
-    damage = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, *_zstandard_errors(path))
+    damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+    if path.suffix == ".zst":
+        damage = (*damage, _zstandard(path).ZstdError)
     try:
         with _open(path) as file:
             yield file
@@ -85,10 +87,8 @@ class _Frames(io.RawIOBase):
     """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
 
     def __init__(self, path: Path) -> None:
-        import zstandard
-
         self._raw = path.open("rb")
-        self._frames = zstandard.ZstdDecompressor()
+        self._frames = _zstandard(path).ZstdDecompressor()
         self._frame: Any = None
         self._text = memoryview(b"")
 
@@ -117,20 +117,12 @@ class _Frames(io.RawIOBase):
         return b"".join(text)
 
 
-def _zstandard_errors(path: Path) -> tuple[type[Exception], ...]:
-    """How zstandard says that a file is damaged, where the file needs it.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if path.suffix != ".zst":
-        return ()
+def _zstandard(path: Path) -> Any:
     try:
-        import zstandard
+        return import_module("zstandard")
     except ImportError:
         hint = 'pip install "mega-data[zst]"'
         raise ConfigError(path, "needs zstandard, which is not installed", hint=hint) from None
-    return (zstandard.ZstdError,)
 
 
 def lines(path: Path) -> Iterator[bytes]:

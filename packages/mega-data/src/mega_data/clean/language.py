@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_data.clean.rows import Row, Verdict, Work, missing
+from mega_data.clean.rows import Row, Verdict, Work, library
 from mega_schema.errors import ConfigError
 
 CHARACTERS = 1000  # of a text that are looked at: more do not change the answer
@@ -49,11 +49,8 @@ class Language:
 
 
 def _langid() -> Callable[[str], tuple[str, float]]:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("language", "py3langid") from None
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    langid = library("language", "py3langid.langid")
+    identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
     def identify(text: str) -> tuple[str, float]:
         language, score = identifier.classify(text)
@@ -63,13 +60,9 @@ def _langid() -> Callable[[str], tuple[str, float]]:
 
 
 def _fasttext(path: str) -> Callable[[str], tuple[str, float]]:
-    try:
-        import fasttext  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("language", "fasttext-predict") from None
     if not Path(path).is_file():
         raise ConfigError("step language: model", "no such file", found=path)
-    model = fasttext.load_model(path)
+    model = library("language", "fasttext", "fasttext-predict").load_model(path)
 
     def identify(text: str) -> tuple[str, float]:
         labels, scores = model.predict(text)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Protocol
+
+from mega_schema.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,15 @@ class Step(Protocol):
         ...
 
 
-def missing(name: str, library: str) -> Exception:
-    """What to say where a step needs a library that is not installed."""
-    from mega_schema.errors import ConfigError
+def library(step: str, module: str, package: str = "") -> Any:
+    """A module that not everyone has.
 
-    return ConfigError(
-        f"step {name}", f"needs {library}, which is not installed", hint='pip install "mega-data[clean]"'
-    )
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        name = package or module.partition(".")[0]
+        what, hint = f"needs {name}, which is not installed", 'pip install "mega-data[clean]"'
+        raise ConfigError(f"step {step}", what, hint=hint) from None

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from mega_data.clean.rows import Row, Verdict, Work, missing
+from mega_data.clean.rows import Row, Verdict, Work, library
 
 # every character ftfy.fix_text looks for, except those of wrong encodings, for which it has a test of its
 # own: entities and escapes, controls, ligatures, curly quotes, line breaks, full width, surrogates
@@ -36,9 +36,8 @@ def fixable(text: str) -> bool:
         return True
     if text.isascii():
         return False
-    from ftfy.badness import is_bad
-
-    return not unicodedata.is_normalized("NFC", text) or bool(is_bad(text))
+    badness = library("fix-text", "ftfy.badness")
+    return not unicodedata.is_normalized("NFC", text) or bool(badness.is_bad(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,7 @@ class FixText:
     """Mend what wrong encodings, entities and stray control characters did, with ftfy."""
 
     def start(self) -> Work:
-        try:
-            import ftfy
-        except ImportError:
-            raise missing("fix-text", "ftfy") from None
+        ftfy = library("fix-text", "ftfy")
 
         def work(row: Row) -> Verdict:
             return [row.having(**{row.key: ftfy.fix_text(row.text)})] if fixable(row.text) else [row]

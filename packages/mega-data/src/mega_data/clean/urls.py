@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_data.clean.rows import Row, Verdict, Work, missing
+from mega_data.clean.rows import Row, Verdict, Work, library
 from mega_schema.errors import ConfigError
 
 SHORTEST = 9  # characters
@@ -53,16 +53,14 @@ class Urls:
     domains: str = ""
 
     def start(self) -> Work:
-        try:
-            from tldextract import TLDExtract
-        except ImportError:
-            raise missing("urls", "tldextract") from None
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
         more = Path(self.domains).read_text("utf-8").split() if self.domains else []
         names = frozenset(_DOMAINS.split()).union(more)
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
-        extract = TLDExtract(suffix_list_urls=(), cache_dir=None)  # the list of suffixes its wheel carries
+        extract = library("urls", "tldextract").TLDExtract(
+            suffix_list_urls=(), cache_dir=None
+        )  # the list of suffixes its wheel carries
 
         def work(row: Row) -> Verdict:
             url = row.values.get(self.key)

@@ -32,7 +32,7 @@ from mega_data.dedup.similar import SetReader, write_sets
 from mega_data.shards import batches, identity, lines, output_name, writing
 from mega_data.steps import Result, Stage, plan, results
 
-BATCH_CHARACTERS = 1 << 18  # arrays of this length stay in a core's cache
+BATCH_CHARACTERS = 1 << 17  # arrays of this length stay in a core's cache
 _PAIR_BLOCK = 1 << 16
 
 

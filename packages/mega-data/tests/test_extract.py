@@ -117,6 +117,14 @@ def test_a_dump_gives_its_articles_and_a_reason_for_every_other_page(tmp_path: P
     assert reasons == {"redirect": 1, "namespace 12": 1, "no text": 1}
 
 
+def test_a_folder_gives_the_files_of_known_names_in_order(tmp_path: Path) -> None:
+    names = ["a.warc.gz", "b/pages-articles1.xml-p1p41242.bz2", "b/x.warc.wet", "c.htm", "d.xml"]
+    for name in [*names, "e.jsonl", ".f.xml", "g.xml.md5"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert sources([tmp_path]) == [tmp_path / name for name in names]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_a_dump_is_read_compressed_and_in_its_encoding(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "dump.xml.bz2"

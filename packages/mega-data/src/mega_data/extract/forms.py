@@ -34,7 +34,8 @@ def sources(inputs: Iterable[Path]) -> list[Path]:
 
 def _of_a_form(path: Path) -> bool:
     name = path.stem if path.suffix in ENDINGS else path.name
-    return Path(name).suffix in _NAMES and not path.name.startswith(".") and path.is_file()
+    ending = Path(name).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
+    return ending in _NAMES and not path.name.startswith(".") and path.is_file()
 
 
 def form_of(path: Path) -> str:

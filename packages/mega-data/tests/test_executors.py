@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.slurm import place
+from mega_data.steps import plan
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
@@ -122,6 +124,23 @@ def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> No
     said = (tmp_path / "said").read_text()
     assert said.startswith("keys 2/5\nkeys 4/5\nkeys 1/5\nkeys 3/5\nkeys 5/5\npairs")
     assert "of 30 documents" in said.splitlines()[-1]
+
+
+def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
+    for turn in range(20):
+        folder, wanted = tmp_path / str(turn), {"inputs": [turn]}
+        with ThreadPoolExecutor(8) as pool:
+            for begun in [pool.submit(plan, folder, wanted) for _ in range(8)]:
+                begun.result()
+        assert [file.name for file in folder.iterdir()] == ["plan.json"]
+        with pytest.raises(ConfigError, match="holds a run with other inputs"):
+            plan(folder, {"inputs": []})
+
+
+def test_without_ray_the_flag_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"--executor: ray is not installed.*mega-data\[ray\]"):
+        deduplicated(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
 
 
 def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -341,3 +342,13 @@ def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     (folder / "a.warc.gz").write_bytes(gzip.compress(b"WARC/1.0"))
     with pytest.raises(ConfigError, match=r"two files of one name.*--output all\.jsonl"):
         extract("--input", folder, "--output", tmp_path / "o")
+
+
+def test_a_library_that_is_missing_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.html").write_bytes(PAGE)
+    monkeypatch.delitem(sys.modules, "mega_data.extract.warc", raising=False)
+    monkeypatch.setitem(sys.modules, "fastwarc.warc", None)
+    with pytest.raises(ConfigError, match=r"wanted fastwarc.*pip install 'mega-data\[extract\]'"):
+        extract("--input", tmp_path / "a.html", "--output", tmp_path / "o")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout, Stage
 
 Reduction = Literal["sum", "max", "min"]
@@ -161,9 +162,20 @@ class World:
 
     @classmethod
     def from_env(cls) -> World:
-        """What torchrun says of this process; one process alone without torchrun."""
-        read: Callable[[str, int], int] = lambda name, absent: int(os.environ.get(name, absent))  # noqa: E731
-        return cls(read("WORLD_SIZE", 1), read("RANK", 0), read("LOCAL_RANK", 0))
+        """What torchrun says of this process; one process alone without torchrun.
+
+        Raises:
+            ConfigError: a variable holds something else than a number.
+        """
+        return cls(_from_env("WORLD_SIZE", 1), _from_env("RANK", 0), _from_env("LOCAL_RANK", 0))
+
+
+def _from_env(name: str, absent: int) -> int:
+    text = os.environ.get(name, str(absent))
+    if not text.isdecimal():
+        hint = f"unset {name}, or start with torchrun"
+        raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

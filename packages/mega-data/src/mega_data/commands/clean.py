@@ -6,19 +6,20 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, EXECUTOR, EXISTING, WORKERS, Spreading
-from mega_data.commands.dedup import FOLDER
+from mega_data.commands.common import (
+    ANY_PATH,
+    EXECUTOR,
+    EXISTING,
+    FOLDER,
+    WORKERS,
+    Spreading,
+    inputs_option,
+    run_stages,
+)
 
 
 @click.command(cls=Spreading)
-@click.option(
-    "--input",
-    "inputs",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    required=True,
-    help="JSON lines, plain or .gz .zst .xz .bz2; files and folders.",
-)
+@inputs_option("JSON lines, plain or .gz .zst .xz .bz2; files and folders.")
 @click.option("--output", type=FOLDER, required=True, help="Folder of what is left, and of a report.")
 @click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
 @click.option(
@@ -52,14 +53,11 @@ def clean(
     that was killed goes on where its finished tasks end.
     """
     import json
-    import os
     import shutil
-    from functools import partial
 
     from mega_data.clean.registry import from_flag, from_toml
     from mega_data.clean.report import page
     from mega_data.clean.run import Cleaning
-    from mega_data.executors.execute import execute
     from mega_data.shards import shards
     from mega_data.steps import write
     from mega_schema.errors import ConfigError
@@ -75,15 +73,8 @@ def clean(
     for name, one in passes.items():
         if only and name != wanted:
             continue
-        execute(
-            one.stages(),
-            one.work,
-            executor=executor,
-            workers=workers,
-            only=stage or None,
-            environment=os.environ,
-            progress=partial(_tell, name),
-        )
+        here = stage or None
+        run_stages(one.stages(), one.work, executor=executor, workers=workers, only=here, told=f"{name}: ")
     if only:
         return
     report = job.report()
@@ -96,7 +87,3 @@ def clean(
         for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
-
-
-def _tell(name: str, at: str) -> None:
-    click.echo(f"{name}: {at}", err=True)

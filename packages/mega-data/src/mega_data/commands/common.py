@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from mega_data.steps import Result, Stage
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
 SECONDS_A_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def inputs_option(what: str) -> Callable[[Command], Command]:
+    """`--input` of the commands whose tasks are files."""
+    here = click.Path(exists=True, path_type=Path)
+    return click.option("--input", "inputs", type=here, multiple=True, required=True, help=what)
+
+
+def run_stages(
+    stages: Sequence[Stage], folder: Path, *, executor: str, workers: int, only: str | None, told: str = ""
+) -> list[list[Result]] | None:
+    """Run stages where the flags say, each finished task a line on stderr that begins with `told`."""
+    import os
+
+    from mega_data.executors.execute import execute
+
+    return execute(
+        stages,
+        folder,
+        executor=executor,
+        workers=workers,
+        only=only,
+        environment=os.environ,
+        progress=lambda at: click.echo(f"{told}{at}", err=True),
+    )
 
 
 class Spreading(click.Command):

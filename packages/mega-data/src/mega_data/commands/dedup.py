@@ -6,20 +6,19 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading
-
-FOLDER = click.Path(file_okay=False, path_type=Path)
+from mega_data.commands.common import (
+    ANY_PATH,
+    EXECUTOR,
+    FOLDER,
+    WORKERS,
+    Spreading,
+    inputs_option,
+    run_stages,
+)
 
 
 @click.command(cls=Spreading)
-@click.option(
-    "--input",
-    "inputs",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    required=True,
-    help="JSON lines, plain or .gz .zst .xz .bz2; files and folders.",
-)
+@inputs_option("JSON lines, plain or .gz .zst .xz .bz2; files and folders.")
 @click.option("--output", type=FOLDER, required=True, help="Folder of the kept lines, a file per shard.")
 @click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
 @click.option("--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove")
@@ -52,13 +51,11 @@ def dedup(
     The same documents stay whatever the workers and the order of the files. A run that was killed goes on
     where its finished tasks end.
     """
-    import os
     import shutil
     from dataclasses import replace
 
     from mega_data.dedup.presets import PRESETS
     from mega_data.dedup.run import Deduplication
-    from mega_data.executors.execute import execute
     from mega_data.shards import shards
     from mega_schema.errors import ConfigError
 
@@ -73,15 +70,7 @@ def dedup(
     dropped = output / "dropped" if keep_dropped else None
     job = Deduplication(tuple(shards(inputs)), output, folder, how, json_key, memory << 20, dropped)
     job.begin()
-    found = execute(
-        job.stages(),
-        folder,
-        executor=executor,
-        workers=workers,
-        only=only,
-        environment=os.environ,
-        progress=lambda at: click.echo(at, err=True),
-    )
+    found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
     if found is None:
         return
     counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}

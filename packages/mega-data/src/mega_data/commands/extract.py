@@ -6,17 +6,12 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading
+from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading, inputs_option, run_stages
 
 
 @click.command(cls=Spreading)
-@click.option(
-    "--input",
-    "inputs",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    required=True,
-    help="Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2; files and folders.",
+@inputs_option(
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2; files and folders."
 )
 @click.option(
     "--output", type=ANY_PATH, required=True, help="Folder of a file per input, or one .jsonl file."
@@ -48,26 +43,16 @@ def extract(
     A file is a task. The bytes are the same whatever the workers; a run that was killed goes on where its
     finished files end. What is damaged or no document is left out, counted and told.
     """
-    import os
     import shutil
     from collections import Counter
 
-    from mega_data.executors.execute import execute
     from mega_data.extract.forms import sources
     from mega_data.extract.run import Extraction
 
     folder = work or output.with_name(f"{output.name}.work")
     job = Extraction(tuple(sources(inputs)), output, folder, form, whole_page)
     job.begin()
-    found = execute(
-        job.stages(),
-        folder,
-        executor=executor,
-        workers=workers,
-        only=only,
-        environment=os.environ,
-        progress=lambda at: click.echo(at, err=True),
-    )
+    found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
     if found is None:
         return
     if not work:

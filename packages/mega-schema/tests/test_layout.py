@@ -12,11 +12,11 @@ from mega_schema.layout import Coordinates, Layout
 DEGREE = st.integers(1, 5)
 
 
-@given(DEGREE, DEGREE, DEGREE)
-def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, dp: int) -> None:
-    layout = Layout(tp=tp, pp=pp, dp=dp)
+@given(DEGREE, DEGREE, DEGREE, DEGREE)
+def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, dp: int, cp: int) -> None:
+    layout = Layout(tp=tp, pp=pp, dp=dp, cp=cp)
     found = [layout.coordinates(rank) for rank in range(layout.world)]
-    assert len(set(found)) == layout.world == tp * pp * dp
+    assert len(set(found)) == layout.world == tp * pp * dp * cp
     assert [layout.rank(at) for at in found] == list(range(layout.world))
 
 
@@ -25,6 +25,13 @@ def test_tensor_parallel_ranks_are_neighbours_and_stages_far_apart() -> None:
     assert layout.coordinates(1) == Coordinates(tp=1, dp=0, pp=0)
     assert layout.coordinates(2) == Coordinates(tp=0, dp=1, pp=0)
     assert layout.coordinates(6) == Coordinates(tp=0, dp=0, pp=1)
+
+
+def test_context_parallel_ranks_lie_between_tensor_and_data_parallel_ones() -> None:
+    layout = Layout(tp=2, pp=2, dp=3, cp=2)
+    assert layout.coordinates(2) == Coordinates(tp=0, cp=1, dp=0, pp=0)
+    assert layout.coordinates(4) == Coordinates(tp=0, cp=0, dp=1, pp=0)
+    assert layout.coordinates(12) == Coordinates(tp=0, cp=0, dp=0, pp=1)
 
 
 @given(st.integers(1, 12), st.integers(0, 40))
@@ -41,6 +48,7 @@ def test_stages_hold_every_layer_once_in_order_and_nearly_evenly(pp: int, more: 
 
 def test_data_parallel_takes_what_remains() -> None:
     assert Layout.of(12, tp=2, pp=3) == Layout(tp=2, pp=3, dp=2)
+    assert Layout.of(24, tp=2, pp=3, cp=2) == Layout(tp=2, pp=3, cp=2, dp=2)
 
 
 @pytest.mark.parametrize(

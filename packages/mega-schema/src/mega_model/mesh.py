@@ -180,7 +180,13 @@ def _from_env(name: str, absent: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The axes of a run as this rank sees them."""
+    """The axes of a run as this rank sees them.
+
+    Attributes:
+        cp: ranks that share every sequence, each with its own tokens of it.
+        replicas: dp and cp together: the ranks that hold the same weights, and whose gradients are parts of
+            one. `replicas.rank` is dp.rank · cp.size + cp.rank.
+    """
 
     layout: Layout = field(default_factory=Layout)
     rank: int = 0
@@ -188,6 +194,8 @@ class Mesh:
     tp: Axis = field(default_factory=lambda: Axis("tp"))
     dp: Axis = field(default_factory=lambda: Axis("dp"))
     pp: Axis = field(default_factory=lambda: Axis("pp"))
+    cp: Axis = field(default_factory=lambda: Axis("cp"))
+    replicas: Axis = field(default_factory=lambda: Axis("replicas"))
 
     @classmethod
     def join(
@@ -223,8 +231,15 @@ class Mesh:
             timeout=timeout,
             device_id=here if device == "cuda" else None,
         )
-        names = ("pp", "dp", "tp")  # the last is the fastest, as Layout numbers ranks
-        mesh = init_device_mesh(device, (layout.pp, layout.dp, layout.tp), mesh_dim_names=names)
+        sizes = {
+            "pp": layout.pp,
+            "dp": layout.dp,
+            "cp": layout.cp,
+            "tp": layout.tp,
+        }  # slowest first, as Layout
+        mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if layout.dp > 1 and layout.cp > 1:
+            mesh["dp", "cp"]._flatten("replicas")
 
         def axis(name: str, size: int, rank: int, sequence: bool = False) -> Axis:
             if size == 1:
@@ -234,13 +249,21 @@ class Mesh:
             return Axis(name, size, rank, group, sequence)
 
         at: Coordinates = layout.coordinates(world.rank)
+        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp)
+        both = layout.dp > 1 and layout.cp > 1
         return cls(
             layout,
             world.rank,
             here,
             axis("tp", layout.tp, at.tp, sequence),
-            axis("dp", layout.dp, at.dp),
+            dp,
             axis("pp", layout.pp, at.pp),
+            cp,
+            axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
+            if both
+            else dp
+            if cp.size == 1
+            else cp,
         )
 
     def stage(self, layers: int) -> Stage:

@@ -9,7 +9,11 @@ from mega_schema.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a pipeline and the layers it holds, by their global numbers."""
+    """One stage of a pipeline and the layers it holds, by their global numbers.
+
+    A rank of an interleaved pipeline holds several (arXiv:2104.04473 §2.2): `index` counts all stages of all
+    ranks in the order a micro-batch passes them, `count` is how many there are.
+    """
 
     index: int
     count: int
@@ -31,49 +35,65 @@ class Coordinates:
     tp: int
     dp: int
     pp: int
+    cp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of the axes. Ranks are numbered tp fastest, then dp, and pp slowest, as in Megatron."""
+    """Sizes of the axes. Ranks are numbered tp fastest, then cp, then dp, and pp slowest, as in Megatron.
+
+    Attributes:
+        tp, cp, dp, pp: ranks that share every layer, every sequence, every batch, and the depth.
+        vp: stages of the pipeline that each rank of pp holds; it multiplies no ranks.
+    """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
+    vp: int = 1
 
     @property
     def world(self) -> int:
         """Ranks in all."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.dp * self.pp
 
     @classmethod
-    def of(cls, world: int, *, tp: int, pp: int) -> Layout:
+    def of(cls, world: int, *, tp: int, pp: int, cp: int = 1, vp: int = 1) -> Layout:
         """The layout of `world` ranks with these degrees; data parallel takes what remains.
 
         Raises:
             LayoutError: the ranks are not a whole number of model copies.
         """
-        for name, degree in (("tensor", tp), ("pipeline", pp)):
+        degrees = {
+            "--tensor-model-parallel-size": tp,
+            "--pipeline-model-parallel-size": pp,
+            "--context-parallel-size": cp,
+        }
+        for flag, degree in degrees.items():
             if degree < 1:
-                raise LayoutError(
-                    f"--{name}-model-parallel-size", "not a degree", found=degree, wanted="1 or more"
-                )
-        if world % (tp * pp):
+                raise LayoutError(flag, "not a degree", found=degree, wanted="1 or more")
+        copy = tp * pp * cp
+        if world % copy:
+            by = f"tp={tp} x pp={pp}" + (f" x cp={cp}" if cp > 1 else "")
             raise LayoutError(
                 "world size",
-                "is not a multiple of tp x pp",
-                found=f"{world} processes, tp={tp} x pp={pp} = {tp * pp}",
-                wanted=f"a multiple of {tp * pp} processes",
-                hint=f"torchrun --nproc-per-node {tp * pp}",
+                "is not a multiple of tp x pp" + (" x cp" if cp > 1 else ""),
+                found=f"{world} processes, {by} = {copy}",
+                wanted=f"a multiple of {copy} processes",
+                hint=f"torchrun --nproc-per-node {copy}",
             )
-        return cls(tp=tp, pp=pp, dp=world // (tp * pp))
+        return cls(tp=tp, pp=pp, dp=world // copy, cp=cp, vp=vp)
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.world
-        return Coordinates(rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp))
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coordinates(tp, dp, pp, cp)
 
     def rank(self, at: Coordinates) -> int:
-        return at.tp + self.tp * (at.dp + self.dp * at.pp)
+        return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
 
     def stage(self, pp: int, layers: int) -> Stage:
         """The stage at pipeline place `pp` of a model of `layers` layers.

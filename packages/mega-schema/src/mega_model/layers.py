@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.runtime import Runtime
 
 
@@ -14,11 +15,11 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
         self.bias = rt.param(name + ".bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.tp.fan_out(x), self.weight, self.bias)
+        return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
 
 
 class RowLinear(nn.Module):
@@ -29,11 +30,11 @@ class RowLinear(nn.Module):
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
         self.bias = rt.param(name + ".bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.tp.sum(F.linear(x, self.weight))
+        y = row_linear(x, self.weight, self.tp, self.gradients)
         return y if self.bias is None else y + self.bias
 
 
@@ -42,14 +43,13 @@ class VocabEmbedding(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.tp, self.weight = rt.tp, rt.param(name + ".weight")
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
 
     def forward(self, token_T: Tensor) -> Tensor:
         rows = self.weight.shape[0]
         local_T = token_T - self.tp.rank * rows
         mine_T = (local_T >= 0) & (local_T < rows)
-        x_TD = F.embedding(local_T.clamp(0, rows - 1), self.weight) * mine_T[:, None].to(self.weight.dtype)
-        return self.tp.sum(x_TD)
+        return vocabulary_rows(local_T.clamp(0, rows - 1), mine_T, self.weight, self.tp, self.gradients)
 
 
 class PositionTable(nn.Module):

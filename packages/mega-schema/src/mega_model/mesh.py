@@ -31,13 +31,28 @@ _OPS = MappingProxyType({"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "mi
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """A tensor that other ranks still have to fill."""
+
+    tensor: Tensor
+    work: dist.Work | None = None
+    source: Tensor | None = None  # what is being read, kept until it has been
+
+    def wait(self) -> Tensor:
+        """The tensor, filled."""
+        if self.work is not None:
+            self.work.wait()
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """One direction of the mesh as one rank sees it.
 
     Attributes:
         sequence: between the tensor-parallel regions, each rank holds only its share of the tokens
-            (arXiv:2205.05198). Then `fan_out` gathers tokens where it would copy them, and `sum` keeps this
-            rank's tokens where it would keep all.
+            (arXiv:2205.05198). Then `enter` gathers tokens where it would pass them on, and `leave` keeps
+            this rank's tokens where it would keep all.
         group: None when the axis has one rank.
     """
 
@@ -47,20 +62,28 @@ class Axis:
     group: dist.ProcessGroup | None = None
     sequence: bool = False
 
-    def fan_out(self, x: Tensor) -> Tensor:
-        """Enter a tensor-parallel region: every rank gets every token; gradients are summed on the way back.
+    def enter(self, x: Tensor) -> Awaited:
+        """Begin to enter a tensor-parallel region: with sequence parallelism the tokens of all ranks.
 
-        Megatron's f (arXiv:1909.08053 §3); with sequence parallelism its g (arXiv:2205.05198 §4.2.2).
+        Carries no gradient; `mega_model.linear` does.
+        """
+        if self.group is None or not self.sequence:
+            return Awaited(x)
+        whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return Awaited(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
+
+    def leave(self, x: Tensor) -> Awaited:
+        """Begin to leave one: the sum over the ranks, with sequence parallelism of this rank's tokens only.
+
+        `x` is given up: the sum may be made in its place. Carries no gradient.
         """
         if self.group is None:
-            return x
-        return _call(_GatherTokens if self.sequence else _Copy, x, self)
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Leave a tensor-parallel region: partial results are summed, gradients copied on the way back."""
-        if self.group is None:
-            return x
-        return _call(_ScatterSum if self.sequence else _Sum, x, self)
+            return Awaited(x)
+        x = x.contiguous()
+        if not self.sequence:
+            return Awaited(x, dist.all_reduce(x, group=self.group, async_op=True))
+        share = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return Awaited(share, _scatter(share, x, group=self.group, async_op=True), x)
 
     def own(self, x: Tensor) -> Tensor:
         """This rank's share of something there is one of per token, outside the tensor-parallel regions."""
@@ -85,71 +108,6 @@ class Axis:
         ops += [dist.P2POp(dist.irecv, x, peer(source), self.group) for x, source in receives]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
-
-
-def _call(function: type[torch.autograd.Function], x: Tensor, axis: Axis) -> Tensor:
-    return function.apply(x, axis)
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis  # type: ignore[attr-defined]
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(grads[0], ctx.axis), None  # type: ignore[attr-defined]
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
-        return _all_reduce(x, axis)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis  # type: ignore[attr-defined]
-        return _all_gather(x, axis)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(grads[0], ctx.axis), None  # type: ignore[attr-defined]
-
-
-class _ScatterSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis  # type: ignore[attr-defined]
-        return _reduce_scatter(x, axis)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(grads[0], ctx.axis), None  # type: ignore[attr-defined]
-
-
-def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=axis.group)
-    return total
-
-
-def _all_gather(x: Tensor, axis: Axis) -> Tensor:
-    whole = x.new_empty((axis.size * x.shape[0], *x.shape[1:]))
-    _gather(whole, x.contiguous(), group=axis.group)
-    return whole
-
-
-def _reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
-    share = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    _scatter(share, x.contiguous(), group=axis.group)
-    return share
 
 
 @dataclass(frozen=True, slots=True)

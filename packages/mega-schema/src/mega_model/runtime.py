@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.mesh import Axis, Mesh
+from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
 from mega_schema.layout import WHOLE, Stage
 from mega_schema.params import Param
@@ -22,6 +23,7 @@ class Runtime:
 
     Attributes:
         table: the model's parameters by name; a module takes its shapes from here and from nowhere else.
+        weight_gradients: where the layers' backward passes leave the gradients of their weights.
     """
 
     spec: ModelSpec
@@ -31,6 +33,7 @@ class Runtime:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
 
     @classmethod
     def on(

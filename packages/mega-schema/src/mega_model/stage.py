@@ -28,7 +28,7 @@ class Decoder(nn.Module):
             self.final_norm = norm(rt, "final_norm")
             self.head = ColumnLinear(rt, "head", bias=False)
             if rt.stage.first and rt.spec.tied:
-                self.head.weight = self.embed.weight
+                self.head.weight = rt.weight_gradients.again(self.embed.weight)
 
     def forward(self, x: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         """One stage's share of the work.

@@ -85,8 +85,8 @@ def owns(row: Param, tp: Axis) -> bool:
 
 def _add_to(gradient: Tensor) -> Callable[[Tensor], None]:
     def hook(weight: Tensor) -> None:
-        assert weight.grad is not None
-        gradient.add_(weight.grad)
-        weight.grad = None
+        if weight.grad is not None:  # a linear layer has added its own already: mega_model.weight_gradients
+            gradient.add_(weight.grad)
+            weight.grad = None
 
     return hook

@@ -67,6 +67,8 @@ class Trainer:
         self.held = list(parameters(self.model, self.rt))
         shared = {row.tied_to for row in self.rt.table.values() if row.tied_to}
         self.gradients = Gradients(self.held, mesh, shared)
+        for (_, weight), main in zip(self.held, self.gradients.of, strict=True):
+            self.rt.weight_gradients.into(weight, main)
         o = plan.run.optimizer
         self.adam = AdamW(
             self.held, self.gradients.of, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay

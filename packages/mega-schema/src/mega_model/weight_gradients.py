@@ -1,0 +1,117 @@
+"""Where the backward pass of a layer leaves the gradient of its weight.
+
+Autograd would make a gradient in the weight's dtype for every micro-batch, which something then adds up. Here
+the product is added to a float32 main gradient as it is made (Megatron's gradient accumulation fusion), and
+it may be put off: a zero-bubble pipeline first does what the stage before waits for (arXiv:2401.10241 §2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class WeightGradients:
+    """The main gradients of one rank's linear and embedding weights.
+
+    A weight that `into` did not name has its gradient returned to autograd.
+
+    Attributes:
+        ready: called with a weight when its gradient of one backward pass is complete; in every pass.
+    """
+
+    def __init__(self) -> None:
+        self.ready: Callable[[nn.Parameter], None] | None = None
+        self._main: dict[Tensor, Tensor] = {}
+        self._uses: Counter[Tensor] = Counter()
+        self._added: Counter[Tensor] = Counter()
+        self._later: list[Callable[[], None]] | None = None
+        self._deferred: dict[Hashable, list[Callable[[], None]]] = {}
+
+    def into(self, weight: nn.Parameter, main: Tensor | None) -> None:
+        """From now on the gradients of `weight` add to `main`, float32 of its shape; None: to autograd."""
+        if main is None:
+            self._main.pop(weight, None)
+        else:
+            assert main.shape == weight.shape
+            assert main.dtype == torch.float32
+            self._main[weight] = main
+
+    def again(self, weight: nn.Parameter) -> nn.Parameter:
+        """Say that one more layer uses the weight: its gradient is complete after one more addition."""
+        self._uses[weight] += 1
+        return weight
+
+    @property
+    def deferring(self) -> bool:
+        """Whether additions are being put off."""
+        return self._later is not None
+
+    @contextmanager
+    def deferred(self, pass_: Hashable) -> Iterator[None]:
+        """Put off the additions of the backward pass inside, until `run` is called with the same name."""
+        assert self._later is None
+        self._later = self._deferred.setdefault(pass_, [])
+        try:
+            yield
+        finally:
+            self._later = None
+
+    def run(self, pass_: Hashable) -> None:
+        """Make the additions that were put off under this name."""
+        for addition in self._deferred.pop(pass_):
+            addition()
+
+    def add(self, weight: nn.Parameter, x_TI: Callable[[], Tensor], grad_TO: Tensor) -> Tensor | None:
+        """Add gradᵀ x, now or later.
+
+        Args:
+            x_TI: gives the layer's input, whole; called once, when the product is made.
+
+        Returns:
+            what autograd is to have as the weight's gradient: None, unless the weight has no main gradient.
+        """
+        main = self._main.get(weight)
+        if main is None:
+            return grad_TO.t() @ x_TI()
+        self._add(weight, lambda: add_product(main, grad_TO, x_TI()))
+        return None
+
+    def add_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
+        """Add grad[t] to row `row_T[t]`, for every t; as `add` otherwise."""
+        main = self._main.get(weight)
+        if main is None:
+            return torch.ops.aten.embedding_dense_backward(grad_TD, row_T, weight.shape[0], -1, False)
+        # on a GPU index_add_ adds in any order, index_put_ sorts: the same bits every time
+        if main.device.type == "cpu":
+            self._add(weight, lambda: main.index_add_(0, row_T, grad_TD.float()))
+        else:
+            self._add(weight, lambda: main.index_put_((row_T,), grad_TD.float(), accumulate=True))
+        return None
+
+    def _add(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:
+        def add() -> None:
+            addition()
+            self._added[weight] += 1
+            if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
+                self.ready(weight)
+
+        if self._later is None:
+            add()
+        else:
+            self._later.append(add)
+
+
+def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor) -> None:
+    """main += gradᵀ x in float32, whatever the dtype of the two."""
+    if grad_TO.dtype == torch.float32:
+        main_OI.addmm_(grad_TO.t(), x_TI)
+    elif grad_TO.is_cuda:
+        torch.addmm(main_OI, grad_TO.t(), x_TI, out_dtype=torch.float32, out=main_OI)
+    else:
+        # a float32 product is exact in its factors, and on most CPUs twice as fast: bench/cpu_training.py
+        main_OI.addmm_(grad_TO.float().t(), x_TI.float())

@@ -1,0 +1,125 @@
+"""Weight gradients go to float32 main gradients, now or later; on several ranks they are in tests/parity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mega_model.linear import column_linear, row_linear, vocabulary_rows
+from mega_model.mesh import Axis
+from mega_model.weight_gradients import WeightGradients
+
+ALONE = Axis("tp")
+
+
+def _weight(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+
+
+def _x(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(5, 3, generator=torch.Generator().manual_seed(9)).to(dtype).requires_grad_()
+
+
+def _loss(y: Tensor) -> Tensor:
+    return (y.float() * torch.arange(y.numel()).reshape(y.shape) / y.numel()).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtype) -> None:
+    gradients, weight, x = WeightGradients(), _weight(4, 3, dtype=dtype), _x(dtype)
+    main = torch.ones(4, 3)
+    gradients.into(weight, main)
+    y = column_linear(x, weight, None, ALONE, gradients)
+    grad = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    y.backward(grad)
+    assert weight.grad is None
+    wanted = 1 + grad.double().t() @ x.detach().double()
+    torch.testing.assert_close(main.double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_two_backward_passes_add_up() -> None:
+    gradients, weight = WeightGradients(), _weight(4, 3)
+    main = torch.zeros(4, 3)
+    gradients.into(weight, main)
+    for _ in range(2):
+        _loss(row_linear(_x(), weight, ALONE, gradients)).backward()
+    (once,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
+    torch.testing.assert_close(main, 2 * once)
+
+
+def test_without_a_main_gradient_autograd_has_it() -> None:
+    gradients, weight = WeightGradients(), _weight(4, 3)
+    main = torch.zeros(4, 3)
+    gradients.into(weight, main)
+    gradients.into(weight, None)
+    _loss(column_linear(_x(), weight, None, ALONE, gradients)).backward()
+    (wanted,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
+    torch.testing.assert_close(weight.grad, wanted)
+    assert not main.any()
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
+    gradients, table = WeightGradients(), _weight(6, 2)
+    main = torch.zeros(6, 2)
+    gradients.into(table, main if into else None)
+    row, mine = torch.tensor([4, 1, 4]), torch.ones(3, dtype=torch.bool)
+    vocabulary_rows(row, mine, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
+    wanted = torch.zeros(6, 2)
+    wanted[1], wanted[4] = torch.tensor([3.0, 4]), torch.tensor([6.0, 8])
+    got = main if into else table.grad
+    assert got is not None
+    assert torch.equal(got, wanted)
+
+
+def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight() -> None:
+    gradients, weight = WeightGradients(), _weight(6, 3)
+    main, seen = torch.zeros(6, 3), []
+    gradients.into(weight, main)
+    assert gradients.again(weight) is weight
+    gradients.ready = lambda w: seen.append((w is weight, main.clone()))
+    token, mine = torch.tensor([0, 5, 2]), torch.ones(3, dtype=torch.bool)
+    for count in (1, 2):
+        x = vocabulary_rows(token, mine, weight, ALONE, gradients)
+        _loss(column_linear(x, weight, None, ALONE, gradients)).backward()
+        assert len(seen) == count
+        assert seen[-1][0]
+        assert torch.equal(seen[-1][1], main)
+
+
+def test_a_deferred_pass_adds_when_it_is_run_and_passes_stay_apart() -> None:
+    gradients, weight = WeightGradients(), _weight(4, 3)
+    main, ready = torch.zeros(4, 3), []
+    gradients.into(weight, main)
+    gradients.ready = ready.append
+    for name, factor in (("first", 1.0), ("second", 10.0)):
+        x = _x()
+        with gradients.deferred(name):
+            (factor * _loss(column_linear(x, weight, None, ALONE, gradients))).backward()
+        assert x.grad is not None  # what the stage before waits for is there
+        assert not main.any()
+    (once,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
+    gradients.run("second")
+    torch.testing.assert_close(main, 10 * once)
+    gradients.run("first")
+    torch.testing.assert_close(main, 11 * once)
+    assert len(ready) == 2
+    assert not gradients.deferring
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_computed_again_in_backward_adds_once(reentrant: bool) -> None:
+    gradients, weight = WeightGradients(), _weight(4, 3)
+    main = torch.zeros(4, 3)
+    gradients.into(weight, main)
+    x = _x()
+    y = checkpoint(
+        lambda x: column_linear(x, weight, None, ALONE, gradients).tanh(), x, use_reentrant=reentrant
+    )
+    _loss(y).backward()
+    same = _x()
+    wanted_x, wanted = torch.autograd.grad(_loss((same @ weight.t()).tanh()), (same, weight))
+    torch.testing.assert_close(main, wanted)
+    torch.testing.assert_close(x.grad, wanted_x)

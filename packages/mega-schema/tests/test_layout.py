@@ -66,6 +66,16 @@ def test_ranks_that_are_no_whole_number_of_models_are_refused(
         Layout.of(world, tp=tp, pp=pp)
 
 
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 30))
+def test_virtual_stages_go_around_the_places(pp: int, vp: int, more: int) -> None:
+    layers, layout = pp * vp + more, Layout(pp=pp, vp=vp)
+    stages = [layout.stage(place, layers, chunk) for chunk in range(vp) for place in range(pp)]
+    assert [stage.index for stage in stages] == list(range(pp * vp))
+    assert {stage.count for stage in stages} == {pp * vp}
+    assert [layer for stage in stages for layer in stage.layers] == list(range(layers))
+    assert [stage.index for stage in stages if stage.first or stage.last] == sorted({0, pp * vp - 1})
+
+
 def test_a_stage_without_a_layer_is_refused() -> None:
     with pytest.raises(LayoutError, match="found 4 stages for 3 layers, wanted at most 3; hint: .* 3$"):
         Layout(pp=4).stage(0, 3)

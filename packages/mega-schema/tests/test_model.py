@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.attend import Packed
-from mega_model.build import build, fill, parameters
+from mega_model.build import build, chunks, fill, parameters
 from mega_model.init import initial_values
 from mega_model.layers import rotary_angles, sinusoids
 from mega_model.mesh import Axis, Mesh
@@ -166,17 +166,20 @@ def test_the_model_holds_the_rows_of_its_table_and_no_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("pp", [2, 3])
-def test_stages_one_after_another_are_the_model(name: str, pp: int) -> None:
-    spec, layout, x = SPECS[name], Layout(pp=pp), TOKENS.flatten()
+@pytest.mark.parametrize(("pp", "vp"), [(2, 1), (3, 1), (1, 2), (1, 3)])
+def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> None:
+    spec, layout, x = SPECS[name], Layout(pp=pp, vp=vp), TOKENS.flatten()
     read, place = initial_values(table(spec), 7), torch.arange(8).repeat(2)
     held: set[str] = set()
-    for rank in range(pp):
-        rt = Runtime.on(Mesh(layout, rank, pp=Axis("pp", pp, rank)), spec)
-        stage = build(spec, rt)
+    meshes = [Mesh(layout, rank, pp=Axis("pp", pp, rank)) for rank in range(pp)]
+    runtimes = [Runtime.on(mesh, spec) for mesh in meshes]
+    models = [chunks(rt, mesh) for rt, mesh in zip(runtimes, meshes, strict=True)]
+    for index in range(pp * vp):
+        rt, stage = runtimes[index % pp], models[index % pp][index // pp]
         fill(stage, read, rt)
         names = {row.name for row, _ in parameters(stage, rt)}
-        assert names == {row.name for row in table(spec) if row.on(rt.stage)}
+        assert names == {row.name for row in table(spec) if row.on(stage.stage)}
+        assert not names & held
         held |= names
         with torch.no_grad():
             x = stage(x, place, Packed(2, 8))

@@ -18,7 +18,7 @@ class Scale:
     def __init__(self) -> None:
         self.weight = torch.ones((), requires_grad=True)
 
-    def forward(self, micro: int, received: Tensor | None) -> Tensor:
+    def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         assert received is None
         return self.weight * (micro + 1)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mega_model.gpt import GPT
 from mega_model.llama import Llama
+from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.params import Param
@@ -20,6 +21,12 @@ from mega_schema.spec import ModelSpec
 def build(spec: ModelSpec, rt: Runtime) -> Decoder:
     """The stage of the model that the runtime's rank holds, its values not yet set."""
     return {"gpt": GPT, "llama": Llama}[spec.family](rt)
+
+
+def chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
+    """The stages that the runtime's rank holds, one for each round of the pipeline over the ranks."""
+    spec = rt.spec
+    return tuple(build(spec, rt.holding(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:

@@ -224,9 +224,9 @@ class Mesh:
             else cp,
         )
 
-    def stage(self, layers: int) -> Stage:
-        """The pipeline stage of this rank, in a model of this many layers."""
-        return self.layout.stage(self.pp.rank, layers)
+    def stage(self, layers: int, chunk: int = 0) -> Stage:
+        """The pipeline stage that this rank's chunk `chunk` is, in a model of this many layers."""
+        return self.layout.stage(self.pp.rank, layers, chunk)
 
     def barrier(self) -> None:
         """Wait until every rank of the run is here."""

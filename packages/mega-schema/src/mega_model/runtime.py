@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -22,6 +22,7 @@ class Runtime:
     """The model, the part of it this rank holds, and how it computes.
 
     Attributes:
+        stage: the pipeline stage that a model built for this holds.
         table: the model's parameters by name; a module takes its shapes from here and from nowhere else.
         weight_gradients: where the layers' backward passes leave the gradients of their weights.
     """
@@ -39,7 +40,7 @@ class Runtime:
     def on(
         cls, mesh: Mesh, spec: ModelSpec, *, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE
     ) -> Self:
-        """The runtime of this rank of the mesh."""
+        """The runtime of this rank of the mesh; the stage is its first."""
         rows = {row.name: row for row in table(spec)}
         return cls(spec, rows, mesh.stage(spec.layers), mesh.tp, dtype, mesh.device, kernels)
 
@@ -49,6 +50,10 @@ class Runtime:
     ) -> Self:
         """The runtime of one process that holds the whole model."""
         return cls.on(Mesh(WHOLE, 0, torch.device(device)), spec, dtype=dtype)
+
+    def holding(self, stage: Stage) -> Self:
+        """The same for another stage that this rank holds; all else is shared."""
+        return replace(self, stage=stage)
 
     def param(self, name: str) -> nn.Parameter:
         """This rank's share of the parameter `name`, its values not yet set."""

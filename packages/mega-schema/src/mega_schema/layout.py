@@ -95,28 +95,30 @@ class Layout:
     def rank(self, at: Coordinates) -> int:
         return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
 
-    def stage(self, pp: int, layers: int) -> Stage:
-        """The stage at pipeline place `pp` of a model of `layers` layers.
+    def stage(self, pp: int, layers: int, chunk: int = 0) -> Stage:
+        """The stage that chunk `chunk` of pipeline place `pp` is, in a model of `layers` layers.
 
+        Stages go around the places: the second round of them lies on each place's chunk 1, and so on.
         Layers that are left over go to the middle stages first: the ends carry the embedding and the head.
 
         Raises:
             LayoutError: a stage would have no layer.
         """
-        if layers < self.pp:
+        stages, index = self.pp * self.vp, chunk * self.pp + pp
+        if layers < stages:
             raise LayoutError(
                 "--pipeline-model-parallel-size",
                 "a stage would have no layer",
-                found=f"{self.pp} stages for {layers} layers",
-                wanted=f"at most {layers}",
-                hint=f"--pipeline-model-parallel-size {layers}",
+                found=f"{stages} stages for {layers} layers",
+                wanted=f"at most {layers // self.vp}",
+                hint=f"--pipeline-model-parallel-size {layers // self.vp}",
             )
-        each, rest = divmod(layers, self.pp)
-        inner_first = sorted(range(self.pp), key=lambda i: (i in (0, self.pp - 1), i))
+        each, rest = divmod(layers, stages)
+        inner_first = sorted(range(stages), key=lambda i: (i in (0, stages - 1), i))
         extra = set(inner_first[:rest])
-        sizes = [each + (i in extra) for i in range(self.pp)]
-        begin = sum(sizes[:pp])
-        return Stage(pp, self.pp, range(begin, begin + sizes[pp]))
+        sizes = [each + (i in extra) for i in range(stages)]
+        begin = sum(sizes[:index])
+        return Stage(index, stages, range(begin, begin + sizes[index]))
 
 
 WHOLE = Layout()

@@ -15,8 +15,8 @@ from mega_train.schedule import Action, Backward, Exchange, Forward
 class Work(Protocol):
     """What a stage does with a micro-batch."""
 
-    def forward(self, micro: int, received: Tensor | None) -> Tensor:
-        """The stage's output: (T, D) for the next stage, or on the last stage a loss."""
+    def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
+        """The output of the stage that chunk `chunk` is: (T, D) for the next, or on the last stage a loss."""
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def run(
         match action:
             case Forward(micro):
                 received = inputs.get(micro) if backward else inputs.pop(micro, None)
-                output = work.forward(micro, received)
+                output = work.forward(0, micro, received)
                 if pp.rank == pp.size - 1:
                     losses.append(output.detach())
                 if backward or pp.rank < pp.size - 1:

@@ -22,26 +22,30 @@ class MicroBatches:
     micro-batches (Megatron's).
     """
 
-    def __init__(self, model: Decoder, plan: Plan, tp: Axis, batches: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, models: Sequence[Decoder], plan: Plan, tp: Axis, batches: Sequence[np.ndarray]
+    ) -> None:
         """
         Args:
+            models: the stages this rank holds, by chunk.
             batches: per micro-batch (samples, length + 1) token ids.
         """
-        self.model, self.plan, self.tp, self.batches = model, plan, tp, batches
+        self.models, self.plan, self.tp, self.batches = models, plan, tp, batches
 
     @property
     def boundary(self) -> tuple[int, int]:
         tokens = self.plan.micro * self.plan.length
         return tokens // self.tp.size if self.tp.sequence else tokens, self.plan.spec.hidden
 
-    def forward(self, micro: int, received: Tensor | None) -> Tensor:
-        device = next(self.model.parameters()).device
+    def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
+        model = self.models[chunk]
+        device = next(model.parameters()).device
         sample_BS1 = torch.from_numpy(self.batches[micro]).to(device, non_blocking=True)
         token_BS, target_BS = sample_BS1[:, :-1], sample_BS1[:, 1:]
         position_BS, attend = self._places(token_BS)
         x = token_BS.flatten() if received is None else received
-        out = self.model(x, position_BS.flatten(), attend)
-        if not self.model.stage.last:
+        out = model(x, position_BS.flatten(), attend)
+        if not model.stage.last:
             return out
         target_T = target_BS.flatten()
         if self.plan.run.data.eod_mask_loss:

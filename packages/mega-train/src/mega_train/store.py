@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -74,9 +74,10 @@ def _write(saving: Save, space: str, mesh: Mesh, rt: Runtime, tensors: list[tupl
     saving.write(space, mesh.rank, mine, values)
 
 
-def load(checkpoint: Checkpoint, model: Decoder, rt: Runtime) -> None:
+def load(checkpoint: Checkpoint, models: Sequence[Decoder], rt: Runtime) -> None:
     """Take up the weights, from the float32 main weights where the checkpoint has them."""
-    fill(model, _weights(checkpoint), rt)
+    for model in models:
+        fill(model, _weights(checkpoint), rt)
 
 
 def load_optimizer(checkpoint: Checkpoint, adam: AdamW, rt: Runtime) -> None:

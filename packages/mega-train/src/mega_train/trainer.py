@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_model.build import build, fill, parameters
+from mega_model.build import chunks, fill, parameters
 from mega_model.init import initial_values
 from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
@@ -35,6 +35,9 @@ class Trainer:
     """One rank of a run: its share of the model, its gradients, its optimizer, its data.
 
     Attributes:
+        models: the pipeline stages it holds, in the order a micro-batch passes them; one, or with an
+            interleaved pipeline several.
+        held: their parameters, all together.
         iteration: optimizer steps done.
         consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
             depends on the seed, --split, --seq-length and on how often the whole run (--train-iters) goes
@@ -59,12 +62,14 @@ class Trainer:
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.dtype = torch.bfloat16 if plan.run.train.bf16 else torch.float32
         self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype)
-        self.model = build(plan.spec, self.rt)
+        self.models = chunks(self.rt, mesh)
         if checkpoint is None:
-            fill(self.model, initial_values(self.rt.table.values(), plan.run.train.seed), self.rt)
+            values = initial_values(self.rt.table.values(), plan.run.train.seed)
+            for model in self.models:
+                fill(model, values, self.rt)
         else:
-            store.load(checkpoint, self.model, self.rt)
-        self.held = list(parameters(self.model, self.rt))
+            store.load(checkpoint, self.models, self.rt)
+        self.held = [pair for model in self.models for pair in parameters(model, self.rt)]
         shared = {row.tied_to for row in self.rt.table.values() if row.tied_to}
         self.gradients = Gradients(self.held, mesh, shared)
         for (_, weight), main in zip(self.held, self.gradients.of, strict=True):
@@ -224,7 +229,7 @@ class Trainer:
         batches = [self._tokens(samples, some) for some in numbers]
         schedule = one_forward_one_backward if train else forward_only
         table = schedule(mesh.pp.size, plan.accumulation, mesh.pp.rank)
-        work = MicroBatches(self.model, plan, mesh.tp, batches)
+        work = MicroBatches(self.models, plan, mesh.tp, batches)
         losses = run(table, work, mesh.pp, dtype=self.dtype, device=mesh.device)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size

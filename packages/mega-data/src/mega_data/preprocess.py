@@ -17,7 +17,7 @@ import numpy as np
 from mega_data.documents import Done, Encoder
 from mega_data.encoders import fastest
 from mega_data.parts import Parts, Place
-from mega_data.readers.blocks import Block, Fault
+from mega_data.readers.blocks import Block
 from mega_data.readers.inputs import Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS, blocks
 from mega_data.sentences import SAMPLE, splitter
@@ -188,7 +188,7 @@ def _write(
         for key, documents in enumerate(done.keys):
             parts.add(key, documents)
         for fault in done.faults:
-            parts.quarantine(_told(fault, path, first))
+            parts.quarantine(fault.told(path, first))
         parts.place = Place(
             input=done.input,
             position=done.end,
@@ -252,11 +252,6 @@ class _Stream:
             start = position if at == number else 0
             for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
                 yield at, block
-
-
-def _told(fault: Fault, path: Path, first: int) -> dict[str, object]:
-    reason = f"{fault.what}: found {fault.found}, wanted {fault.wanted}"
-    return {"file": str(path), "line": first + fault.row, "reason": reason, "row": fault.raw}
 
 
 def _check(options: Options, tokenizer: Tokenizer) -> None:

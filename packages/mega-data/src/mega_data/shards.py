@@ -1,40 +1,32 @@
-"""Shards: files of JSON lines, plain or compressed, read line by line and written whole."""
+"""Shards: files of documents, read line by line as JSON whatever their form, and written whole."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
-import lzma
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import orjson
 
+from mega_data.readers.blocks import Fault
+from mega_data.readers.inputs import STDIN, form_of, found
+from mega_data.readers.packed import opened, unpacked_name
+from mega_data.readers.tables import rows
 from mega_schema.commit import replacing
 from mega_schema.errors import ConfigError, FormatError
 
-ENDINGS = (".gz", ".zst", ".xz", ".bz2")
-TYPES = (".jsonl", ".json", ".txt", ".ndjson")
 
-
-def shards(inputs: Iterable[Path]) -> list[Path]:
-    """The files in the order of their names, folders opened: the same whatever the order they are given in.
+def shards(words: Iterable[str | Path]) -> list[Path]:
+    """The files that the words name, see `readers.inputs.found`, in the order of their outputs' names.
 
     Raises:
-        ConfigError: two files have one name, and could not both be written; or there is no file.
+        ConfigError: two files have one output, or there is no file.
     """
-    found = set[Path]()
-    for path in inputs:
-        names = path.rglob("*") if path.is_dir() else [path]
-        found.update(name for name in names if path.is_file() or (name.is_file() and _typed(name)))
-    files = sorted(found, key=lambda path: (output_name(path), path))
-    if not files:
-        raise ConfigError("--input", "no files there", wanted=" or ".join(TYPES))
+    given = {one.path for one in found([str(word) for word in words])}
+    if any(str(path) == STDIN for path in given):
+        raise ConfigError("--input", "stdin is read once, and this command reads twice", hint="name a file")
+    files = sorted(given, key=lambda path: (output_name(path), path))
     for one, other in zip(files, files[1:], strict=False):
         if output_name(one) == output_name(other):
             raise ConfigError("--input", f"two files of one name: {one} and {other}", hint="rename one")
@@ -42,131 +34,146 @@ def shards(inputs: Iterable[Path]) -> list[Path]:
 
 
 def output_name(path: Path) -> str:
-    """The name of what is written from a file: without the ending of its compression."""
-    return path.stem if path.suffix in ENDINGS else path.name
-
-
-def _typed(path: Path) -> bool:
-    return Path(output_name(path)).suffix in TYPES and not path.name.startswith(".")
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed by the ending of its name.
-
-    Raises:
-        FormatError: the compression is damaged.
-    """
-    damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-    if path.suffix == ".zst":
-        damage = (*damage, _zstandard(path).ZstdError)
-    try:
-        with _open(path) as file:
-            yield file
-    except damage as error:
-        raise FormatError(path, "damaged", found=error, hint="copy it again") from None
-    except OSError as error:
-        if error.filename is None and error.errno is None:  # bz2's way to say the same
-            raise FormatError(path, "damaged", found=error, hint="copy it again") from None
-        raise
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(path)  # type: ignore[return-value]
-    if path.suffix == ".xz":
-        return lzma.open(path)
-    if path.suffix == ".bz2":
-        return bz2.open(path)
-    if path.suffix == ".zst":
-        return io.BufferedReader(_Frames(path), 1 << 20)
-    return path.open("rb", buffering=1 << 20)
-
-
-class _Frames(io.RawIOBase):
-    """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
-
-    def __init__(self, path: Path) -> None:
-        self._raw = path.open("rb")
-        self._frames = _zstandard(path).ZstdDecompressor()
-        self._frame: Any = None
-        self._text = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not len(self._text) and (packed := self._raw.read(1 << 17)):
-            self._text = memoryview(self._unpacked(packed))
-        if not len(self._text) and self._frame is not None:
-            raise EOFError("the last frame ends early")
-        size = min(len(buffer), len(self._text))
-        buffer[:size], self._text = self._text[:size], self._text[size:]
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-    def _unpacked(self, packed: bytes) -> bytes:
-        text = list[bytes]()
-        while packed:
-            frame = self._frame or self._frames.decompressobj()
-            text.append(frame.decompress(packed))
-            packed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        return b"".join(text)
-
-
-def _zstandard(path: Path) -> Any:
-    try:
-        return import_module("zstandard")
-    except ImportError:
-        hint = 'pip install "mega-data[zst]"'
-        raise ConfigError(path, "needs zstandard, which is not installed", hint=hint) from None
+    """The name of what is written from a file: JSON lines, not compressed."""
+    return f"{path.stem}.jsonl" if form_of(path) == "table" else unpacked_name(path)
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a shard, each with its line break where it has one."""
-    with opened(path) as file:
-        yield from file
+    """The lines of a shard, each with its line break where it has one; a row of a table as JSON.
+
+    Raises:
+        ConfigError: a library that the form needs is not installed.
+        FormatError: the file is damaged.
+    """
+    if form_of(path) == "table":
+        for row in rows(path):
+            yield orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    else:
+        with opened(path) as file:
+            yield from file
 
 
-def document(line: bytes, path: Path, number: int, key: str) -> dict[str, Any]:
-    """The object on a line, with a text under `key`.
+def _plain(value: Any) -> str:
+    """A value of a table that JSON has no form for: bytes as text, any other as Python prints it."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+Faults = Callable[[int, FormatError, bytes], object]
+"""What is done with a line that is no document, given its number from 1 and what is wrong with it."""
+
+
+def refuse(number: int, error: FormatError, line: bytes) -> None:
+    """End the run at the first of them."""
+    raise error
+
+
+def pass_over(number: int, error: FormatError, line: bytes) -> None:
+    """Leave it out: whoever read the shard before has dealt with it."""
+
+
+class Quarantine:
+    """The lines of a shard that are no documents, kept as `preprocess` keeps them.
+
+    The file is made where there are any, and gets its name when the block ends well.
+
+    Attributes:
+        count: of those lines.
+    """
+
+    def __init__(self, path: Path, shard: Path) -> None:
+        self.path, self.shard, self.count = path, shard, 0
+        self._stack = ExitStack()
+        self._out: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.path.unlink(missing_ok=True)  # of a task that ended before it was noted
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        self._stack.__exit__(*ended)
+
+    def __call__(self, number: int, error: FormatError, line: bytes) -> None:
+        self._out = self._out or self._stack.enter_context(writing(self.path))
+        row = line.decode("utf-8", "replace").rstrip("\r\n")
+        fault = Fault(0, error.what, str(error.found), str(error.wanted), row)
+        self._out.write(orjson.dumps(fault.told(self.shard, number)) + b"\n")
+        self.count += 1
+
+    def places(self) -> set[int]:
+        """The numbers of those lines, from 0, as an earlier task wrote them."""
+        if not self.path.exists():
+            return set()
+        with self.path.open("rb") as file:
+            return {orjson.loads(line)["line"] - 1 for line in file}
+
+
+def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
+    """The object on a line, with a text under `key` and, where that is named, an id under `id_key`.
 
     Raises:
         FormatError: it is something else; the message begins with file and line.
     """
-    where, hint = f"{path}:{number}", "mend or delete the line"
+    where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
     try:
-        found = orjson.loads(line)
+        values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         at = f"{error.msg} at column {error.colno}"
         raise FormatError(
             where, "not JSON", found=at, wanted="one object a line, in UTF-8", hint=hint
         ) from None
-    if not isinstance(found, dict):
-        raise FormatError(where, "not a JSON object", found=type(found).__name__, hint=hint)
-    if not isinstance(found.get(key), str):
-        keys = ", ".join(list(found)[:8]) or "no keys"
-        raise FormatError(
-            where, f"no text under {key!r}", found=keys, wanted="a string there (see --json-key)"
-        )
-    return found
+    if not isinstance(values, dict):
+        found, wanted = type(values).__name__, f"an object with {key!r}"
+        raise FormatError(where, "not a JSON object", found=found, wanted=wanted, hint=hint)
+    keys = ", ".join(list(values)[:8]) or "no keys"
+    if not isinstance(values.get(key), str):
+        wanted = "a string there (see --json-key)"
+        raise FormatError(where, f"no text under {key!r}", found=keys, wanted=wanted, hint=hint)
+    if id_key and not isinstance(values.get(id_key), str | int):
+        wanted = "a string or a number there (see --id-key)"
+        raise FormatError(where, f"no id under {id_key!r}", found=keys, wanted=wanted, hint=hint)
+    return values
 
 
-def batches(path: Path, key: str, characters: int) -> Iterator[list[str]]:
-    """The texts of a shard, one per line, in lists of about so many characters. A blank line is empty."""
-    texts, size = list[str](), 0
+def documents(
+    path: Path, key: str, faults: Faults, id_key: str = ""
+) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """The documents of a shard: the number of the line from 1, the line, the object on it."""
     for number, line in enumerate(lines(path), 1):
-        text = document(line, path, number, key)[key] if line.strip() else ""
-        texts.append(text)
-        size += len(text) + 1
+        if (values := _document(line, path, number, key, id_key, faults)) is not None:
+            yield number, line, values
+
+
+def batches(
+    path: Path, key: str, characters: int, faults: Faults, id_key: str = ""
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Texts and ids, one per line of a shard, in lists of about so many characters.
+
+    A line that is blank or no document has an empty text; without an `id_key` there are no ids.
+    """
+    texts, ids, size = list[str](), list[str](), 0
+    for number, line in enumerate(lines(path), 1):
+        values = _document(line, path, number, key, id_key, faults) or {key: "", id_key: ""}
+        texts.append(values[key])
+        if id_key:
+            ids.append(str(values[id_key]))
+        size += len(texts[-1]) + 1
         if size >= characters:
-            yield texts
-            texts, size = [], 0
+            yield texts, ids
+            texts, ids, size = [], [], 0
     if texts:
-        yield texts
+        yield texts, ids
+
+
+def _document(
+    line: bytes, path: Path, number: int, key: str, id_key: str, faults: Faults
+) -> dict[str, Any] | None:
+    """The object on a line; None for a blank one, and for one that is no document."""
+    try:
+        return document(line, path, number, key, id_key)
+    except FormatError as error:
+        if line.strip():
+            faults(number, error, line)
+        return None
 
 
 def identity(files: Sequence[Path]) -> list[list[str | int]]:

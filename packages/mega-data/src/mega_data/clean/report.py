@@ -20,13 +20,16 @@ _LANGUAGES = 12  # shown; the others are one row
 _WIDTH, _HEIGHT, _FOOT = 640, 150, 34
 
 
-def page(title: str, steps: Sequence[Mapping[str, Any]]) -> str:
+def page(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> str:
     """The report as HTML.
 
     Args:
         steps: as `Cleaning.report` gives them.
+        skipped: lines that were no documents.
     """
     body = [f"<h1>{escape(title)}</h1>", _overview(steps)]
+    if skipped:
+        body.append(f"<p>{skipped:,} lines are no documents and lie in quarantine/.</p>")
     for number, step in enumerate(steps, 1):
         body.append(f"<h2>{number}. {escape(step['step'])}</h2>")
         body.append(_reasons(step))

@@ -23,11 +23,12 @@ from mega_data.clean.rows import Row, Work
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import Deduplication
-from mega_data.shards import document, identity, lines, output_name, writing
+from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, writing
 from mega_data.steps import Result, Stage, plan, results
 from mega_schema.errors import ConfigError
 
 DROPPED = "dropped"
+QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Pass:
 
     Attributes:
         dropped: folder of the documents that go, with the reason under "dropped"; None keeps them nowhere.
+        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        id_key: where documents must have an id; "" asks for none.
     """
 
     work: Path
@@ -44,6 +47,8 @@ class Pass:
     steps: tuple[Named, ...]
     key: str
     dropped: Path | None
+    quarantine: Path | None
+    id_key: str
 
     def stages(self) -> list[Stage]:
         counted = any(isinstance(named.step, Decontaminate) for named in self.steps)
@@ -54,14 +59,10 @@ class Pass:
         """How often a shard has the n-grams of each decontamination."""
         steps = [named.step for named in self.steps if isinstance(named.step, Decontaminate)]
         counts = []
+        faults = pass_over if self.quarantine else refuse
         for step in steps:
-            path = self.inputs[shard]
-            texts = (
-                document(line, path, number, self.key)[self.key]
-                for number, line in enumerate(lines(path), 1)
-                if line.strip()
-            )
-            counts.append(step.count(texts))
+            read = documents(self.inputs[shard], self.key, faults, self.id_key)
+            counts.append(step.count(values[self.key] for _, _, values in read))
         return {"counts": counts}
 
     def run(self, shard: int) -> Result:
@@ -74,15 +75,17 @@ class Pass:
             gone: IO[bytes] | None = None
             if self.dropped is not None:
                 gone = stack.enter_context(writing(self.dropped / output_name(path)))
-            for number, line in enumerate(lines(path), 1):
-                if not line.strip():
-                    continue
-                row = Row(document(line, path, number, self.key), self.key, shard, number)
+            wrong: Quarantine | None = None
+            if self.quarantine is not None:
+                wrong = stack.enter_context(Quarantine(self.quarantine / output_name(path), path))
+            for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
+                row = Row(values, self.key, shard, number)
                 for left in _through(row, works, tallies, _record(gone)):
                     # a document that no step changed keeps its bytes
                     kept = line if left is row else orjson.dumps(left.values)
                     out.write(kept.rstrip(b"\r\n") + b"\n")
-        return {"steps": [tally.to_dict() for tally in tallies]}
+        skipped = wrong.count if wrong else 0
+        return {"steps": [tally.to_dict() for tally in tallies], "skipped": skipped}
 
     def _counted(self) -> list[Named]:
         """The steps, decontaminations with the corpus's counts."""
@@ -130,7 +133,13 @@ def _through(row: Row, works: Sequence[Work], tallies: Sequence[Tally], record: 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """One run: all passes of a list of steps."""
+    """One run: all passes of a list of steps.
+
+    Attributes:
+        keep_dropped: write the documents that go to `output`/dropped.
+        skip: write the lines that are no documents to `output`/quarantine; else the first ends the run.
+        id_key: where documents have an id; "" is nowhere.
+    """
 
     inputs: tuple[Path, ...]
     output: Path
@@ -138,6 +147,8 @@ class Cleaning:
     steps: tuple[Named, ...]
     key: str = "text"
     keep_dropped: bool = False
+    skip: bool = False
+    id_key: str = ""
 
     def begin(self) -> None:
         """Make the work folder, or go on in one of the same run.
@@ -152,7 +163,8 @@ class Cleaning:
                 named.step.start()  # sees whether libraries and files are there
         steps = [[named.name, asdict(named.step)] for named in self.steps]
         wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), "key": self.key}
-        plan(self.work, {**wanted, "steps": steps, "keep_dropped": self.keep_dropped})
+        options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
+        plan(self.work, {**wanted, "steps": steps, **options})
 
     def passes(self) -> list[Pass | Deduplication]:
         """What is to be run, one after the other, each in its own folder `work`."""
@@ -169,15 +181,23 @@ class Cleaning:
             work = self.work / name
             output = self.output if number == len(groups) - 1 else work / "out"
             dropped = self.output / DROPPED / name if self.keep_dropped else None
+            quarantine = self.output / QUARANTINE / name if self.skip else None
             if _alone(group):
                 step = group[0].step
                 how = _preset(step)
                 key = step.key or self.key
-                made.append(Deduplication(inputs, output, work, how, key, dropped=dropped))
+                one = Deduplication(inputs, output, work, how, key)
+                made.append(replace(one, dropped=dropped, quarantine=quarantine, id_key=self.id_key))
             else:
-                made.append(Pass(work, inputs, output, tuple(group), self.key, dropped))
+                steps = tuple(group)
+                made.append(Pass(work, inputs, output, steps, self.key, dropped, quarantine, self.id_key))
             inputs = tuple(output / output_name(path) for path in self.inputs)
         return made
+
+    def skipped(self) -> int:
+        """Lines that are no documents, over all shards."""
+        passes = self.passes()
+        return sum(int(shard["skipped"]) for one in passes for shard in results(one.stages()[-1], one.work))
 
     def report(self) -> list[dict[str, Any]]:
         """The counts of each step over all shards."""

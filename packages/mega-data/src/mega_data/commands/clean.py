@@ -13,13 +13,14 @@ from mega_data.commands.common import (
     FOLDER,
     WORKERS,
     Spreading,
-    inputs_option,
+    documents_options,
     run_stages,
+    tell_skipped,
 )
 
 
 @click.command(cls=Spreading)
-@inputs_option("JSON lines, plain or .gz .zst .xz .bz2; files and folders.")
+@documents_options
 @click.option("--output", type=FOLDER, required=True, help="Folder of what is left, and of a report.")
 @click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
 @click.option(
@@ -28,18 +29,19 @@ from mega_data.commands.common import (
     multiple=True,
     help="A step, after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
 )
-@click.option("--json-key", default="text", help="Key of the text.")
 @click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
 @click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
 @click.option("--only", help="plan, PASS/STAGE or PASS/STAGE:TASK to do.")
 def clean(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
+    json_key: str,
+    id_key: str,
+    on_error: str,
     output: Path,
     config: Path | None,
     flags: tuple[str, ...],
-    json_key: str,
     keep_dropped: bool,
     work: Path | None,
     workers: int,
@@ -64,7 +66,11 @@ def clean(
 
     steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
     folder = work or output / ".work"
-    job = Cleaning(tuple(shards(inputs)), output, folder, steps, json_key, keep_dropped)
+    skip = on_error == "skip"
+    files = tuple(shards(inputs))
+    job = Cleaning(
+        files, output, folder, steps, json_key, keep_dropped=keep_dropped, skip=skip, id_key=id_key
+    )
     job.begin()
     wanted, _, stage = (only or "").partition("/")
     passes = {one.work.name: one for one in job.passes()}
@@ -77,9 +83,10 @@ def clean(
         run_stages(one.stages(), one.work, executor=executor, workers=workers, only=here, told=f"{name}: ")
     if only:
         return
-    report = job.report()
-    write(output / "report.json", json.dumps({"steps": report}, indent=1, ensure_ascii=False))
-    write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report))
+    report, skipped = job.report(), job.skipped()
+    told = {"skipped": skipped, "steps": report}
+    write(output / "report.json", json.dumps(told, indent=1, ensure_ascii=False))
+    write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
     if not work:
         shutil.rmtree(folder)
     for step in report:
@@ -87,3 +94,4 @@ def clean(
         for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
+    tell_skipped(skipped, output / "quarantine")

@@ -19,6 +19,7 @@ ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
 SECONDS_A_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
+ON_ERROR = click.Choice(["fail", "skip"])
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -28,6 +29,26 @@ def inputs_option(what: str) -> Callable[[Command], Command]:
     """`--input` of the commands whose tasks are files."""
     here = click.Path(exists=True, path_type=Path)
     return click.option("--input", "inputs", type=here, multiple=True, required=True, help=what)
+
+
+def documents_options(command: Command) -> Command:
+    """The flags of the commands that read a corpus of JSON lines or tables and write JSON lines."""
+    what = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets."
+    options = (
+        click.option("--input", "inputs", multiple=True, required=True, help=what),
+        click.option("--json-key", default="text", help="Key of the text."),
+        click.option("--id-key", default="", help="Key of an id that each document has, told in dropped/."),
+        click.option("--on-error", type=ON_ERROR, default="fail", help="At a line that is no document."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def tell_skipped(count: int, folder: Path) -> None:
+    """Say how many lines are in the quarantine, where there are any."""
+    if count:
+        click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
 
 
 def run_stages(

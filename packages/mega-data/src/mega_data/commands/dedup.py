@@ -12,13 +12,14 @@ from mega_data.commands.common import (
     FOLDER,
     WORKERS,
     Spreading,
-    inputs_option,
+    documents_options,
     run_stages,
+    tell_skipped,
 )
 
 
 @click.command(cls=Spreading)
-@inputs_option("JSON lines, plain or .gz .zst .xz .bz2; files and folders.")
+@documents_options
 @click.option("--output", type=FOLDER, required=True, help="Folder of the kept lines, a file per shard.")
 @click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
 @click.option("--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove")
@@ -27,19 +28,20 @@ from mega_data.commands.common import (
     type=click.FloatRange(0, 1),
     help="Check each pair, and take it from this similarity on.  [default: megatron 0.7, datatrove no check]",
 )
-@click.option("--json-key", default="text", help="Key of the text.")
 @click.option("--keep-dropped", is_flag=True, help="Write the lines that go to OUTPUT/dropped.")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort pairs in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
 @click.option("--only", help="plan, STAGE or STAGE:TASK to do.")
 def dedup(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
+    json_key: str,
+    id_key: str,
+    on_error: str,
     output: Path,
     work: Path | None,
     preset: str,
     jaccard: float | None,
-    json_key: str,
     keep_dropped: bool,
     memory: int,
     workers: int,
@@ -68,7 +70,18 @@ def dedup(
         how = replace(how, jaccard=jaccard)
     folder = work or output / ".work"
     dropped = output / "dropped" if keep_dropped else None
-    job = Deduplication(tuple(shards(inputs)), output, folder, how, json_key, memory << 20, dropped)
+    quarantine = output / "quarantine" if on_error == "skip" else None
+    job = Deduplication(
+        tuple(shards(inputs)),
+        output,
+        folder,
+        how,
+        key=json_key,
+        memory=memory << 20,
+        dropped=dropped,
+        quarantine=quarantine,
+        id_key=id_key,
+    )
     job.begin()
     found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
     if found is None:
@@ -80,3 +93,4 @@ def dedup(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
     )
+    tell_skipped(counts["skipped"], output / "quarantine")

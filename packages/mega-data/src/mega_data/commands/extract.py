@@ -11,7 +11,7 @@ from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading, in
 
 @click.command(cls=Spreading)
 @inputs_option(
-    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2; files and folders."
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files and folders."
 )
 @click.option(
     "--output", type=ANY_PATH, required=True, help="Folder of a file per input, or one .jsonl file."

@@ -24,15 +24,27 @@ import orjson
 from numpy.typing import NDArray
 
 from mega_data.dedup.groups import join, root, roots
+from mega_data.dedup.ids import id_of, writing_ids
 from mega_data.dedup.pairs import pairs
 from mega_data.dedup.presets import Preset
 from mega_data.dedup.shingles import Shingles, digests
 from mega_data.dedup.signatures import band_keys, signatures
 from mega_data.dedup.similar import SetReader, write_sets
-from mega_data.shards import batches, identity, lines, output_name, writing
+from mega_data.shards import (
+    Faults,
+    Quarantine,
+    batches,
+    identity,
+    lines,
+    output_name,
+    pass_over,
+    refuse,
+    writing,
+)
 from mega_data.steps import Result, Stage, plan, results
 
 BATCH_CHARACTERS = 1 << 17  # arrays of this length stay in a core's cache
+MEMORY = 256 << 20  # bytes
 _PAIR_BLOCK = 1 << 16
 
 
@@ -46,6 +58,8 @@ class Deduplication:
         work: folder of what the stages leave each other; may be removed when all are done.
         memory: bytes the sorting of pairs may take.
         dropped: folder of the documents that go, with what they are like; None keeps them nowhere.
+        quarantine: folder of the lines that are no documents; None ends the run at the first.
+        id_key: where documents have an id, by which `dropped` names them; "" names them by file and line.
     """
 
     inputs: tuple[Path, ...]
@@ -53,8 +67,10 @@ class Deduplication:
     work: Path
     preset: Preset
     key: str = "text"
-    memory: int = 256 << 20
+    memory: int = MEMORY
     dropped: Path | None = None
+    quarantine: Path | None = None
+    id_key: str = ""
 
     def begin(self) -> None:
         """Make the work folder, or go on in one of the same run.
@@ -62,9 +78,10 @@ class Deduplication:
         Raises:
             ConfigError: it holds another run.
         """
-        options = {"preset": asdict(self.preset), "key": self.key, "dropped": str(self.dropped)}
-        wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), **options}
-        plan(self.work, wanted)
+        options = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
+        folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
+        skip = {"quarantine": str(self.quarantine)}
+        plan(self.work, {"inputs": identity(self.inputs), **folders, **options, **skip})
 
     def stages(self) -> list[Stage]:
         """The stages, each to be done whole before the next begins."""
@@ -83,9 +100,14 @@ class Deduplication:
         shingles = Shingles(self.preset)
         columns = 2 if exact else self.preset.bands
         files = [self._keys(column, shard) for column in range(columns)]
-        with _all(files) as outs:
-            for texts in batches(self.inputs[shard], self.key, BATCH_CHARACTERS):
+        with _all(files) as outs, ExitStack() as stack:
+            wrong = stack.enter_context(self._wrong(shard)) if self.quarantine else None
+            named = self.dropped is not None and self.id_key
+            ids = stack.enter_context(writing_ids(self.work / "ids", shard)) if named else None
+            for texts, names in self._batches(shard, wrong or refuse):
                 count += len(texts)
+                if ids:
+                    ids(names)
                 if exact:
                     found = digests(texts)
                 else:
@@ -116,7 +138,7 @@ class Deduplication:
 
         def chosen() -> Iterator[tuple[Any, NDArray[np.bool_]]]:
             nonlocal at
-            for texts in batches(self.inputs[shard], self.key, BATCH_CHARACTERS):
+            for texts, _ in self._batches(shard, pass_over):
                 flags = wanted[at : at + len(texts)]
                 at += len(texts)
                 kept = [text if flag else "" for text, flag in zip(texts, flags, strict=True)]
@@ -153,11 +175,12 @@ class Deduplication:
         above = (
             np.memmap(self._roots(), "<u8", "r")[mine] if mine.stop > mine.start else np.empty(0, np.uint64)
         )
-        counts = {"documents": 0, "bytes": 0, "kept": 0, "kept_bytes": 0}
+        wrong = self._wrong(shard).places() if self.quarantine else set()
+        counts = {"documents": 0, "bytes": 0, "kept": 0, "kept_bytes": 0, "skipped": len(wrong)}
         folders = [self.output] if self.dropped is None else [self.output, self.dropped]
         with _all([folder / output_name(source) for folder in folders]) as outs:
             for place, line in enumerate(lines(source)):
-                if not line.strip():
+                if place in wrong or not line.strip():
                     continue
                 counts["documents"] += 1
                 counts["bytes"] += len(line)
@@ -166,9 +189,17 @@ class Deduplication:
                     counts["kept_bytes"] += len(line)
                     outs[0].write(line if line.endswith(b"\n") else line + b"\n")
                 elif self.dropped is not None:
-                    like = self._place(int(above[place]), firsts)
+                    like = self._name(int(above[place]), firsts)
                     outs[1].write(orjson.dumps({**orjson.loads(line), "dropped": f"like {like}"}) + b"\n")
         return counts
+
+    def _wrong(self, shard: int) -> Quarantine:
+        source = self.inputs[shard]
+        assert self.quarantine is not None
+        return Quarantine(self.quarantine / output_name(source), source)
+
+    def _batches(self, shard: int, faults: Faults) -> Iterator[tuple[list[str], list[str]]]:
+        return batches(self.inputs[shard], self.key, BATCH_CHARACTERS, faults, self.id_key)
 
     def _join_similar(self, parents: NDArray[np.uint64], firsts: list[int]) -> None:
         """Join the pairs whose sets are similar enough; one that is joined already need not be looked at."""
@@ -202,9 +233,13 @@ class Deduplication:
         counted = results(self.stages()[0], self.work)
         return [0, *accumulate(found["lines"] for found in counted)]
 
-    def _place(self, document: int, firsts: list[int]) -> str:
+    def _name(self, document: int, firsts: list[int]) -> str:
+        """A document's id, or where it is."""
         shard = int(np.searchsorted(firsts, document, "right")) - 1
-        return f"{self.inputs[shard].name}:{document - firsts[shard] + 1}"
+        place = document - firsts[shard]
+        if self.id_key:
+            return id_of(self.work / "ids", shard, place)
+        return f"{self.inputs[shard].name}:{place + 1}"
 
     def _keys(self, band: int, shard: int) -> Path:
         return self.work / "keys" / f"{band:03d}" / f"{shard:05d}"

@@ -13,7 +13,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 
 from mega_data.extract.pages import LONGEST_PAGE, LeftOut, Page
 from mega_data.extract.wikitext import Wikitext
-from mega_data.shards import opened
+from mega_data.readers.packed import opened
 from mega_schema.errors import FormatError
 
 _BLOCK = 1 << 16  # bytes given to the parser at a time

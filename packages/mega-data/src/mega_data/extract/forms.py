@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mega_data.shards import ENDINGS, opened
+from mega_data.readers.packed import opened, unpacked_name
 from mega_schema.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def sources(inputs: Iterable[Path]) -> list[Path]:
 
 
 def _of_a_form(path: Path) -> bool:
-    name = path.stem if path.suffix in ENDINGS else path.name
-    ending = Path(name).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
+    ending = Path(unpacked_name(path)).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
     return ending in _NAMES and not path.name.startswith(".") and path.is_file()
 
 
@@ -44,12 +43,14 @@ def form_of(path: Path) -> str:
     Raises:
         FormatError: it begins like none.
     """
+    if ".warc" in path.suffixes:
+        return "wet" if ".wet" in path.suffixes else "warc"
     try:
         with opened(path) as file:
             head = file.read(_HEAD)
     except FormatError:  # a damaged one may still have whole records
         head = b""
-    if head.startswith(b"WARC/") or ".warc" in path.suffixes:
+    if head.startswith(b"WARC/"):
         return "wet" if ".wet" in path.suffixes else "warc"
     text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace").casefold()
     if "<mediawiki" in text:

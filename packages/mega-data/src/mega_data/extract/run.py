@@ -12,7 +12,8 @@ import orjson
 
 from mega_data.extract.forms import pages
 from mega_data.extract.pages import Page
-from mega_data.shards import ENDINGS, identity, writing
+from mega_data.readers.packed import unpacked_name
+from mega_data.shards import identity, writing
 from mega_data.steps import Result, Stage, plan
 from mega_schema.errors import ConfigError
 
@@ -46,7 +47,7 @@ class Extraction:
         if not self.one_file:
             found = dict[str, Path]()
             for path in self.inputs:
-                other = found.setdefault(_name(path), path)
+                other = found.setdefault(unpacked_name(path), path)
                 if other != path:
                     hint = "name one output file: --output all.jsonl"
                     raise ConfigError("--input", f"two files of one name: {other} and {path}", hint=hint)
@@ -92,8 +93,4 @@ class Extraction:
         """Where the pages of an input go."""
         if self.one_file:
             return self.work / "parts" / f"{shard:05d}.jsonl"
-        return self.output / f"{_name(self.inputs[shard])}.jsonl"
-
-
-def _name(path: Path) -> str:
-    return path.stem if path.suffix in ENDINGS else path.name
+        return self.output / f"{unpacked_name(self.inputs[shard])}.jsonl"

@@ -13,7 +13,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
 from mega_data.extract.pages import LONGEST_PAGE, LeftOut, Page
-from mega_data.shards import opened
+from mega_data.readers.packed import opened
 from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")

@@ -36,6 +36,11 @@ class Fault:
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
 
+    def told(self, path: Path, first: int) -> dict[str, object]:
+        """As a line of a quarantine file has it."""
+        reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
+        return {"file": str(path), "line": first + self.row, "reason": reason, "row": self.raw}
+
 
 @dataclass(slots=True)
 class Rows:

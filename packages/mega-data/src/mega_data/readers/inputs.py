@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.packed import PACKED, unpacked_name
 from mega_schema.errors import ConfigError
 
-PACKED = (".gz", ".zst", ".xz", ".bz2")
 STDIN = "-"
 FORMS = ("jsonl", "text", "table")
 _FORM_OF = MappingProxyType(
@@ -93,4 +93,4 @@ def _paths(word: str) -> Iterable[Path]:
 
 
 def _ending(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+    return Path(unpacked_name(path)).suffix

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
 from mega_data.readers.blocks import Block, Lines, PlainText
 from mega_data.readers.inputs import Input
-from mega_schema.errors import ConfigError, FormatError
+from mega_data.readers.packed import counted
+from mega_schema.errors import FormatError
 
 BLOCK_BYTES = 1 << 20
 UNITS = ("file", "paragraph", "line")
@@ -75,7 +72,7 @@ def _pieces(
 ) -> Iterator[tuple[int, bytes]]:
     """Bytes of about `size` that stop after `ending`, each with the position of its end."""
     held = b""
-    while more := _read(file, size, path):
+    while more := file.read(size):
         held += more
         if whole:
             if len(held) >= LONGEST_TEXT:
@@ -92,17 +89,6 @@ def _pieces(
         yield at + len(held), held
 
 
-def _read(file: IO[bytes], size: int, path: Path) -> bytes:
-    try:
-        return file.read(size)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise _damaged(path, error) from None
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _damaged(path, error) from None  # bz2's way to say it
-
-
 def _skip(file: IO[bytes], size: int) -> None:
     while size > 0 and (passed := len(file.read(min(size, BLOCK_BYTES)))):
         size -= passed
@@ -114,69 +100,8 @@ def _opened(given: Input) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     if given.stdin:
         yield sys.stdin.buffer, lambda: 0
         return
-    with given.path.open("rb", buffering=1 << 20) as raw:
-        if given.packing == ".zst":
-            yield cast("IO[bytes]", _Zst(raw, given.path)), raw.tell
-        elif given.packing == ".gz":
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield cast("IO[bytes]", file), raw.tell
-        elif given.packing == ".xz":
-            with lzma.LZMAFile(raw) as packed:
-                yield cast("IO[bytes]", packed), raw.tell
-        elif given.packing == ".bz2":
-            with bz2.BZ2File(raw) as older:
-                yield cast("IO[bytes]", older), raw.tell
-        else:
-            yield raw, raw.tell
-
-
-class _Zst:
-    """Zstandard frames; the library's own reader takes a file that was cut off for a whole one."""
-
-    def __init__(self, raw: IO[bytes], path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            hint = "pip install 'mega-data[zst]'"
-            what = "needs a library that is not installed"
-            raise ConfigError(path, what, wanted="zstandard", hint=hint) from None
-        self._frames, self._error = zstandard.ZstdDecompressor(), zstandard.ZstdError
-        self._raw, self._path, self._ready = raw, path, b""
-        self._frame: Any = None
-
-    def read(self, size: int) -> bytes:
-        parts, held = [self._ready], len(self._ready)
-        self._ready = b""
-        while held < size and (more := self._more()):
-            parts.append(more)
-            held += len(more)
-        whole = b"".join(parts)
-        self._ready = whole[size:]
-        return whole[:size]
-
-    def _more(self) -> bytes:
-        """Some more bytes of text, none at the end of the file."""
-        while packed := self._raw.read(1 << 17):
-            text = b""
-            while packed:
-                if self._frame is None:
-                    self._frame = self._frames.decompressobj()
-                try:
-                    text += self._frame.decompress(packed)
-                except self._error as error:
-                    raise _damaged(self._path, error) from None
-                packed = self._frame.unused_data if self._frame.eof else b""
-                if self._frame.eof:
-                    self._frame = None
-            if text:
-                return text
-        if self._frame is not None:
-            raise _damaged(self._path, EOFError("the file ends within a frame"))
-        return b""
-
-
-def _damaged(path: Path, error: Exception) -> FormatError:
-    return FormatError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")
+    with counted(given.path) as opened:
+        yield opened
 
 
 def _too_long(path: Path) -> FormatError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,8 @@ def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[
         ConfigError: pyarrow is not installed, or there is no such column.
         FormatError: the file is damaged.
     """
-    try:
-        pyarrow = import_module("pyarrow")
-    except ImportError:
-        hint = "pip install 'mega-data[parquet]'"
-        raise ConfigError(
-            path, "needs a library that is not installed", wanted="pyarrow", hint=hint
-        ) from None
     at, taken, total = 0, 0, path.stat().st_size
-    try:
-        rows, reading = _open(path, keys)
+    with _reading(path, keys) as (count, reading):
         for batch in reading:
             first, at = at, at + batch.num_rows
             if at <= start:
@@ -39,30 +32,56 @@ def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[
             for offset in range(0, batch.num_rows, step):
                 part = batch.slice(offset, step)
                 end = at - batch.num_rows + offset + part.num_rows
-                now = total * end // max(1, rows or end)
+                now = total * end // max(1, count or end)
                 yield Table(end, now - taken, _bytes(part))
                 taken = now
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Each row with all its columns, as Python's values.
+
+    Raises:
+        ConfigError, FormatError: as `batches`.
+    """
+    with _reading(path) as (_, reading):
+        for batch in reading:
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
+    """What `_open` gives; what is wrong with the file is told in one line."""
+    try:
+        pyarrow = import_module("pyarrow")
+    except ImportError:
+        hint = "pip install 'mega-data[parquet]'"
+        raise ConfigError(
+            path, "needs a library that is not installed", wanted="pyarrow", hint=hint
+        ) from None
+    try:
+        yield _open(path, keys)
     except (pyarrow.ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise FormatError(path, "damaged", found=str(error), hint="copy the file again") from None
 
 
-def _open(path: Path, keys: Sequence[str]) -> tuple[int, Iterator[Any]]:
-    """How many rows there are, 0 where that is not known, and the batches of the columns."""
+def _open(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
+    """How many rows there are, 0 where that is not known, and the batches of the columns, None for all."""
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
         file = import_module("pyarrow.parquet").ParquetFile(path)
-        _check_columns(path, file.schema_arrow.names, keys)
-        return file.metadata.num_rows, file.iter_batches(_ROWS, columns=list(keys))
+        columns = _columns(path, file.schema_arrow.names, keys)
+        return file.metadata.num_rows, file.iter_batches(_ROWS, columns=columns)
     stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-    _check_columns(path, stream.schema.names, keys)
-    return 0, (batch.select(list(keys)) for batch in stream)
+    columns = _columns(path, stream.schema.names, keys)
+    return 0, (batch.select(columns) for batch in stream)
 
 
-def _check_columns(path: Path, names: Sequence[str], keys: Sequence[str]) -> None:
-    if lacking := [key for key in keys if key not in names]:
+def _columns(path: Path, names: Sequence[str], keys: Sequence[str] | None) -> list[str]:
+    if lacking := [key for key in keys or () if key not in names]:
         raise ConfigError(path, f"no column {lacking[0]!r}", found=", ".join(names), hint="see --json-keys")
+    return list(names if keys is None else keys)
 
 
 def _bytes(batch: Any) -> bytes:

@@ -1,0 +1,40 @@
+"""The ids of a shard's documents on disk: found by a document's place, without reading the shard again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from mega_data.shards import writing
+
+
+@contextmanager
+def writing_ids(folder: Path, shard: int) -> Iterator[Callable[[Sequence[str]], None]]:
+    """What to call with the ids of the documents that come next; the files get their names at the end."""
+    end = 0
+    with writing(folder / f"{shard:05d}.text") as text, writing(folder / f"{shard:05d}.ends") as ends:
+
+        def add(ids: Sequence[str]) -> None:
+            nonlocal end
+            parts = [one.encode("utf-8", "surrogatepass") for one in ids]
+            text.write(b"".join(parts))
+            stops = end + np.cumsum([len(part) for part in parts], dtype=np.int64)
+            ends.write(stops.astype("<u8").tobytes())
+            end = int(stops[-1])
+
+        yield add
+
+
+def id_of(folder: Path, shard: int, place: int) -> str:
+    """The id of the document at a place, from 0."""
+    with (folder / f"{shard:05d}.ends").open("rb") as ends:
+        ends.seek(8 * place)
+        end = int.from_bytes(ends.read(8), "little")
+        ends.seek(max(0, 8 * place - 8))
+        start = int.from_bytes(ends.read(8), "little") if place else 0
+    with (folder / f"{shard:05d}.text").open("rb") as text:
+        text.seek(start)
+        return text.read(end - start).decode("utf-8", "surrogatepass")

@@ -93,6 +93,19 @@ class Train:
     bf16: bool = option(
         "--bf16", False, "weights and activations in bfloat16, main weights and gradients in float32"
     )
+    fp16: bool = option("--fp16", False, "the same in float16, with the loss scaled")
+    loss_scale: float | None = option("--loss-scale", None, "a scale that stays; it moves if not given")
+    initial_loss_scale: float = option("--initial-loss-scale", 2.0**32, "the scale to begin with")
+    min_loss_scale: float = option("--min-loss-scale", 1.0, "the scale falls no lower")
+    loss_scale_window: int = option(
+        "--loss-scale-window", 1000, "steps without an overflow after which the scale doubles"
+    )
+    hysteresis: int = option("--hysteresis", 2, "overflows before the scale halves")
+    on_non_finite: Literal["stop", "skip"] = option(
+        "--on-non-finite",
+        "stop",
+        "after a loss or gradient that is no number; float16 gradients that overflow are skipped always",
+    )
     device: Literal["auto", "cpu", "cuda"] = option(
         "--device", "auto", "where to compute; auto takes CUDA when there is one"
     )

@@ -52,7 +52,7 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--auto-detect-ckpt-format": _SELF_TOLD,
         "--use-dist-ckpt": _SELF_TOLD,
         "--log-throughput": "every line of the log has tokens/s",
-        "--check-for-nan-in-loss-and-grad": "a gradient that is not finite always ends the run",
+        "--check-for-nan-in-loss-and-grad": "always checked; --on-non-finite says what follows",
         "--tensorboard-": "the numbers lie in events.jsonl, under --save",
         "--wandb-": "the numbers lie in events.jsonl, under --save",
         "--attention-dropout": "no dropout is computed, as with 0",
@@ -89,7 +89,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 # what a run would need and cannot have, with the nearest there is
 ABSENT: Mapping[str, str] = MappingProxyType(
     {
-        "--fp16": "--bf16, or neither for float32",
         "--use-distributed-optimizer": "leave it out; each data-parallel rank holds all optimizer state",
         "--overlap-grad-reduce": "leave it out",
         "--overlap-param-gather": "leave it out",

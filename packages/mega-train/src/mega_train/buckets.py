@@ -1,0 +1,91 @@
+"""How gradients are laid end to end in buckets, and which stretch of each a replica owns. Integers alone.
+
+The backward pass goes from the last parameter to the first, so buckets are filled in that order: the first one is
+complete, and on its way to the other replicas, while the rest of the backward pass still runs
+(arXiv:2006.15704 §3.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from mega_schema.params import Param
+
+ALIGNMENT = 64  # elements; a GPU reads a weight that begins at a multiple of 128 bytes at full speed
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A flat buffer that several parameters share.
+
+    Attributes:
+        begins: of each parameter in it, its number and its first element, in the order of the backward pass.
+        length: elements, with padding; every replica's share of it begins aligned.
+    """
+
+    begins: tuple[tuple[int, int], ...]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank owns of a parameter's gradient, main weight and moments: a stretch of its local tensor,
+    flattened. Empty where other replicas own it all."""
+
+    row: Param
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+def cut(
+    sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int] = ()
+) -> tuple[Bucket, ...]:
+    """Deal parameters to buckets.
+
+    Args:
+        sizes: elements of every parameter, in the order of the forward pass.
+        most: a bucket is closed once it has this many elements (Megatron's --ddp-bucket-size).
+        alone: numbers of the parameters that have a bucket to themselves: two ranks that hold the same one among
+            different others then cut it alike.
+    """
+    buckets: list[Bucket] = []
+    begins: list[tuple[int, int]] = []
+    length = 0
+
+    def close() -> None:
+        nonlocal length
+        if begins:
+            buckets.append(Bucket(tuple(begins), _up(length, ALIGNMENT * replicas)))
+        begins.clear()
+        length = 0
+
+    for number in reversed(range(len(sizes))):
+        if number in alone:
+            close()
+        begins.append((number, length))
+        length = _up(length + sizes[number], ALIGNMENT)
+        if length >= most or number in alone:
+            close()
+    close()
+    return tuple(buckets)
+
+
+def share(length: int, rank: int, replicas: int) -> tuple[int, int]:
+    """The stretch of a bucket that a replica owns."""
+    each = length // replicas
+    return rank * each, (rank + 1) * each
+
+
+def owned(begin: int, size: int, first: int, past: int) -> tuple[int, int]:
+    """The stretch of a parameter at `begin` that lies within `first` up to `past` of its bucket."""
+    here, end = max(begin, first), min(begin + size, past)
+    return (here - begin, end - begin) if here < end else (0, 0)
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,0 +1,95 @@
+"""The arithmetic of a run: the weights' dtype, and the scale that keeps float16 gradients above zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mega_train.config import Train
+
+
+def weights_dtype(train: Train) -> torch.dtype:
+    """Of weights and activations; main weights and gradients are float32 always."""
+    return torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
+
+
+@dataclass(slots=True)
+class LossScale:
+    """What the loss is multiplied by before the backward pass (arXiv:1710.03740 §3.2), in Megatron's way.
+
+    A gradient that overflows halves the scale once `hysteresis` of them have come; from then on each one does,
+    until `window` steps without one have doubled it.
+
+    Attributes:
+        value: the scale; 1 where none is needed.
+        window: steps without an overflow after which it grows; 0 for a scale that never changes.
+        good: steps since the last overflow or growth.
+        patience: overflows that are still let pass; it goes on falling below zero.
+    """
+
+    value: float = 1.0
+    least: float = 1.0
+    window: int = 0
+    hysteresis: int = 2
+    good: int = 0
+    patience: int = 2
+
+    @classmethod
+    def of(cls, train: Train) -> LossScale:
+        """The scale a run begins with."""
+        if not train.fp16:
+            return cls()
+        if train.loss_scale is not None:
+            return cls(train.loss_scale)
+        return cls(
+            train.initial_loss_scale,
+            train.min_loss_scale,
+            train.loss_scale_window,
+            train.hysteresis,
+            patience=train.hysteresis,
+        )
+
+    def update(self, *, overflow: bool) -> None:
+        """After a step."""
+        if not self.window:
+            return
+        if overflow:
+            self.good = 0
+            self.patience -= 1
+            if self.patience <= 0:
+                self.value = max(self.value * 0.5, self.least)
+            return
+        self.good += 1
+        if self.good == self.window:
+            self.good, self.patience = 0, self.hysteresis
+            self.value *= 2
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs."""
+        return {"value": self.value, "good": self.good, "patience": self.patience}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of a run; a scale that never changes stays as it is."""
+        if self.window:
+            self.value = float(state["value"])
+            self.good, self.patience = int(state["good"]), int(state["patience"])
+
+
+def scaled(loss: Tensor, scale: float) -> Tensor:
+    """The loss, with a gradient that is `scale` times as large."""
+    return loss if scale == 1 else _Scaled.apply(loss, scale)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale  # type: ignore[attr-defined]
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.scale, None  # type: ignore[attr-defined]

@@ -107,6 +107,8 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
             "loss",
             "rate",
             "gradient_norm",
+            "skipped",
+            "loss_scale",
             "step_seconds",
             "tokens_per_second",
             "seconds",

@@ -26,6 +26,8 @@ NOW = Progress(
     loss=2.5,
     rate=3e-4,
     gradient_norm=1.25,
+    skipped=0,
+    loss_scale=1.0,
     step_seconds=0.5,
     tokens_per_second=12345.6,
     seconds=10.0,
@@ -143,6 +145,9 @@ def _shown(*, terminal: bool) -> str:
             screen.step(iteration)
         screen.progress(NOW)
         screen.progress(replace(NOW, iteration=60, step_seconds=100.0))
+        if not terminal:
+            screen.progress(replace(NOW, iteration=80, skipped=3, loss_scale=65536.0))
+            screen.progress(replace(NOW, iteration=100, skipped=20, loss=None, gradient_norm=None))
     return out.getvalue()
 
 
@@ -151,6 +156,9 @@ def test_plain_lines_appear_where_there_is_no_terminal() -> None:
         "[red] a headline\n"
         "iteration 20/100 | loss 2.5000 | lr 3.00e-04 | grad norm 1.25 | 12,346 tokens/s | 0:40 left\n"
         "iteration 60/100 | loss 2.5000 | lr 3.00e-04 | grad norm 1.25 | 12,346 tokens/s | 1:06:40 left\n"
+        "iteration 80/100 | loss 2.5000 (3 skipped) | lr 3.00e-04 | grad norm 1.25 | loss scale 65536 | "
+        "12,346 tokens/s | 0:10 left\n"
+        "iteration 100/100 | no update (20 skipped) | lr 3.00e-04 | 12,346 tokens/s | 0:00 left\n"
     )
 
 

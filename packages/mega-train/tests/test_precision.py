@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
 
+from mega_schema.errors import ConfigError
 from mega_train.config import Train
 from mega_train.precision import LossScale, scaled, weights_dtype
+from mega_train.resolve import Plan
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"fp16": True, "bf16": True}, "--fp16: excludes --bf16: found both, wanted one of them"),
+        ({"loss_scale": 8.0}, "--loss-scale: only float16 needs one: wanted --fp16; hint: leave it out"),
+        ({"fp16": True, "loss_scale": 0.0}, "--loss-scale: not a scale: found 0.0, wanted a number above 0"),
+        ({"fp16": True, "initial_loss_scale": 0.0}, "--initial-loss-scale: not a scale: found 0.0"),
+        (
+            {"fp16": True, "initial_loss_scale": 2.0, "min_loss_scale": 4.0},
+            "--min-loss-scale: is above --initial-loss-scale: found 4.0, wanted at most 2",
+        ),
+        ({"fp16": True, "loss_scale_window": 0}, "--loss-scale-window: not a count: found 0"),
+        ({"fp16": True, "hysteresis": 0}, "--hysteresis: not a count: found 0, wanted 1 or more"),
+    ],
+)
+def test_an_arithmetic_that_cannot_be_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(**{f"train__{name}": value for name, value in values.items()})
+    assert str(caught.value).startswith(line)
 
 
 def test_the_scale_moves_as_megatrons_does(oracle: Callable[[str], Any]) -> None:

@@ -31,7 +31,7 @@ def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = Non
 
 
 def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
-    return [trainer.step(trainer.plan.rate.at(trainer.consumed)) for _ in range(count)]
+    return [trainer.step(trainer.rate) for _ in range(count)]
 
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -150,23 +150,87 @@ def test_documents_kept_apart_are_another_computation(planned: Planned, open_cor
     assert len(set(norms.values())) == 4
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_it_changes_anything(
+def _spoil(run: Trainer, value: float) -> None:
+    with torch.no_grad():
+        next(iter(run.held))[1][0, 0] = value
+
+
+def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
     run = _trainer(planned, open_corpus)
     _steps(run, 2)
-    with torch.no_grad():
-        next(iter(run.held))[1][0, 0] = float("nan")
+    _spoil(run, float("nan"))
     before = _weights(run)
     with pytest.raises(MegaError) as caught:
         _steps(run, 1)
-    line = (
-        "iteration 3: the gradient's norm is not finite: found nan, wanted a number (the loss was nan); hint"
+    assert str(caught.value).startswith(
+        "iteration 3: loss or gradient is not finite: found loss nan, gradient norm nan, first in "
+        "final_norm.bias, wanted numbers; hint: a lower --lr"
     )
-    assert str(caught.value).startswith(line)
     assert run.iteration == 2
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
+
+
+def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
+    run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__warmup_iterations=5)
+    _steps(run, 2)
+    kept, rate = next(iter(run.held))[1][0, 0].item(), run.rate
+    _spoil(run, float("nan"))
+    before = _weights(run)
+    ((loss, norm),) = _steps(run, 1)
+    assert np.isnan([loss, norm]).all()
+    assert (run.iteration, run.consumed, run.skipped, run.adam.steps) == (3, 12, 4, 2)
+    assert run.rate == rate > 0, "the learning rate's course stands still, as Megatron's"
+    for name, weight in _weights(run).items():
+        assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
+    _spoil(run, kept)
+    assert np.isfinite(_steps(run, 1)).all()
+    assert (run.iteration, run.skipped, run.adam.steps) == (4, 4, 3)
+    assert run.rate > rate
+
+
+def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_bitwise(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {
+        "train__fp16": True,
+        "train__loss_scale_window": 20,
+        "train__iterations": 90,
+        "batch__global_samples": 8,
+        "batch__length": 16,
+        "optimizer__lr": 0.02,
+        "optimizer__warmup_iterations": 5,
+        "checkpoint__save": str(tmp_path),
+    }
+    run = _trainer(planned, open_corpus, **values)
+    before = _steps(run, 70)
+    skipped = sum(not np.isfinite(norm) for _, norm in before)
+    assert 5 < skipped < 25, "a scale of 2^32 overflows at first"
+    assert np.isfinite([loss for loss, _ in before]).all()
+    assert (run.iteration, run.consumed, run.skipped) == (70, 560, 8 * skipped)
+    assert run.adam.steps == 70 - skipped
+    assert 1 < run.scale.value < 2.0**32
+    assert {weight.dtype for _, weight in run.held} == {torch.float16}
+    assert before[-1][0] < before[0][0] / 2
+    run.save()
+    after = _steps(run, 20)
+    again = _trainer(planned, open_corpus, tmp_path, **values)
+    assert (again.skipped, again.rate) == (8 * skipped, again.plan.rate.at(560 - 8 * skipped))
+    np.testing.assert_array_equal(_steps(again, 20), after)
+    assert again.scale == run.scale
+    for name, weight in _weights(run).items():
+        assert torch.equal(_weights(again)[name], weight), name
+
+
+def test_a_loss_scale_changes_no_gradient(planned: Planned, open_corpus: IndexedDataset) -> None:
+    one, other = (
+        _trainer(planned, open_corpus, train__fp16=True, train__loss_scale=s) for s in (1024.0, 4096.0)
+    )
+    first = one.step(0.0)
+    assert first == pytest.approx(other.step(0.0), rel=1e-3)
+    assert first == pytest.approx(_trainer(planned, open_corpus).step(0.0), rel=1e-2)
 
 
 def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus: IndexedDataset) -> None:

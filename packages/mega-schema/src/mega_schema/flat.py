@@ -1,8 +1,8 @@
 """A tensor laid out as one row of numbers, and the boxes that a stretch of that row is.
 
-What is cut over replicas (ZeRO, arXiv:1910.02054) is cut in equal stretches of flat buffers, which begin and end
-in the middle of a tensor's rows. A checkpoint knows boxes only: a stretch is a ragged first row, whole rows and
-a ragged last row, and so on inwards for tensors of more dimensions.
+What is cut over replicas (ZeRO, arXiv:1910.02054) is cut in equal stretches of flat buffers, which begin and
+end in the middle of a tensor's rows. A checkpoint knows boxes only: a stretch is a ragged first row, whole
+rows and a ragged last row, and so on inwards for tensors of more dimensions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How gradients are laid end to end in buckets, and which stretch of each a replica owns. Integers alone.
 
-The backward pass goes from the last parameter to the first, so buckets are filled in that order: the first one is
-complete, and on its way to the other replicas, while the rest of the backward pass still runs
-(arXiv:2006.15704 §3.2.2).
+The backward pass goes from the last parameter to the first, so buckets are filled in that order: the first
+is complete, and on its way to the other replicas, while the rest of the pass runs (arXiv:2006.15704 §3.2).
 """
 
 from __future__ import annotations
@@ -42,16 +41,14 @@ class Piece:
         return self.end - self.begin
 
 
-def cut(
-    sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int] = ()
-) -> tuple[Bucket, ...]:
+def cut(sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int] = ()) -> tuple[Bucket, ...]:
     """Deal parameters to buckets.
 
     Args:
         sizes: elements of every parameter, in the order of the forward pass.
         most: a bucket is closed once it has this many elements (Megatron's --ddp-bucket-size).
-        alone: numbers of the parameters that have a bucket to themselves: two ranks that hold the same one among
-            different others then cut it alike.
+        alone: numbers of the parameters that have a bucket to themselves: two ranks that hold the same one
+            among different others then cut it alike.
     """
     buckets: list[Bucket] = []
     begins: list[tuple[int, int]] = []

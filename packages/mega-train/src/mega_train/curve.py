@@ -32,7 +32,9 @@ def draw(runs: Sequence[Path], output: Path) -> None:
             raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
         colour = None  # the next of the cycle for the run's first line, and then that one
         for kind, style, name in (("train", "-", "training"), ("validation", "o", "validation")):
-            points = [(e["iteration"], e["loss"]) for e in events if e["event"] == kind]
+            points = [
+                (e["iteration"], e["loss"]) for e in events if e["event"] == kind and e["loss"] is not None
+            ]
             if points:
                 label = f"{run.name}: {name}"
                 line, *_ = axes.plot(

@@ -39,14 +39,18 @@ class Gradients:
     def zero(self) -> None:
         self.flat.zero_()
 
-    def reduce(self) -> None:
+    def reduce(self, scale: float = 1.0) -> None:
         """Make them the whole batch's: mean over dp, then sums over tp and pp where ranks share work.
 
         In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in
         the buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
+
+        Args:
+            scale: what the loss was multiplied by; they are divided by it.
         """
-        if self.mesh.dp.size > 1:
-            self.mesh.dp.reduce(self.flat).div_(self.mesh.dp.size)
+        self.mesh.dp.reduce(self.flat)
+        if (parts := self.mesh.dp.size * scale) != 1:
+            self.flat.div_(parts)
         if self.mesh.tp.sequence:
             # outside the tensor-parallel regions a rank saw its own tokens only
             whole = [g for row, g in zip(self.rows, self.of, strict=True) if row.split is None]
@@ -60,6 +64,13 @@ class Gradients:
         owned = [g for row, g in zip(self.rows, self.of, strict=True) if owns(row, self.mesh.tp)]
         square = torch.stack([g.square().sum() for g in owned]).sum() if owned else self.flat.new_zeros(())
         return float(self.mesh.pp.reduce(self.mesh.tp.reduce(square)).sqrt())
+
+    def first_non_finite(self) -> str:
+        """The parameter whose gradient was the first to be not finite, in the order of the backward pass."""
+        for row, gradient in zip(reversed(self.rows), reversed(self.of), strict=True):
+            if not gradient.isfinite().all():
+                return row.name
+        return "no parameter"
 
     def clip(self, norm: float, most: float) -> None:
         """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""

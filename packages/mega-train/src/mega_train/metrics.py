@@ -24,9 +24,12 @@ class Progress:
     """Where a run stands after an optimizer step.
 
     Attributes:
-        loss: mean over the steps since the last line, in nats per token.
+        loss: mean over the steps since the last line, in nats per token; None where all were skipped.
         rate: learning rate of the step just done.
-        gradient_norm: before clipping.
+        gradient_norm: of the last of them, before clipping.
+        skipped: how many of them updated nothing, since loss or gradient were not finite. They are not in the
+            two numbers above.
+        loss_scale: what the loss is multiplied by in the next step.
         step_seconds: mean over the steps since the last line.
         tokens_per_second: likewise, all ranks together.
         seconds: since this process began to train.
@@ -35,9 +38,11 @@ class Progress:
     iteration: int
     iterations: int
     consumed_samples: int
-    loss: float
+    loss: float | None
     rate: float
-    gradient_norm: float
+    gradient_norm: float | None
+    skipped: int
+    loss_scale: float
     step_seconds: float
     tokens_per_second: float
     seconds: float

@@ -21,8 +21,8 @@ def weights_dtype(train: Train) -> torch.dtype:
 class LossScale:
     """What the loss is multiplied by before the backward pass (arXiv:1710.03740 §3.2), in Megatron's way.
 
-    A gradient that overflows halves the scale once `hysteresis` of them have come; from then on each one does,
-    until `window` steps without one have doubled it.
+    A gradient that overflows halves the scale once `hysteresis` of them have come; from then on each one
+    does, until `window` steps without one have doubled it.
 
     Attributes:
         value: the scale; 1 where none is needed.
@@ -69,12 +69,12 @@ class LossScale:
             self.value *= 2
 
     def state(self) -> dict[str, float]:
-        """What a resumed run needs."""
-        return {"value": self.value, "good": self.good, "patience": self.patience}
+        """What a resumed run needs: of a scale that never changes, nothing."""
+        return {"value": self.value, "good": self.good, "patience": self.patience} if self.window else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a run; a scale that never changes stays as it is."""
-        if self.window:
+        """Take up the state of a run, where both have a scale that moves."""
+        if self.window and state:
             self.value = float(state["value"])
             self.good, self.patience = int(state["good"]), int(state["patience"])
 

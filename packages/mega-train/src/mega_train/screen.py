@@ -58,13 +58,20 @@ class Terminal:
         pace = f"{now.tokens_per_second:,.0f} tokens/s"
         left = f"{_clock(now.seconds_left)} left"
         if self._live:
-            self._bar.update(self._task, line=f"loss {now.loss:.4f}  {pace}  {left}")
+            self._bar.update(self._task, line=f"{_loss(now)}  {pace}  {left}")
         else:
-            numbers = f"loss {now.loss:.4f} | lr {now.rate:.2e} | grad norm {now.gradient_norm:.2f}"
+            norm = "" if now.gradient_norm is None else f" | grad norm {now.gradient_norm:.2f}"
+            scale = "" if now.loss_scale == 1 else f" | loss scale {now.loss_scale:g}"
+            numbers = f"{_loss(now)} | lr {now.rate:.2e}{norm}{scale}"
             self.say(f"iteration {now.iteration}/{now.iterations} | {numbers} | {pace} | {left}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _loss(now: Progress) -> str:
+    loss = "no update" if now.loss is None else f"loss {now.loss:.4f}"
+    return f"{loss} ({now.skipped} skipped)" if now.skipped else loss
 
 
 def _clock(seconds: float) -> str:

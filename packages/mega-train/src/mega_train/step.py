@@ -12,6 +12,7 @@ from mega_model.attend import Packed, documents
 from mega_model.loss import IGNORED, token_loss
 from mega_model.mesh import Axis
 from mega_model.stage import Decoder
+from mega_train.precision import scaled
 from mega_train.resolve import Plan
 
 
@@ -23,14 +24,20 @@ class MicroBatches:
     """
 
     def __init__(
-        self, models: Sequence[Decoder], plan: Plan, tp: Axis, batches: Sequence[np.ndarray]
+        self,
+        models: Sequence[Decoder],
+        plan: Plan,
+        tp: Axis,
+        batches: Sequence[np.ndarray],
+        scale: float,
     ) -> None:
         """
         Args:
             models: the stages this rank holds, by chunk.
             batches: per micro-batch (samples, length + 1) token ids.
+            scale: how many times too large gradients are to be.
         """
-        self.models, self.plan, self.tp, self.batches = models, plan, tp, batches
+        self.models, self.plan, self.tp, self.batches, self.scale = models, plan, tp, batches, scale
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -53,7 +60,7 @@ class MicroBatches:
             target_T = target_T.masked_fill(token_BS.flatten() == self.plan.eod, IGNORED)
         loss_T = token_loss(out, target_T, vocab=self.plan.spec.vocab, tp=self.tp)
         counted = (target_T != IGNORED).sum().clamp(min=1)
-        return loss_T.sum() / counted / len(self.batches)
+        return scaled(loss_T.sum() / counted / len(self.batches), self.scale)
 
     def _places(self, token_BS: Tensor) -> tuple[Tensor, Packed]:
         data, (rows, length) = self.plan.run.data, token_BS.shape

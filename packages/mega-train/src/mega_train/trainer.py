@@ -26,6 +26,7 @@ from mega_train.grads import Gradients
 from mega_train.metrics import Progress, Record, Screen
 from mega_train.optim import AdamW
 from mega_train.pipeline import run
+from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
 from mega_train.schedule import forward_only, one_forward_one_backward
 from mega_train.step import MicroBatches
@@ -42,6 +43,8 @@ class Trainer:
         consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
             depends on the seed, --split, --seq-length and on how often the whole run (--train-iters) goes
             through the corpus, as in Megatron.
+        skipped: those of them whose step was skipped; the learning rate's course does not count them.
+        scale: what the loss is multiplied by.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 
@@ -60,7 +63,7 @@ class Trainer:
             tokenizer: folder of the tokenizer that goes with every checkpoint.
         """
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
-        self.dtype = torch.bfloat16 if plan.run.train.bf16 else torch.float32
+        self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
         self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype)
         self.models = chunks(self.rt, mesh)
         if checkpoint is None:
@@ -69,7 +72,9 @@ class Trainer:
                 fill(model, values, self.rt)
         else:
             store.load(checkpoint, self.models, self.rt)
-        self.held = [pair for model in self.models for pair in parameters(model, self.rt)]
+        order = {name: place for place, name in enumerate(self.rt.table)}  # of the forward pass
+        held = (pair for model in self.models for pair in parameters(model, self.rt))
+        self.held = sorted(held, key=lambda pair: order[pair[0].name])
         shared = {row.tied_to for row in self.rt.table.values() if row.tied_to}
         self.gradients = Gradients(self.held, mesh, shared)
         for (_, weight), main in zip(self.held, self.gradients.of, strict=True):
@@ -78,12 +83,14 @@ class Trainer:
         self.adam = AdamW(
             self.held, self.gradients.of, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay
         )
-        self.iteration = self.consumed = 0
+        self.iteration = self.consumed = self.skipped = 0
         self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             store.load_optimizer(checkpoint, self.adam, self.rt)
             self.iteration = checkpoint.iteration
             self.consumed = int(checkpoint.trainer["consumed_samples"])
+            self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
+            self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
                 self.saved_at = self.iteration
         self.train, self.valid = self._data(corpus)
@@ -116,32 +123,34 @@ class Trainer:
         exit_interval = intervals.train.exit_interval
         if self.iteration >= self.plan.iterations:
             screen.say(f"nothing is left to train: --train-iters is {self.plan.iterations}")
-        losses: list[float] = []
+        since: list[tuple[float, float]] = []  # loss and norm of the steps since the last line
         spent = 0.0  # in steps alone: validations and checkpoints are not the model's pace
         while self.iteration < self.plan.iterations:
-            rate, started = self.plan.rate.at(self.consumed), clock()
-            loss, norm = self.step(rate)
+            rate, started = self.rate, clock()
+            since.append(self.step(rate))
             spent += clock() - started
-            losses.append(loss)
             screen.step(self.iteration)
             last = self.iteration == self.plan.iterations
             leaving = last or bool(exit_interval and self.iteration % exit_interval == 0)
             if leaving or self.iteration % intervals.log.interval == 0:
-                each = spent / len(losses)
+                each = spent / len(since)
+                updates = [both for both in since if math.isfinite(both[1])]
                 now = Progress(
                     iteration=self.iteration,
                     iterations=self.plan.iterations,
                     consumed_samples=self.consumed,
-                    loss=sum(losses) / len(losses),
+                    loss=sum(loss for loss, _ in updates) / len(updates) if updates else None,
                     rate=rate,
-                    gradient_norm=norm,
+                    gradient_norm=updates[-1][1] if updates else None,
+                    skipped=len(since) - len(updates),
+                    loss_scale=self.scale.value,
                     step_seconds=each,
                     tokens_per_second=self.plan.tokens_per_step / each,
                     seconds=clock() - began,
                 )
                 record.progress(now)
                 screen.progress(now)
-                losses, spent = [], 0.0
+                since, spent = [], 0.0
             if self.valid is not None and (last or self.iteration % intervals.evaluation.interval == 0):
                 self._report_validation(screen, record)
             if intervals.checkpoint.interval and self.iteration % intervals.checkpoint.interval == 0:
@@ -152,32 +161,51 @@ class Trainer:
             self.save()
 
     def step(self, rate: float) -> tuple[float, float]:
-        """One optimizer step.
+        """One optimizer step. Where loss or gradient are not finite on any rank, every rank skips the update.
 
         Returns:
-            the loss in nats per token, and the gradient's norm before clipping; the same on every rank.
+            the loss in nats per token, and the gradient's norm before clipping; the same on every rank. The
+            norm of a skipped step is not finite.
 
         Raises:
-            MegaError: the gradient is not finite. Nothing was updated.
+            MegaError: loss or gradient are not finite, and it is not for float16's scale to mend. Nothing was
+                updated.
         """
+        train = self.plan.run.train
         self.gradients.zero()
         mean = self._loss(self.train, self.consumed, train=True)
-        self.gradients.reduce()
+        self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
         norm, loss = self.gradients.norm(), float(mean)
-        if not math.isfinite(norm):
-            raise MegaError(
-                f"iteration {self.iteration + 1}",
-                "the gradient's norm is not finite",
-                found=norm,
-                wanted=f"a number (the loss was {loss:.4g})",
-                hint="a lower --lr, a longer --lr-warmup-iters, or --load the checkpoint before",
-            )
-        self.gradients.clip(norm, self.plan.run.optimizer.clip)
-        self.adam.step(rate)
+        if not math.isfinite(loss):
+            norm = math.nan
+        overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: the scale mends it
+        if not math.isfinite(norm) and not overflow and train.on_non_finite == "stop":
+            raise self._not_finite(loss, norm)
+        self.scale.update(overflow=not math.isfinite(norm))
+        if math.isfinite(norm):
+            self.gradients.clip(norm, self.plan.run.optimizer.clip)
+            self.adam.step(rate)
+        else:
+            self.skipped += self.plan.global_samples
         self.iteration += 1
         self.consumed += self.plan.global_samples
         return loss, norm
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.plan.rate.at(self.consumed - self.skipped)
+
+    def _not_finite(self, loss: float, norm: float) -> MegaError:
+        return MegaError(
+            f"iteration {self.iteration + 1}",
+            "loss or gradient is not finite",
+            found=f"loss {loss:.4g}, gradient norm {norm:.4g}, first in {self.gradients.first_non_finite()}",
+            wanted="numbers",
+            hint="a lower --lr, a longer --lr-warmup-iters, --load the checkpoint before, "
+            "or --on-non-finite skip",
+        )
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -208,9 +236,11 @@ class Trainer:
             state={
                 "iteration": self.iteration,
                 "consumed_samples": self.consumed,
+                "skipped_samples": self.skipped,
+                "loss_scale": self.scale.state(),
                 "optimizer_steps": self.adam.steps,
                 "seed": self.plan.run.train.seed,
-                "learning_rate": self.plan.rate.at(self.consumed),
+                "learning_rate": self.rate,
             },
             tokenizer=self.tokenizer,
         )
@@ -229,7 +259,7 @@ class Trainer:
         batches = [self._tokens(samples, some) for some in numbers]
         schedule = one_forward_one_backward if train else forward_only
         table = schedule(mesh.pp.size, plan.accumulation, mesh.pp.rank)
-        work = MicroBatches(self.models, plan, mesh.tp, batches)
+        work = MicroBatches(self.models, plan, mesh.tp, batches, self.scale.value)
         losses = run(table, work, mesh.pp, dtype=self.dtype, device=mesh.device)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size

@@ -1,0 +1,168 @@
+"""Runs of Megatron whose speed was published, with the layout of each as far as it was told.
+
+2021: README of April 2021 and arXiv:2104.04473 table 1 (float16, every layer recomputed, scores in memory).
+2022: arXiv:2205.05198 tables 3 and 5 (float16, sequence parallelism and selective recomputation, or full).
+2024: README of Megatron core 0.8 (bfloat16, fused attention, transfers of all axes overlapped). Neither the
+micro-batch nor the chunks of its rows were told: both are the fastest that fit, by the planner itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt
+from mega_train.planning.cut import Cut
+from mega_train.planning.job import BF16, FP16_GRADIENTS, Job, Software
+
+MEGATRON_2021 = Software(attention="scores", regathers=False)
+MEGATRON_2022 = Software(attention="scores", overlaps_tp="backward")
+MEGATRON_2024 = Software(overlaps_tp="both", overlaps_pp=True, overlaps_dp=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published number.
+
+    Attributes:
+        utilisation: share of the peak; with recomputed work counted where `counted` says so.
+        told: whether micro-batch and chunks were published.
+        fitted: whether a constant of the planner was fitted to it: every third run of a table.
+    """
+
+    table: str
+    name: str
+    hardware: str
+    job: Job
+    utilisation: float
+    counted: str = "mfu"
+    told: bool = True
+    fitted: bool = False
+
+
+def model(layers: int, hidden: int, heads: int, vocab: int = 51200, context: int = 2048) -> ModelSpec:
+    return gpt(layers=layers, hidden=hidden, heads=heads, vocab=vocab, context=context)
+
+
+def _weak_2021() -> list[Row]:
+    # name, hidden, layers, heads, tp, pp, dp, batch, micro, chunks, TFLOP/s
+    lines = (
+        ("1.7B", 2304, 24, 24, 1, 1, 32, 512, 16, 1, 137),
+        ("3.6B", 3072, 30, 32, 2, 1, 32, 512, 16, 1, 138),
+        ("7.5B", 4096, 36, 32, 4, 1, 32, 512, 16, 1, 142),
+        ("18.4B", 6144, 40, 48, 8, 1, 32, 1024, 8, 1, 135),
+        ("39.1B", 8192, 48, 64, 8, 2, 32, 1536, 4, 1, 138),
+        ("76.1B", 10240, 60, 80, 8, 4, 32, 1792, 2, 3, 140),
+        ("145.6B", 12288, 80, 96, 8, 8, 24, 2304, 2, 2, 148),
+        ("310.1B", 16384, 96, 128, 8, 16, 15, 2160, 1, 2, 155),
+        ("529.6B", 20480, 105, 128, 8, 35, 9, 2520, 1, 3, 163),
+        ("1008B", 25600, 128, 160, 8, 64, 6, 3072, 1, 1, 163),
+        ("GPT-3 175B", 12288, 96, 96, 8, 16, 8, 1536, 1, 1, 138),
+    )
+    return [
+        Row(
+            "2021",
+            name,
+            "a100",
+            Job(
+                cut=Cut.of(model(layers, hidden, heads), Layout(tp=tp, pp=pp, dp=dp, vp=vp)),
+                length=2048,
+                micro=micro,
+                global_samples=batch,
+                precision=FP16_GRADIENTS,
+                recompute="full",
+                software=MEGATRON_2021,
+            ),
+            tflops / 312,
+            "hfu",
+        )
+        for name, hidden, layers, heads, tp, pp, dp, batch, micro, vp, tflops in lines
+    ]
+
+
+def _recompute_2022() -> list[Row]:
+    # ..., batch, micro, MFU and HFU of sequence parallel + selective, seconds of full and of that
+    lines = (
+        ("22B", 6144, 48, 64, 1, 1, 1, 4, 4, 0.415, 0.437, 1.42, 1.10),
+        ("175B", 12288, 96, 96, 8, 1, 3, 64, 1, 0.514, 0.528, 18.13, 13.75),
+        ("530B", 20480, 105, 128, 35, 1, 3, 280, 1, 0.560, 0.570, 49.05, 37.83),
+        ("1T", 25600, 128, 160, 64, 1, 1, 512, 1, 0.563, 0.570, 94.42, 71.49),
+    )
+    rows = []
+    for name, hidden, layers, heads, pp, dp, vp, batch, micro, mfu, hfu, slow, fast in lines:
+        job = Job(
+            cut=Cut.of(model(layers, hidden, heads), Layout(tp=8, pp=pp, dp=dp, vp=vp)),
+            length=2048,
+            micro=micro,
+            global_samples=batch,
+            precision=FP16_GRADIENTS,
+            sequence=True,
+            recompute="selective",
+            software=MEGATRON_2022,
+        )
+        rows += [
+            Row("2022", f"{name}", "a100", job, mfu),
+            Row("2022", f"{name}", "a100", job, hfu, "hfu"),
+            Row("2022", f"{name} full", "a100", _full(job), mfu * fast / slow),
+        ]
+        if name == "530B":
+            layout = Layout(tp=8, pp=pp, dp=8, vp=vp)
+            wide = replace(job, cut=Cut.of(job.spec, layout), global_samples=8 * batch)
+            rows += [
+                Row("2022", "530B, 2240 GPUs", "a100", wide, 0.542),
+                Row("2022", "530B full, 2240 GPUs", "a100", _full(wide), 0.421),
+            ]
+    return rows
+
+
+def _full(job: Job) -> Job:
+    return replace(job, sequence=False, recompute="full")
+
+
+def _weak_2024() -> list[Row]:
+    # name, heads, hidden, layers, tp, pp, dp, batch, TFLOP/s
+    lines = (
+        ("1.7B", 16, 2048, 24, 1, 1, 48, 192, 408.8),
+        ("7.1B", 32, 4096, 30, 2, 1, 48, 192, 465.9),
+        ("16B", 48, 6144, 32, 4, 1, 48, 192, 489.1),
+        ("32B", 56, 7168, 48, 8, 1, 48, 192, 459.6),
+        ("70B", 64, 8192, 84, 8, 2, 48, 384, 419.7),
+        ("119B", 80, 10240, 92, 8, 4, 48, 768, 420.5),
+        ("177B", 96, 12288, 96, 8, 6, 48, 1152, 432.8),
+        ("314B", 128, 16384, 96, 8, 8, 48, 1536, 474.4),
+        ("462B", 144, 18432, 112, 8, 16, 48, 3072, 459.9),
+        ("177B, 96 GPUs", 96, 12288, 96, 8, 6, 2, 1152, 0.47 * 989),
+        ("177B, 4608 GPUs", 96, 12288, 96, 8, 6, 96, 1152, 0.42 * 989),
+    )
+    return [
+        Row(
+            "2024",
+            name,
+            "h100",
+            Job(
+                cut=Cut.of(
+                    model(layers, hidden, heads, vocab=131072, context=4096), Layout(tp=tp, pp=pp, dp=dp)
+                ),
+                length=4096,
+                micro=1,
+                global_samples=batch,
+                precision=BF16,
+                sequence=tp > 1,
+                zero=1,
+                software=MEGATRON_2024,
+            ),
+            tflops / 989,
+            told=False,
+        )
+        for name, heads, hidden, layers, tp, pp, dp, batch, tflops in lines
+    ]
+
+
+def _every_third(rows: list[Row]) -> list[Row]:
+    runs = list(dict.fromkeys(row.name for row in rows))
+    return [replace(row, fitted=runs.index(row.name) % 3 == 1) for row in rows]
+
+
+PUBLISHED = tuple(
+    row for table in (_weak_2021(), _recompute_2022(), _weak_2024()) for row in _every_third(table)
+)

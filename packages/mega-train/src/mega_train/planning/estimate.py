@@ -1,0 +1,166 @@
+"""A job on a machine: memory per rank, traffic per axis, FLOPs, and the time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mega_train.planning.flops import hardware_flops, model_flops
+from mega_train.planning.hardware import Hardware
+from mega_train.planning.job import Job, check
+from mega_train.planning.memory import Memory, fullest, memory
+from mega_train.planning.traffic import Traffic, data_parallel_bytes, stage_bytes, traffic
+from mega_train.planning.work import Pass, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Where a step's time goes, on the stage that all others wait for.
+
+    Attributes:
+        bubble: waiting for the pipeline to fill and to drain.
+        pp, dp: transfers that nothing hides.
+    """
+
+    gemm: float
+    attention: float
+    stream: float
+    tp: float
+    cp: float
+    pp: float
+    bubble: float
+    dp: float
+    optimizer: float
+
+    @property
+    def step(self) -> float:
+        return (
+            self.gemm
+            + self.attention
+            + self.stream
+            + self.tp
+            + self.cp
+            + self.pp
+            + self.bubble
+            + self.dp
+            + self.optimizer
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a job would need and how fast it would be."""
+
+    job: Job
+    hardware: Hardware
+    seconds: Seconds
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """Of a rank at every place of pp."""
+        return tuple(memory(self.job, place) for place in range(self.job.layout.pp))
+
+    @property
+    def fullest(self) -> Memory:
+        """Of the place of pp that holds most."""
+        return fullest(self.job)
+
+    @property
+    def fits(self) -> bool:
+        return self.fullest.total <= self.hardware.memory
+
+    @property
+    def traffic(self) -> Traffic:
+        return traffic(self.job)
+
+    @property
+    def mfu(self) -> float:
+        """Share of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
+        return model_flops(self.job) / self._possible
+
+    @property
+    def hfu(self) -> float:
+        """Share of the peak with recomputation counted as work."""
+        return hardware_flops(self.job) / self._possible
+
+    @property
+    def _possible(self) -> float:
+        return self.seconds.step * self.hardware.peak * self.job.layout.world
+
+
+def estimate(job: Job, hardware: Hardware) -> Estimate:
+    """
+    Raises:
+        ConfigError, LayoutError: the batch cannot be cut this way.
+    """
+    check(job)
+    cut, work = job.cut, Work.of(job, hardware)
+    crossing = _crossing(job, hardware)
+    kinds = {_kind(job, place): _passes(job, work, place) for place in cut.kinds}
+    slowest = max(kinds.values(), key=_seconds)
+    each = sum(_seconds(kinds[_kind(job, place)]) + crossing for place in range(job.layout.pp))
+    spent = (slowest[0] + slowest[1]) * job.micros
+    seconds = Seconds(
+        gemm=spent.gemm,
+        attention=spent.attention,
+        stream=spent.stream,
+        tp=spent.tp,
+        cp=spent.cp,
+        pp=crossing * job.micros,
+        bubble=(each - _seconds(slowest) - crossing) / job.layout.vp,
+        dp=_exposed(job, hardware, slowest),
+        optimizer=_optimizer(job, hardware),
+    )
+    return Estimate(job=job, hardware=hardware, seconds=seconds)
+
+
+def _kind(job: Job, place: int) -> tuple[int, bool, bool]:
+    stages = job.cut.stages[place]
+    return job.cut.depth[place], stages[0].first, stages[-1].last
+
+
+def _passes(job: Job, work: Work, place: int) -> tuple[Pass, Pass]:
+    """Forward and backward of one micro-batch on the rank at `place` of pp, all of its stages together."""
+    layers, first, last = _kind(job, place)
+    forward, back = work.layer * layers, work.layer_back * layers
+    if first:
+        forward, back = forward + work.embedding, back + work.embedding_back
+    if last:
+        forward, back = forward + work.head, back + work.head_back
+    return forward, back
+
+
+def _seconds(passes: tuple[Pass, Pass]) -> float:
+    return passes[0].seconds + passes[1].seconds
+
+
+def _crossing(job: Job, hardware: Hardware) -> float:
+    """Seconds of one micro-batch's transfers between stages, there and back, that nothing hides."""
+    layout = job.layout
+    if layout.pp == 1 or job.software.overlaps_pp:
+        return 0.0
+    sent = stage_bytes(job)
+    seconds = sent / hardware.reach(2, layout.world // layout.pp)
+    if job.software.sliced_p2p and not job.sequence and layout.tp > 1:
+        seconds += (layout.tp - 1) * sent / hardware.reach(layout.tp, 1)
+    return 2 * layout.vp * seconds
+
+
+def _exposed(job: Job, hardware: Hardware, slowest: tuple[Pass, Pass]) -> float:
+    """Seconds of the data-parallel transfers that nothing hides."""
+    reach = hardware.reach(job.replicas, job.layout.tp)
+    down, up = (n / reach for n in data_parallel_bytes(job))
+    if not job.software.overlaps_dp:
+        return down + up
+    forward, back = slowest
+    return max(0.0, down - back.seconds) + max(0.0, up - forward.seconds)
+
+
+def _optimizer(job: Job, hardware: Hardware) -> float:
+    """Seconds of clearing, measuring and clipping gradients and of AdamW: bytes of the fullest rank."""
+    held = max(job.cut.held)
+    share = job.replicas if job.zero else 1
+    adam = (
+        held / share * (16 + 12 + job.precision.weight)
+    )  # reads gradient, main, moments; writes all but the first
+    rest = held * 4 * job.precision.gradient  # cleared, measured, read and written to be clipped
+    return (adam + rest) / (hardware.stream * hardware.bandwidth)

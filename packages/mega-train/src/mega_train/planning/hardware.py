@@ -1,0 +1,94 @@
+"""The machines a plan is made for, as a handful of visible constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One kind of GPU in nodes of `node`, joined by a network with a port per GPU.
+
+    The first block is from data sheets, the second says how much of it software reaches.
+
+    Attributes:
+        peak: dense 16-bit FLOP/s of the tensor cores; utilisations are shares of this.
+        peak_float32: FLOP/s of a float32 matrix product as torch computes it by default, without TF32.
+        memory: bytes a run can have: the card's, less 4 GiB for the driver, NCCL and the allocator's gaps.
+        bandwidth: bytes/s of the GPU's own memory.
+        nvlink: bytes/s one GPU sends to the others of its node.
+        network: bytes/s one GPU sends to other nodes.
+        node: GPUs of a node.
+        gemm: share of `peak` that a matrix product reaches where moving its operands costs nothing. Fitted.
+        attention: share of `peak` that fused attention reaches.
+        stream: share of `bandwidth` that elementwise work reaches.
+        link: share of `nvlink` and `network` that collectives reach.
+    """
+
+    name: str
+    peak: float
+    peak_float32: float
+    memory: float
+    bandwidth: float
+    nvlink: float
+    network: float
+    node: int = 8
+
+    gemm: float
+    attention: float
+    stream: float = 0.80
+    link: float = 0.75
+
+    def reach(self, ranks: int, stride: int) -> float:
+        """Bytes/s at which each rank of a ring sends, where neighbours are `stride` ranks apart.
+
+        Inside a node that is NVLink. Past it every node that the ring passes adds its ports: with g of its
+        ranks in a node, rings are laid so that each uses another of the g ports.
+        """
+        together = max(1, min(ranks, self.node // stride))
+        if together == ranks:
+            return self.link * self.nvlink
+        return self.link * min(self.nvlink, together * self.network)
+
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "a100": Hardware(
+            name="A100 80GB SXM",
+            peak=312e12,
+            peak_float32=19.5e12,
+            memory=76 * GIB,
+            bandwidth=2.0e12,
+            nvlink=300e9,
+            network=25e9,  # 200 Gbit/s InfiniBand per GPU
+            gemm=0.80,
+            attention=0.55,  # arXiv:2307.08691 figures 4-6
+        ),
+        "h100": Hardware(
+            name="H100 80GB SXM",
+            peak=989e12,
+            peak_float32=67e12,
+            memory=76 * GIB,
+            bandwidth=3.35e12,
+            nvlink=450e9,
+            network=50e9,  # 400 Gbit/s InfiniBand per GPU
+            gemm=0.56,
+            attention=0.45,  # between FlashAttention 2 and 3, arXiv:2407.08608 figures 5-6
+        ),
+        "h200": Hardware(
+            name="H200 141GB SXM",
+            peak=989e12,
+            peak_float32=67e12,
+            memory=127 * GIB,
+            bandwidth=4.8e12,
+            nvlink=450e9,
+            network=50e9,
+            gemm=0.56,
+            attention=0.45,
+        ),
+    }
+)

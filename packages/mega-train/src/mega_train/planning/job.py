@@ -1,0 +1,167 @@
+"""What is planned: a model, how it is cut, and how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec
+from mega_train.planning.cut import Cut
+
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b"]  # 1f1b is interleaved where the layout has virtual stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes per parameter, by kind.
+
+    Attributes:
+        weight: what the model computes with, and the width of its activations.
+        gradient: the gradient that micro-batches are added up in.
+        state: the optimizer's: main weights where `weight` is not float32, both moments, and the float32 copy
+            of a 16-bit gradient. ZeRO shares these out first.
+    """
+
+    name: str
+    weight: int
+    gradient: int
+    state: int
+
+    def per_parameter(self, zero: int, ranks: int) -> float:
+        """Bytes per parameter on each of `ranks` data-parallel ranks (arXiv:1910.02054 §5).
+
+        Stage 1 shares out the optimizer's state, 2 the gradients too, 3 the weights too.
+        """
+        kinds = (self.state, self.gradient, self.weight)
+        return sum(n / ranks if zero > i else n for i, n in enumerate(kinds))
+
+
+FLOAT32 = Precision(name="fp32", weight=4, gradient=4, state=8)
+BF16 = Precision(name="bf16", weight=2, gradient=4, state=12)
+FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, state=16)  # Megatron's, with float16 gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the program that trains does, where programs differ.
+
+    Attributes:
+        attention: "flash" never holds the scores; "scores" does, with dropout on them.
+        regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
+        sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
+        gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
+        loss_traffic: bytes moved per logit for the cross-entropy, forward and backward.
+        overlaps_tp: which passes hide the tensor-parallel transfers behind matrix products.
+        overlaps_pp: transfers between stages are hidden behind other micro-batches' work.
+        overlaps_dp: data-parallel transfers are hidden behind the last backward and the first forward.
+    """
+
+    attention: Literal["flash", "scores"] = "flash"
+    regathers: bool = True
+    sliced_p2p: bool = True
+    gradient_traffic: int = 8
+    loss_traffic: int = 40
+    overlaps_tp: Literal["none", "backward", "both"] = "none"
+    overlaps_pp: bool = False
+    overlaps_dp: bool = False
+
+
+MEGA = Software()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One optimizer step of a model on a layout.
+
+    Attributes:
+        length: tokens of a sample.
+        micro: samples in one forward pass of one rank.
+        global_samples: samples per optimizer step.
+        sequence: sequence parallelism on the tp axis.
+        zero: what the data-parallel ranks share out, 0 to 3.
+        dropout: on the residual branches, and on scores that are in memory.
+    """
+
+    cut: Cut
+    length: int
+    micro: int
+    global_samples: int
+    precision: Precision = BF16
+    sequence: bool = False
+    recompute: Recompute = "none"
+    zero: int = 0
+    schedule: Schedule = "1f1b"
+    dropout: bool = False
+    software: Software = MEGA
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.cut.spec
+
+    @property
+    def layout(self) -> Layout:
+        return self.cut.layout
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches of one step."""
+        return self.global_samples // (self.micro * self.layout.dp)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch inside the tensor-parallel regions of one rank."""
+        return self.micro * self.length // self.layout.cp
+
+    @property
+    def outer_tokens(self) -> int:
+        """Tokens of a micro-batch that one rank holds between the tensor-parallel regions."""
+        return self.tokens // self.layout.tp if self.sequence else self.tokens
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights, among which ZeRO shares."""
+        return self.layout.dp * self.layout.cp
+
+
+def check(job: Job) -> None:
+    """
+    Raises:
+        ConfigError, LayoutError: the batch cannot be cut this way.
+    """
+    layout = job.layout
+    if job.micro < 1 or job.global_samples < 1 or job.global_samples % (job.micro * layout.dp):
+        raise ConfigError(
+            "--global-batch-size",
+            "is not a multiple of micro-batch size x data-parallel size",
+            found=job.global_samples,
+            wanted=f"a multiple of {job.micro} x {layout.dp} = {job.micro * layout.dp}",
+        )
+    if layout.cp > 1 and job.length % (2 * layout.cp):
+        raise LayoutError(
+            "--context-parallel-size",
+            "the tokens of a sample cannot be shared evenly",
+            found=f"{job.length} tokens over cp={layout.cp}",
+            wanted=f"a sequence length that is a multiple of {2 * layout.cp}",
+        )
+    if job.sequence and job.tokens % layout.tp:
+        raise LayoutError(
+            "--sequence-parallel",
+            "the tokens of a micro-batch cannot be shared evenly",
+            found=f"{job.tokens} tokens over tp={layout.tp}",
+            wanted=f"micro-batch size x sequence length a multiple of {layout.tp}",
+        )
+    if layout.vp > 1 and (layout.pp < 2 or job.micros % layout.pp):
+        raise LayoutError(
+            "--num-layers-per-virtual-pipeline-stage",
+            "micro-batches come in groups of pp",
+            found=f"{job.micros} micro-batches, pp={layout.pp}",
+            wanted="pp of 2 or more, and a multiple of it in micro-batches",
+        )
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({p.name: p for p in (FLOAT32, BF16, FP16_GRADIENTS)})

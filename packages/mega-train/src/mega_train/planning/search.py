@@ -1,0 +1,103 @@
+"""Which layouts of a model on so many GPUs fit, and which of them are fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from mega_schema.errors import MegaError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec
+from mega_train.planning.cut import Cut, Shares, Stages, dealt
+from mega_train.planning.estimate import Estimate, estimate
+from mega_train.planning.hardware import Hardware
+from mega_train.planning.job import Job, Recompute
+from mega_train.planning.memory import fullest
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")  # the faster first
+
+
+def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[Estimate]:
+    """The fastest ways to run this job's model and batch that fit, fastest first.
+
+    Tried are all tp of a node, all pp and vp, cp, micro-batches and kinds of recomputation that divide, with
+    sequence parallelism and the optimizer's state shared out, which cost nothing. Of recomputation the least
+    that fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more than they save.
+
+    Args:
+        job: its cut, micro-batch, recomputation and ZeRO stage do not matter.
+    """
+    found = [
+        estimate(fit, hardware)
+        for made in layouts(job, world, hardware.node)
+        if (fit := _fitting(made, hardware.memory))
+    ]
+    return sorted(found, key=lambda e: e.seconds.step)[:most]
+
+
+def alike(job: Job, hardware: Hardware) -> list[Estimate]:
+    """This job with every micro-batch and number of virtual stages that fits, least recomputation first."""
+    layout = job.layout
+    made = _batches(job, layout, job.cut.shares, {})
+    return [estimate(fit, hardware) for each in made if (fit := _fitting(each, hardware.memory))]
+
+
+def layouts(job: Job, world: int, node: int) -> Iterator[Job]:
+    """Every way to cut the model and the batch over `world` ranks."""
+    shares = _shares(job.spec, divisors(world, node))
+    depths: dict[tuple[int, int], tuple[Stages, ...]] = {}
+    for layout in _meshes(world, tuple(shares), job.spec.layers, node):
+        yield from _batches(job, layout, shares[layout.tp], depths)
+
+
+def _batches(
+    job: Job, layout: Layout, shares: Shares, depths: dict[tuple[int, int], tuple[Stages, ...]]
+) -> Iterator[Job]:
+    """Every micro-batch and number of virtual stages on this mesh.
+
+    Args:
+        depths: what `dealt` gave so far, by pp and vp; added to.
+    """
+    if job.global_samples % layout.dp or (layout.cp > 1 and job.length % (2 * layout.cp)):
+        return
+    for micro in divisors(job.global_samples // layout.dp):
+        micros = job.global_samples // (layout.dp * micro)
+        if micro * job.length // layout.cp % layout.tp:
+            continue
+        interleaves = layout.pp > 1 and micros % layout.pp == 0
+        for vp in divisors(job.spec.layers // layout.pp) if interleaves else (1,):
+            key = layout.pp, vp
+            depths[key] = depths.get(key) or dealt(job.spec.layers, *key)
+            cut = Cut(job.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
+            zero = 1 if layout.dp * layout.cp > 1 else 0
+            yield dataclasses.replace(job, cut=cut, micro=micro, sequence=layout.tp > 1, zero=zero)
+
+
+def _shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, Shares]:
+    """The model's share of one rank for every tensor-parallel degree that divides it."""
+    found = {}
+    for tp in degrees:
+        try:
+            found[tp] = Shares.of(spec, tp)
+        except MegaError:
+            continue  # its heads or its feed-forward cannot be cut so
+    return found
+
+
+def _meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> Iterator[Layout]:
+    for tp in degrees:
+        for cp in divisors(world // tp, node):
+            for pp in divisors(world // (tp * cp), layers):
+                yield Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp))
+
+
+def _fitting(job: Job, memory: float) -> Job | None:
+    for recompute in RECOMPUTES:
+        made = dataclasses.replace(job, recompute=recompute)
+        if fullest(made).total <= memory:
+            return made
+    return None
+
+
+def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
+    return tuple(d for d in range(1, min(n, most or n) + 1) if n % d == 0)

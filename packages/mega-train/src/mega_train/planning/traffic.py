@@ -1,0 +1,55 @@
+"""Bytes that one rank sends in one step, by axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mega_train.planning.job import Job
+from mega_train.planning.work import half_bytes, key_bytes, transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that the rank with most to send sends in one optimizer step, by axis."""
+
+    tp: float
+    cp: float
+    pp: float
+    dp: float
+
+
+def traffic(job: Job) -> Traffic:
+    layout, halves = job.layout, transfers(job)
+    again = {"none": 0, "selective": 0, "full": 1}[job.recompute]
+    keys = 3 + (job.recompute != "none")
+    tp = cp = 0.0
+    for place in job.cut.kinds:
+        stages, layers = job.cut.stages[place], job.cut.depth[place]
+        passes = layers * (halves.layer * (1 + again) + halves.layer_back)
+        passes += stages[0].first * (halves.embedding + halves.embedding_back)
+        passes += stages[-1].last * (halves.head + halves.head_back)
+        tp = max(tp, job.micros * passes * half_bytes(job))
+        cp = max(cp, job.micros * layers * keys * key_bytes(job))
+    crossings = 2 * layout.vp if layout.pp > 1 else 0
+    return Traffic(
+        tp=tp, cp=cp, pp=job.micros * crossings * stage_bytes(job), dp=sum(data_parallel_bytes(job))
+    )
+
+
+def stage_bytes(job: Job) -> float:
+    """Bytes of one micro-batch that cross from a stage to the next, from one rank to one rank."""
+    whole = job.outer_tokens * job.spec.hidden * job.precision.weight
+    return whole / job.layout.tp if job.software.sliced_p2p and not job.sequence else whole
+
+
+def data_parallel_bytes(job: Job) -> tuple[float, float]:
+    """Bytes that the fullest rank sends to reduce gradients, and to gather what the reduction left apart.
+
+    Without ZeRO an all-reduce, which is a reduce-scatter and a gather of gradients; with it the gather is of
+    weights (arXiv:1910.02054 §7).
+    """
+    d, precision = job.replicas, job.precision
+    held = max(job.cut.held)
+    ring = (d - 1) / d * held
+    gathered = precision.weight if job.zero else precision.gradient
+    return ring * precision.gradient, ring * gathered

@@ -1,0 +1,221 @@
+"""What one micro-batch costs one rank: floating-point operations, bytes moved, and the seconds of both.
+
+A matrix product of (m, k) by (k, n) takes 2mnk / (gemm · peak) seconds for its arithmetic and its operands'
+bytes / (stream · bandwidth) for moving them, one after the other: the one curve of efficiency here. It bends
+at the machine's own balance of FLOP/s to bytes/s, so a product that tensor parallelism cut thin is slow
+without a constant that says so. Everything elementwise is bytes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mega_train.planning.hardware import Hardware
+from mega_train.planning.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Seconds of one pass, forward or backward, of a part of the model.
+
+    Attributes:
+        gemm: matrix products of weights.
+        attention: between the qkv and the out products.
+        stream: norms, activations, residuals, loss.
+        tp, cp: transfers that nothing hides.
+    """
+
+    gemm: float = 0.0
+    attention: float = 0.0
+    stream: float = 0.0
+    tp: float = 0.0
+    cp: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.gemm + self.attention + self.stream + self.tp + self.cp
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(
+            self.gemm + other.gemm,
+            self.attention + other.attention,
+            self.stream + other.stream,
+            self.tp + other.tp,
+            self.cp + other.cp,
+        )
+
+    def __mul__(self, times: int) -> Pass:
+        return Pass(
+            times * self.gemm,
+            times * self.attention,
+            times * self.stream,
+            times * self.tp,
+            times * self.cp,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one micro-batch's parts on one rank: a layer, the embedding, the head with the loss."""
+
+    layer: Pass
+    layer_back: Pass
+    embedding: Pass
+    embedding_back: Pass
+    head: Pass
+    head_back: Pass
+
+    @classmethod
+    def of(cls, job: Job, hardware: Hardware) -> Work:
+        forward, core = _layer(job, hardware)
+        back = _layer_back(job, hardware)
+        if job.recompute == "full":
+            back += forward
+        elif job.recompute == "selective":
+            back += core
+        halves = transfers(job)
+        half = half_bytes(job) / hardware.reach(job.layout.tp, 1)
+        width, columns = job.tokens * job.spec.hidden, job.tokens * job.cut.shares.head[0]
+        moved = job.precision.weight / (hardware.stream * hardware.bandwidth)
+        loss = columns * job.software.loss_traffic / (hardware.stream * hardware.bandwidth)
+        product = _Products(job, hardware)
+        return cls(
+            layer=forward,
+            layer_back=back,
+            embedding=Pass(stream=5 * width * moved, tp=halves.embedding * half),
+            embedding_back=Pass(stream=5 * width * moved, tp=halves.embedding_back * half),
+            head=Pass(gemm=product.forward((job.cut.shares.head,)), stream=loss / 2, tp=halves.head * half),
+            head_back=Pass(
+                gemm=product.backward((job.cut.shares.head,)), stream=loss / 2, tp=halves.head_back * half
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """How many gathers or reduce-scatters over tp a part needs; an all-reduce is two.
+
+    arXiv:1909.08053 §3 and, with sequence parallelism, arXiv:2205.05198 §4.2.2: as many bytes, as gathers and
+    reduce-scatters, and those more that bring back inputs of which a rank kept its share only.
+    """
+
+    layer: int
+    layer_back: int
+    embedding: int
+    embedding_back: int
+    head: int
+    head_back: int
+
+
+def transfers(job: Job) -> Transfers:
+    """Of one micro-batch; recomputation not counted."""
+    if not job.sequence:
+        return Transfers(4, 4, 2, 0, 0, 2)
+    again = 1 if job.software.regathers else 0
+    return Transfers(4, 4 + 2 * again, 1, 1, 1, 1 + again)
+
+
+def half_bytes(job: Job) -> float:
+    """Bytes that one rank sends in one gather or reduce-scatter of a micro-batch over tp."""
+    t = job.layout.tp
+    return (t - 1) / t * job.tokens * job.spec.hidden * job.precision.weight
+
+
+def key_bytes(job: Job) -> float:
+    """Bytes that one rank sends in one gather of a layer's keys and values over cp."""
+    return (job.layout.cp - 1) * job.tokens * 2 * job.spec.kv_rows / job.layout.tp * job.precision.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Seconds of matrix products of one micro-batch with weights of these (rows, columns)."""
+
+    job: Job
+    hardware: Hardware
+
+    def forward(self, weights: tuple[tuple[int, int], ...]) -> float:
+        e = self.job.precision.weight
+        return sum(self.seconds(self.job.tokens, n, k, e) for n, k in weights)
+
+    def backward(self, weights: tuple[tuple[int, int], ...]) -> float:
+        """The gradient of the input, and that of the weight, which is added to what others left."""
+        return self.forward(weights) + sum(
+            self.seconds(n, k, self.job.tokens, self.job.software.gradient_traffic) for n, k in weights
+        )
+
+    def seconds(self, m: int, n: int, k: int, out: int) -> float:
+        e, hardware = self.job.precision.weight, self.hardware
+        peak = hardware.peak if e == 2 else hardware.peak_float32
+        moved = e * (m * k + k * n) + out * m * n
+        return 2 * m * n * k / (hardware.gemm * peak) + moved / (hardware.stream * hardware.bandwidth)
+
+
+def attention_flops(job: Job) -> float:
+    """Of one layer and micro-batch on one rank, forward, nothing left out as masked."""
+    return 4.0 * job.tokens * job.length * job.spec.q_rows / job.layout.tp
+
+
+def _core(job: Job, hardware: Hardware, *, back: bool) -> float:
+    """Seconds of attention between qkv and out. Fused, it skips what is masked and goes back with 2.5 times
+    the products (arXiv:2205.14135); else scores are written, normed and dropped out in memory.
+    """
+    if job.software.attention == "flash":
+        peak = hardware.peak if job.precision.weight == 2 else hardware.peak_float32
+        done = attention_flops(job) / 2
+        return (2.5 if back else 1.0) * done / (hardware.attention * peak)
+    heads = job.micro * job.spec.heads // job.layout.tp
+    rows, width, e = job.length // job.layout.cp, job.spec.head_width, job.precision.weight
+    product = _Products(job, hardware)
+    pair = product.seconds(rows, job.length, width, e) + product.seconds(rows, width, job.length, e)
+    # softmax reads and writes, dropout reads and writes and writes its mask of a byte
+    per_score = 5 * e + 1 if back else 4 * e + 1
+    scores = heads * rows * job.length
+    moved = scores * per_score / (hardware.stream * hardware.bandwidth)
+    return heads * pair * (2 if back else 1) + moved
+
+
+def _stream(job: Job, hardware: Hardware, *, back: bool) -> float:
+    """Seconds of a layer's elementwise work: two norms and two residual sums outside the tensor-parallel
+    regions; activation, rotary turning and, going back, the joining of dq, dk and dv inside.
+    """
+    m, t = job.spec, job.layout.tp
+    outer = job.outer_tokens * m.hidden * (12 if back else 10)
+    act = (5 if back else 3) if m.gated else (3 if back else 2)
+    turned = 2 * (m.q_rows + m.kv_rows) if m.turning else 0
+    joined = 2 * (m.q_rows + 2 * m.kv_rows) if back else 0
+    inner = job.tokens * (act * m.ffn + turned + joined) / t
+    return (outer + inner) * job.precision.weight / (hardware.stream * hardware.bandwidth)
+
+
+def _layer(job: Job, hardware: Hardware) -> tuple[Pass, Pass]:
+    """A layer's forward pass, and the part of it that selective recomputation repeats."""
+    layout = job.layout
+    half = half_bytes(job) / hardware.reach(layout.tp, 1)
+    sent, gemm = transfers(job).layer * half, _Products(job, hardware).forward(job.cut.shares.matrices)
+    if job.software.overlaps_tp == "both":
+        # in t pieces, of which the first has nothing to hide behind
+        sent = sent / layout.tp + max(0.0, sent * (1 - 1 / layout.tp) - gemm)
+    core = Pass(
+        attention=_core(job, hardware, back=False), cp=key_bytes(job) / hardware.reach(layout.cp, layout.tp)
+    )
+    return core + Pass(gemm=gemm, stream=_stream(job, hardware, back=False), tp=sent), core
+
+
+def _layer_back(job: Job, hardware: Hardware) -> Pass:
+    layout = job.layout
+    half = half_bytes(job) / hardware.reach(layout.tp, 1)
+    sent, gemm = transfers(job).layer_back * half, _Products(job, hardware).backward(job.cut.shares.matrices)
+    if job.software.overlaps_tp != "none":
+        # the gradient of a column-cut linear's input is summed while that of its weight is computed, and an
+        # input is gathered while a gradient passes; with sequence parallelism two gathers stand alone
+        alone = 2 * half if job.sequence else 0.0
+        if job.software.overlaps_tp == "both":
+            alone /= layout.tp
+        sent = alone + max(0.0, sent - alone - gemm)
+    return Pass(
+        gemm=gemm,
+        attention=_core(job, hardware, back=True),
+        stream=_stream(job, hardware, back=True),
+        tp=sent,
+        cp=2 * key_bytes(job) / hardware.reach(layout.cp, layout.tp),
+    )

@@ -1,0 +1,212 @@
+"""The planner against its sources: published tables, the parameter table, schedules' own tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench.plan import Prediction, median, predictions
+from bench.published import PUBLISHED, model
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError, LayoutError, MegaError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt, llama
+from mega_train.planning.activations import layer_bytes
+from mega_train.planning.cut import Cut
+from mega_train.planning.estimate import estimate
+from mega_train.planning.flops import hardware_flops, model_flops, parameters
+from mega_train.planning.hardware import HARDWARE
+from mega_train.planning.job import BF16, FLOAT32, FP16_GRADIENTS, Job, Precision, Software
+from mega_train.planning.memory import fullest, in_flight, memory
+from mega_train.planning.search import search
+from mega_train.schedule import Backward, Forward, one_forward_one_backward
+
+GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
+LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, context=32)
+
+
+def job(spec: ModelSpec = GPT, layout: Layout | None = None, **other: object) -> Job:
+    given = {"length": spec.context, "micro": 1, "global_samples": 16, **other}
+    return Job(cut=Cut.of(spec, layout or Layout()), **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def predicted() -> list[Prediction]:
+    return predictions()
+
+
+def test_published_utilisations_are_met_and_those_held_out_as_well(predicted: list[Prediction]) -> None:
+    tables = {p.row.table for p in predicted}
+    assert tables == {"2021", "2022", "2024"}
+    for year in tables:
+        assert median([p.error for p in predicted if p.row.table == year]) < 0.12
+    held_out = [p.error for p in predicted if not p.row.fitted]
+    assert len(held_out) > len(predicted) / 2
+    assert median(held_out) < 0.06
+    assert max(map(abs, held_out)) < 0.15
+
+
+def test_published_runs_fitted_the_memory_they_ran_in(predicted: list[Prediction]) -> None:
+    assert [p.row.name for p in predicted if not p.estimate.fits] == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "alone", "whole", "shared"),
+    [(FP16_GRADIENTS, 20, 4, 16), (BF16, 18, 6, 12), (FLOAT32, 16, 8, 8)],
+)
+@pytest.mark.parametrize("d", [1, 2, 3, 8, 64])
+def test_bytes_per_parameter_are_those_of_megatrons_table(
+    precision: Precision, alone: int, whole: int, shared: int, d: int
+) -> None:
+    assert precision.per_parameter(0, d) == alone
+    assert precision.per_parameter(1, d) == whole + shared / d
+    assert precision.per_parameter(3, d) == pytest.approx(alone / d)
+    for zero in (0, 1, 3):
+        held = memory(job(layout=Layout(dp=d), precision=precision, zero=zero, global_samples=d), 0)
+        n = parameters(GPT) + 24 * 64  # padding of the vocabulary
+        found = held.weights + held.gradients + held.optimizer
+        assert found == pytest.approx(n * precision.per_parameter(zero, d), abs=3 * 16)
+
+
+@pytest.mark.parametrize("row", PUBLISHED[:11], ids=lambda row: row.name)
+def test_flops_are_those_of_the_papers_closed_forms(row: object) -> None:
+    made = row.job  # type: ignore[attr-defined]
+    m, s, b = made.spec, made.length, made.global_samples
+    a, v = s / (6 * m.hidden), m.vocab / (m.layers * m.hidden)
+    unit = b * s * m.layers * m.hidden**2
+    assert model_flops(made) == pytest.approx(72 * unit * (1 + a + v / 12))  # arXiv:2205.05198 eq. 7
+    assert hardware_flops(made) == pytest.approx(96 * unit * (1 + a + v / 16))  # arXiv:2104.04473 eq. 3
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activations_are_those_of_the_paper_with_scores_and_dropout(
+    t: int, sequence: bool, recompute: str
+) -> None:
+    """arXiv:2205.05198 table 2; it leaves out the norms' statistics."""
+    spec = model(48, 6144, 64)
+    made = job(
+        spec, Layout(tp=t), sequence=sequence, recompute=recompute, dropout=True,
+        precision=FP16_GRADIENTS, software=Software(attention="scores"),
+    )  # fmt: skip
+    s, h, a = 2048, 6144, 64
+    outer = t if sequence else 1
+    wanted = {
+        "none": s * h * (10 / outer + 24 / t + 5 * a * s / (h * t)),
+        "selective": s * h * (10 / outer + 24 / t),
+        "full": 2 * s * h / outer,
+    }[recompute]
+    assert layer_bytes(made) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA, replace(GPT, tied=False)], ids=["gpt", "llama", "untied"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(pp=3, vp=2), Layout(pp=7), Layout(dp=2)])
+def test_the_weights_of_all_stages_are_the_whole_model(spec: ModelSpec, layout: Layout) -> None:
+    held = Cut.of(spec, layout).held
+    padded = sum(math.prod(row.local_shape(1)) for row in table(spec) if row.tied_to is None)
+    again = math.prod(Cut.of(spec, layout).shares.head) if spec.tied and layout.pp > 1 else 0
+    assert len(held) == layout.pp
+    assert sum(held) == padded + again
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_more_tensor_parallelism_never_needs_more_weights_or_activations(spec: ModelSpec, pp: int) -> None:
+    before = fullest(job(spec, Layout(pp=pp)))
+    for tp in (2, 4):
+        now = fullest(job(replace(spec, vocab_multiple=1), Layout(tp=tp, pp=pp), sequence=True))
+        assert now.weights < before.weights
+        assert now.activations < before.activations
+        before = now
+
+
+@pytest.mark.parametrize(("stages", "micros"), [(1, 3), (2, 2), (4, 3), (4, 8), (5, 11)])
+def test_micro_batches_in_flight_and_the_bubble_are_those_of_the_schedules_table(
+    stages: int, micros: int
+) -> None:
+    made = job(replace(GPT, layers=10), Layout(pp=stages), global_samples=micros)
+    tables = [one_forward_one_backward(stages, micros, stage) for stage in range(stages)]
+    for stage, actions in enumerate(tables):
+        alive = most = 0
+        for action in actions:
+            alive += isinstance(action, Forward) - isinstance(action, Backward)
+            most = max(most, alive)
+        assert in_flight(made, stage) == (most,)
+    assert finished(tables) == 3 * (micros + stages - 1)  # one forward is 1, one backward 2
+
+
+def finished(tables: list[list[object]]) -> float:
+    """When a pipeline that takes 1 for a forward and 2 for a backward pass is done."""
+    done: dict[tuple[int, str, int], float] = {}
+    clock, next_action = [0.0] * len(tables), [0] * len(tables)
+    while any(next_action[stage] < len(actions) for stage, actions in enumerate(tables)):
+        for stage, actions in enumerate(tables):
+            while next_action[stage] < len(actions):
+                action = actions[next_action[stage]]
+                if isinstance(action, Forward):
+                    needs = (stage - 1, "forward", action.micro) if stage else None
+                    key, takes = (stage, "forward", action.micro), 1
+                elif isinstance(action, Backward):
+                    needs = (stage + 1, "backward", action.micro) if stage + 1 < len(tables) else None
+                    key, takes = (stage, "backward", action.micro), 2
+                else:
+                    next_action[stage] += 1
+                    continue
+                if needs and needs not in done:
+                    break
+                clock[stage] = max(clock[stage], done[needs] if needs else 0) + takes
+                done[key] = clock[stage]
+                next_action[stage] += 1
+    return max(clock)
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=2, vp=4), Layout(pp=5)])
+def test_the_bubble_of_equal_stages_is_the_papers(layout: Layout) -> None:
+    """(p - 1) / (v m) of the time at work, arXiv:2104.04473 §2.2; a vocabulary of one makes stages equal."""
+    spec = gpt(layers=40, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
+    spent = estimate(job(spec, layout, global_samples=20), HARDWARE["a100"]).seconds
+    working = spent.step - spent.bubble - spent.optimizer
+    share = (layout.pp - 1) / (layout.vp * 20)
+    assert spent.bubble / working == pytest.approx(share, rel=0.02)
+
+
+def test_the_fullest_place_is_found_among_one_of_each_kind() -> None:
+    for layout in (Layout(pp=3), Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=8)):
+        made = job(replace(LLAMA, layers=11), layout)
+        everywhere = [memory(made, place).total for place in range(layout.pp)]
+        assert fullest(made).total == max(everywhere)
+
+
+def test_a_search_gives_layouts_that_fit_the_fastest_first() -> None:
+    spec = model(48, 6144, 64)
+    found = search(job(spec, global_samples=256), 64, HARDWARE["a100"], most=20)
+    assert len(found) == 20
+    assert all(e.fits and e.job.layout.world == 64 for e in found)
+    steps = [e.seconds.step for e in found]
+    assert steps == sorted(steps)
+    for e in found:  # each is what estimating it alone gives
+        alone = replace(e.job, cut=Cut.of(spec, e.job.layout))
+        assert estimate(alone, HARDWARE["a100"]).seconds == e.seconds
+    assert search(job(model(105, 20480, 128), global_samples=8), 8, HARDWARE["a100"]) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "other", "kind", "where"),
+    [
+        (Layout(pp=4, vp=4), {}, LayoutError, "--pipeline-model-parallel-size: a stage would have no layer"),
+        (Layout(tp=8), {}, LayoutError, "layers.0.qkv.weight: 4 heads cannot be cut evenly over tp"),
+        (Layout(dp=3), {}, ConfigError, "--global-batch-size: is not a multiple of micro-batch size x data"),
+        (Layout(cp=32), {}, LayoutError, "--context-parallel-size: the tokens of a sample cannot be shared"),
+        (Layout(pp=4, vp=2), {"global_samples": 6}, LayoutError, "--num-layers-per-virtual-pipeline-stage: "),
+    ],
+)
+def test_a_layout_that_cannot_be_is_one_line(
+    layout: Layout, other: dict[str, object], kind: type[MegaError], where: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        estimate(job(GPT, layout, **other), HARDWARE["h100"])
+    assert str(raised.value).startswith(where)
+    assert "\n" not in str(raised.value)

@@ -156,7 +156,9 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "mega_data", *words], stdout=subprocess.PIPE, stderr=theirs, check=True
         )
-        assert b"encoding" in os.read(ours, 1 << 16)
+        shown = os.read(ours, 1 << 16)
+        assert b"encoding" in shown
+        assert b"100 documents" in shown
         assert done.stdout.count(b"\n") == 1
     finally:
         os.close(ours)
@@ -166,11 +168,22 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
 def test_progress_in_a_log_is_a_line_at_times(capsys):
     from mega_data.commands.common import _Lines
 
-    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0])
+    clock = iter([0.0, 1.0, 3.0, 11.0, 12.0, 21.0])
     progress = _Lines("encoding", 40_000_000, lambda: next(clock))
+    progress(4_000_000, 1000)  # by an earlier run: not of this one's rate
     for _ in range(4):
-        progress(5_000_000)
+        progress(5_000_000, 1234)
     assert capsys.readouterr().err.splitlines() == [
-        "encoding: 10.0 of 40.0 MB, 1.0 MB/s, 30 s left",
-        "encoding: 20.0 of 40.0 MB, 1.0 MB/s, 20 s left",
+        "encoding: 14.0 of 40.0 MB, 3,468 documents, 1.0 MB/s, 26 s left",
+        "encoding: 24.0 of 40.0 MB, 5,936 documents, 1.0 MB/s, 16 s left",
     ]
+
+
+def test_progress_of_what_has_neither_documents_nor_an_end_names_neither(capsys):
+    from mega_data.commands.common import _Lines
+
+    clock = iter([0.0, 1.0, 11.0])
+    progress = _Lines("reading", 0, lambda: next(clock))
+    progress(1_000_000)
+    progress(20_000_000)
+    assert capsys.readouterr().err.splitlines() == ["reading: 21.0 MB, 2.0 MB/s"]

@@ -68,7 +68,7 @@ def test_a_run_that_is_stopped_again_and_again_writes_the_same_bytes(seed, tmp_p
     for stops in range(200):
         calls = iter(range(rng.randrange(1, 20)))
 
-        def progress(_: int) -> None:
+        def progress(*_: int) -> None:
             if next(calls, None) is None:  # noqa: B023
                 raise Stop
 
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     inputs = [Path(word) for word in sys.argv[3:]]
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=100)
     preprocess(inputs, Path(sys.argv[1]), tokenizer, options, workers=int(sys.argv[2]), block=2000, note=5000,
-               progress=lambda _: time.sleep(0.01))
+               progress=lambda *_: time.sleep(0.01))
 """
 
 
@@ -129,7 +129,7 @@ def test_a_run_killed_at_random_moments_writes_the_same_bytes(workers, tmp_path)
 def test_an_unfinished_run_of_other_inputs_or_options_is_not_gone_on_with(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n' * 2000, "utf-8")
 
-    def stopped(_: int) -> None:
+    def stopped(*_: int) -> None:
         raise Stop
 
     for options in (Options(), Options(append_eod=True)):
@@ -144,7 +144,7 @@ def test_an_unfinished_run_whose_files_are_not_as_noted_begins_again(tmp_path):
     inputs = corpus(tmp_path, 1)
     seen = 0
 
-    def progress(more: int) -> None:
+    def progress(more: int, _: int) -> None:
         nonlocal seen
         seen += more
         if seen > 3 * NOTE:

@@ -100,7 +100,7 @@ def preprocess(
     workers: int = 1,
     block: int = BLOCK_BYTES,
     note: int = NOTE_BYTES,
-    progress: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Outcome:
     """Write `{output_prefix}_{key}_document.{bin,idx,json}` and `.tokenizer/` for each key.
 
@@ -113,7 +113,7 @@ def preprocess(
         workers: processes that encode; 1 is this process.
         block: bytes of text a worker is handed at a time; what is written does not depend on it.
         note: bytes of input after which it is noted how far the run got.
-        progress: told the bytes of the files read since it was last called.
+        progress: told the bytes of the files read, and the documents made, since it was last called.
 
     Raises:
         ConfigError: options that do not fit the tokenizer or each other.
@@ -132,7 +132,7 @@ def preprocess(
     try:
         if parts.resumed:
             log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
-            progress(parts.place.consumed)
+            progress(parts.place.consumed, parts.documents)
         with Started(workers, _MODULES) as processes:
             stream = _Stream(given, parts, options, block)
             work = _encoder(tokenizer, options, stream, dtype)
@@ -175,7 +175,7 @@ def _write(
     given: Sequence[Input],
     options: Options,
     note: int,
-    progress: Callable[[int], object],
+    progress: Callable[[int, int], object],
 ) -> None:
     """Add what was encoded to the parts, up to a row that is wrong and not to be passed over."""
     noted = parts.place.size
@@ -197,7 +197,7 @@ def _write(
             consumed=place.consumed + done.consumed,
             skipped=place.skipped + len(done.faults),
         )
-        progress(done.consumed)
+        progress(done.consumed, len(done.keys[0].sequences))
         if parts.place.size - noted >= note:
             parts.note()
             noted = parts.place.size

@@ -92,34 +92,53 @@ class Spreading(click.Command):
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Bytes done, their rate and the time left: a bar where stderr is a terminal, else a line at times."""
+def progress_bar(what: str, total: int) -> Iterator[Callable[..., object]]:
+    """What is called with the bytes, and the documents if they are counted, done since its last call.
+
+    Bytes, documents, rate and time left are shown: as a bar where stderr is a terminal, else a line at times.
+    """
     if not sys.stderr.isatty():
         yield _Lines(what, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    counted = "{task.fields[documents]}"
+    columns = (BarColumn(), DownloadColumn(), counted, TransferSpeedColumn(), TimeRemainingColumn())
     with Progress("{task.description}", *columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total or None)
-        yield lambda size: bars.advance(task, size)
+        task, seen = bars.add_task(what, total=total or None, documents=""), 0
+
+        def told(size: int, documents: int = 0) -> None:
+            nonlocal seen
+            seen += documents
+            bars.update(task, advance=size, documents=f"{seen:,} documents" if seen else "")
+
+        yield told
 
 
 class _Lines:
-    """Progress for a log file: a line every ten seconds."""
+    """Progress for a log file: a line every ten seconds.
+
+    The rate is that since the first call: what it tells is what an earlier run did, or came of the start.
+    """
 
     def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.what, self.total, self.now, self.done = what, total, now, 0
-        self.began = self.told = now()
+        self.what, self.total, self.now, self.done, self.documents = what, total, now, 0, 0
+        self.first, self.began = 0, 0.0
+        self.told = now()
 
-    def __call__(self, size: int) -> None:
-        self.done += size
+    def __call__(self, size: int, documents: int = 0) -> None:
         now = self.now()
-        if now - self.told < SECONDS_A_LINE:
+        if not self.done:
+            self.first, self.began = size, now
+        self.done += size
+        self.documents += documents
+        if now - self.told < SECONDS_A_LINE or now <= self.began:
             return
         self.told = now
-        rate = self.done / max(now - self.began, 1e-9)
+        rate = (self.done - self.first) / (now - self.began)
         left = f", {max(self.total - self.done, 0) / max(rate, 1e-9):.0f} s left" if self.total else ""
         of = f" of {self.total / 1e6:.1f}" if self.total else ""
-        click.echo(f"{self.what}: {self.done / 1e6:.1f}{of} MB, {rate / 1e6:.1f} MB/s{left}", err=True)
+        counted = f", {self.documents:,} documents" if self.documents else ""
+        line = f"{self.what}: {self.done / 1e6:.1f}{of} MB{counted}, {rate / 1e6:.1f} MB/s{left}"
+        click.echo(line, err=True)

@@ -234,7 +234,7 @@ def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
         job.begin()
         stage = rng.choice(job.stages())
         try:
-            run([stage], job.work, workers=1, progress=lambda at: _stop(rng))
+            run([stage], job.work, workers=1, progress=lambda stage, tasks: lambda result: _stop(rng))
         except (KeyboardInterrupt, ConfigError):
             continue  # a stage asked for before its turn names the one that is missing
     job.begin()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import zstandard
 from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.forms import form_of, pages, sources
-from mega_data.extract.pages import LONGEST_PAGE, Page
+from mega_data.extract.forms import Part, cut, form_of, pages, sources
+from mega_data.extract.pages import LONGEST_PAGE, Gap, Page
 from mega_data.extract.run import Extraction
 from mega_data.extract.wikitext import Wikitext
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -59,7 +62,7 @@ PAGE = b"""<html><head><title>A  page</title></head><body><nav><a href="/">Home<
 
 def read(path: Path, form: str = "auto") -> tuple[list[Page], Counter[str]]:
     found, reasons = list[Page](), Counter[str]()
-    for page in pages(path, form):
+    for page in pages(Part(path), form):
         if isinstance(page, Page):
             found.append(page)
         else:
@@ -138,14 +141,16 @@ def test_a_dump_that_is_cut_off_gives_the_pages_before(tmp_path: Path) -> None:
     file.write_text(DUMP[: DUMP.index("<page><title>Vier")])
     found, reasons = read(file)
     assert [page.id for page in found] == ["7"]
-    assert reasons["damaged"] == 1
+    assert reasons == {"redirect": 1, "namespace 12": 1, "no text": 1, "cut off": 1}
+    file.write_text(DUMP[: DUMP.index("Vier</text>")])
+    assert read(file) == (found, reasons)
 
 
 def test_entities_that_grow_are_refused(tmp_path: Path) -> None:
     grow = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 50}">' for n in range(1, 9))
     file = tmp_path / "dump.xml"
     file.write_text(f'<!DOCTYPE x [<!ENTITY a0 "aaaa">{grow}]>' + DUMP.replace("Vier", "&a8;"))
-    assert read(file)[1]["damaged"] == 1
+    assert read(file)[1]["unparsable"] == 1
 
 
 def test_an_archive_gives_its_pages_of_html(tmp_path: Path) -> None:
@@ -176,20 +181,45 @@ def test_an_archive_gives_its_pages_of_html(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("harm", ["head", "middle"])
-def test_records_after_a_damaged_place_are_found_once_each(tmp_path: Path, packed: bool, harm: str) -> None:
-    pages = [http(PAGE.replace(b"bridge", f"bridge{n} WARC/1.0".encode())) for n in range(6)]
-    parts = [record("response", page, f"https://example.org/{n}") for n, page in enumerate(pages)]
-    parts = [gzip.compress(part) for part in parts] if packed else parts
-    hurt = bytearray(parts[2])
-    place = 0 if harm == "head" else 90
-    hurt[place : place + 4] = b"\0\0\0\0"
-    (tmp_path / "a.warc").write_bytes(b"".join([*parts[:2], hurt, *parts[3:]]))
-    found, reasons = read(tmp_path / "a.warc", "warc")
-    numbers = [page.url[-1] for page in found if page.url]
-    assert [number for number in numbers if number != "2"] == ["0", "1", "3", "4", "5"]
-    assert reasons["damaged"] == 1 or (harm == "middle" and not packed)  # there a header's value is another
+PACKED = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".lz4": lambda data: import_module("lz4.frame").compress(data, content_checksum=True),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("harm", ["head", "middle", "end"])
+def test_records_after_a_damaged_place_are_found_once_each(tmp_path: Path, kind: str, harm: str) -> None:
+    if kind == ".lz4":
+        pytest.importorskip("lz4.frame")
+    rng, file = random.Random(9), tmp_path / f"a.warc{kind}"
+    bodies = [PAGE.replace(b"bridge", f"{rng.randbytes(300).hex()} WARC/1.0".encode()) for _ in range(6)]
+    parts = [record("response", http(body), f"https://example.org/{n}") for n, body in enumerate(bodies)]
+    parts = [PACKED[kind](part) for part in parts]
+    file.write_bytes(b"".join(parts))
+    whole, reasons = read(file)
+    assert [page.url[-1] for page in whole] == list("012345")
+    assert not reasons
+    hurt, begin = bytearray(parts[2]), len(parts[0] + parts[1])
+    place = {"head": 0, "middle": len(hurt) // 2, "end": len(hurt) - 6}[harm]
+    hurt[place : place + 4] = b"\xff\0\xff\0"
+    file.write_bytes(b"".join([*parts[:2], hurt, *parts[3:]]))
+    found, reasons = read(file)
+    others = [page for page in whole if page.url[-1] != "2"]
+    assert [page for page in found if page in others] == others
+    if not kind and harm == "middle":  # there is no checksum
+        assert len(found) == 6
+        return
+    assert reasons["damaged"] == 1
+    assert not kind or [page for page in found if page not in whole] == []
+    (gap,) = [
+        part for part in pages(Part(file), "auto") if isinstance(part, Gap) and part.reason == "damaged"
+    ]
+    assert begin <= gap.at <= begin + len(hurt)
 
 
 def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -281,7 +311,7 @@ def test_mutated_files_end_in_pages_reasons_or_an_error_that_names_them(tmp_path
                 named &= str(error).startswith(str(file))
             else:
                 outcomes["read"] += bool(found)
-                outcomes["damaged"] += bool(reasons["damaged"])
+                outcomes["damaged"] += any(reasons[kind] for kind in ("damaged", "unparsable", "cut off"))
     assert named
     assert min(outcomes[kind] for kind in ("refused", "read", "damaged")) > 10
 
@@ -295,7 +325,7 @@ def inputs(folder: Path) -> Path:
 
 
 def extracted(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
-    job = Extraction(tuple(sources([folder])), output, output.with_name(f"{output.name}.work"))
+    job = Extraction(cut(sources([folder])), output, output.with_name(f"{output.name}.work"))
     job.begin()
     run(job.stages(), job.work, workers=workers)
     files = [output] if output.is_file() else sorted(output.iterdir())

@@ -7,6 +7,7 @@ the same. What runs the tasks is an executor (mega_data.executors); every one of
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from uuid import uuid4
 from mega_schema.commit import replacing
 from mega_schema.errors import ConfigError
 
+log = logging.getLogger("mega.data")
 Result = dict[str, Any]
+# told of a stage and of its tasks that are to be done here; what it returns is told of each that is done
+Progress = Callable[["Stage", Sequence[int]], Callable[[Result], object]]
 PLAN = "plan.json"
 
 
@@ -26,6 +30,7 @@ class Stage:
 
     Attributes:
         work: picklable; does the task of a number below `tasks` and returns what is to be remembered of it.
+        sizes: bytes that each task reads, where they are known.
     """
 
     name: str
@@ -34,6 +39,7 @@ class Stage:
     after: Stage | None = None  # done whole before
     only: int | None = None  # the one task this process is to do; others have the rest
     share: tuple[int, int] = (0, 1)  # i of n: every n-th task from i on is to be done here
+    sizes: tuple[int, ...] = ()
 
     @property
     def mine(self) -> range:
@@ -73,14 +79,18 @@ def perform(stage: Stage, task: int, folder: Path) -> Result:
     return result(stage, task, folder)
 
 
-def ready(stage: Stage, folder: Path) -> None:
-    """See that what the stage goes on from is there.
+def left(stage: Stage, folder: Path) -> list[int]:
+    """The tasks that are to be done here: those without a marker.
 
     Raises:
         ConfigError: a task of the stage before is not done.
     """
     if stage.after is not None:
         results(stage.after, folder)
+    found = [task for task in stage.mine if not _marker(stage, task, folder).exists()]
+    if len(found) < len(stage.mine):
+        log.info("%s: %d of %d tasks were done before", stage.name, len(stage.mine) - len(found), stage.tasks)
+    return found
 
 
 def result(stage: Stage, task: int, folder: Path) -> Result:
@@ -101,9 +111,9 @@ def results(stage: Stage, folder: Path) -> list[Result]:
     return [result(stage, task, folder) for task in stage.mine]
 
 
-def done(stage: Stage, folder: Path) -> set[int]:
-    """The tasks that have a marker."""
-    return {task for task in stage.mine if _marker(stage, task, folder).exists()}
+def silent(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], object]:
+    """Progress that nobody is told of."""
+    return lambda result: None
 
 
 def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:

@@ -54,7 +54,7 @@ def tell_skipped(count: int, folder: Path) -> None:
 def run_stages(
     stages: Sequence[Stage], folder: Path, *, executor: str, workers: int, only: str | None, told: str = ""
 ) -> list[list[Result]] | None:
-    """Run stages where the flags say, each finished task a line on stderr that begins with `told`."""
+    """Run stages where the flags say; a line on stderr, that begins with `told`, after each finished task."""
     import os
 
     from mega_data.executors.execute import execute
@@ -66,8 +66,38 @@ def run_stages(
         workers=workers,
         only=only,
         environment=os.environ,
-        progress=lambda at: click.echo(f"{told}{at}", err=True),
+        progress=lambda stage, tasks: Tasks(f"{told}{stage.name}", stage, tasks),
     )
+
+
+class Tasks:
+    """Tasks done of a stage, and where its bytes are known their rate and the time left.
+
+    A terminal has one line, written again; a log a line each.
+    """
+
+    def __init__(
+        self, what: str, stage: Stage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.what, self.now, self.began = what, now, now()
+        self.tasks, self.count = len(stage.mine), len(stage.mine) - len(tasks)
+        self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
+        self.read = self.documents = 0
+
+    def __call__(self, result: Result) -> None:
+        self.count += 1
+        line = f"{self.what} {self.count}/{self.tasks}"
+        if self.size:
+            self.read += result["read"]
+            self.documents += result["documents"]
+            rate = self.read / max(self.now() - self.began, 1e-9)
+            line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {rate / 1e6:.2f} MB/s"
+            seconds = (self.size - self.read) / max(rate, 1e-9)
+            line += f", {self.documents:,} documents, {seconds:.0f} s left"
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
+        else:
+            click.echo(line, err=True)
 
 
 class Spreading(click.Command):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mega_data.executors import local, slurm
-from mega_data.steps import Result, Stage, chosen
+from mega_data.steps import Progress, Result, Stage, chosen, silent
 
 EXECUTORS = ("local", "slurm-array", "ray")
 
@@ -19,7 +19,7 @@ def execute(
     workers: int = 1,
     only: str | None = None,
     environment: Mapping[str, str],
-    progress: Callable[[str], object] = lambda _: None,
+    progress: Progress = silent,
 ) -> list[list[Result]] | None:
     """Do the tasks that are not done.
 

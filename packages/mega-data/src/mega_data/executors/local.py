@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-from mega_data.steps import Result, Stage, done, perform, ready, results
+from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
 from mega_schema.errors import MegaError
-
-log = logging.getLogger("mega.data")
 
 
 def run(
-    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Callable[[str], object] = lambda _: None
+    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Progress = silent
 ) -> list[list[Result]]:
     """Do every task of every stage that is not done; what is remembered of each, by stage and task.
-
-    Args:
-        progress: told "stage 3/16" after each task.
 
     Raises:
         MegaError: a task's own error, or a worker that was killed. What is done stays done.
     """
     if workers == 1 or max((len(stage.mine) for stage in stages), default=0) == 1:
         for stage in stages:
-            ready(stage, folder)
-            for task in stage.mine:
-                perform(stage, task, folder)
-                progress(f"{stage.name} {task + 1}/{stage.tasks}")
+            tasks = left(stage, folder)
+            tell = progress(stage, tasks)
+            for task in tasks:
+                tell(perform(stage, task, folder))
         return [results(stage, folder) for stage in stages]
     # spawn: a fork copies threads' locks in whatever state they are
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
@@ -43,19 +37,14 @@ def run(
     return [results(stage, folder) for stage in stages]
 
 
-def _run_stage(
-    pool: ProcessPoolExecutor, stage: Stage, folder: Path, progress: Callable[[str], object]
-) -> None:
-    ready(stage, folder)
-    finished = done(stage, folder)
-    if finished:
-        log.info("%s: %d of %d tasks were done before", stage.name, len(finished), stage.tasks)
-    left = [task for task in stage.mine if task not in finished]
-    futures = [pool.submit(partial(perform, stage, task, folder)) for task in left]
+def _run_stage(pool: ProcessPoolExecutor, stage: Stage, folder: Path, progress: Progress) -> None:
+    tasks = left(stage, folder)
+    tell = progress(stage, tasks)
+    futures = list[Future[Result]]()
     try:
-        for count, future in enumerate(as_completed(futures), len(finished) + 1):
-            future.result()
-            progress(f"{stage.name} {count}/{stage.tasks}")
+        futures += [pool.submit(partial(perform, stage, task, folder)) for task in tasks]
+        for future in as_completed(futures):
+            tell(future.result())
     except BrokenProcessPool:
         hint = "the same command goes on where this one ended; fewer workers need less memory"
         raise MegaError("--workers", "a process was killed", found=stage.name, hint=hint) from None

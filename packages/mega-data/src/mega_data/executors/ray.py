@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_data.steps import Result, Stage, done, perform, ready, results
+from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
 from mega_schema.errors import ConfigError, MegaError
 
-log = logging.getLogger("mega.data")
 _HINT = "the same command goes on where this one ended"
 
 
 def run(
-    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Callable[[str], object] = lambda _: None
+    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Progress = silent
 ) -> list[list[Result]]:
     """Do every task of every stage that is not done; what is remembered of each, by stage and task.
 
@@ -28,7 +27,6 @@ def run(
 
     Args:
         workers: processes, where Ray is started for this run; an existing cluster has its own.
-        progress: told "stage 3/16" after each task.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -47,7 +45,6 @@ def run(
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **local)
     try:
         for stage in stages:
-            ready(stage, folder)
             _run_stage(ray, stage, folder, progress)
     finally:
         if ours:
@@ -55,25 +52,22 @@ def run(
     return [results(stage, folder) for stage in stages]
 
 
-def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Callable[[str], object]) -> None:
-    finished = done(stage, folder)
-    if finished:
-        log.info("%s: %d of %d tasks were done before", stage.name, len(finished), stage.tasks)
+def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Progress) -> None:
+    tasks = left(stage, folder)
+    tell = progress(stage, tasks)
     remote, shared = ray.remote(perform), ray.put(stage)
-    left = [remote.remote(shared, task, folder) for task in stage.mine if task not in finished]
-    count = len(finished)
-    while left:
-        ended, left = ray.wait(left)
+    waiting = [remote.remote(shared, task, folder) for task in tasks]
+    while waiting:
+        ended, waiting = ray.wait(waiting)
         try:
-            ray.get(ended)
+            tell(ray.get(ended[0]))
         except ray.exceptions.RayTaskError as error:
-            for task in left:
+            for task in waiting:
                 ray.cancel(task)
             cause = error.cause
             raise (cause if isinstance(cause, MegaError) else error) from None
-        except ray.exceptions.WorkerCrashedError:
+        except ray.exceptions.RayError as error:
+            found = str(error).splitlines()[0]
             raise MegaError(
-                "--executor", "a process of Ray was killed", found=stage.name, hint=_HINT
+                "--executor", f"Ray lost a task of {stage.name}", found=found, hint=_HINT
             ) from None
-        count += len(ended)
-        progress(f"{stage.name} {count}/{stage.tasks}")

@@ -1,4 +1,4 @@
-"""What the readers of every form give: pages with text, and the reasons of those without."""
+"""What the readers of every form give: pages with text, the reasons of those without, and what is lost."""
 
 from __future__ import annotations
 
@@ -27,8 +27,37 @@ class LeftOut:
 
     Attributes:
         reason: one of few, as it is counted.
-        where: the place in the file and what was there, where that is worth a line in the log.
     """
 
     reason: str
-    where: str = ""
+    id: str = ""
+    url: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that follows what was before it without a gap.
+
+    Attributes:
+        at: byte of the file; of a packed one where that which was unpacked begins.
+    """
+
+    at: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes that cannot be read, or not as what they should be.
+
+    Attributes:
+        at, until: bytes of the file as it lies on disk.
+        why: as whoever read it says it.
+        reason: one of few, as it is counted.
+    """
+
+    at: int
+    until: int
+    why: str
+    reason: str = "damaged"

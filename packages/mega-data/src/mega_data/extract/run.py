@@ -1,24 +1,26 @@
-"""Files of the web or of a wiki to JSON lines {"id", "url", "title", "text"}: a task per file."""
+"""Files of the web or of a wiki to JSON lines {"id", "url", "title", "text"}: a task per file or part."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from mega_data.extract.forms import pages
-from mega_data.extract.pages import Page
+from mega_data.extract.forms import Part, pages
+from mega_data.extract.pages import Gap, LeftOut, Page
 from mega_data.readers.packed import unpacked_name
 from mega_data.shards import identity, writing
 from mega_data.steps import Result, Stage, plan
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, FormatError
 
 log = logging.getLogger("mega.data")
-LOGGED = 20  # places of one file that are told; all are counted
+LOGGED = 20  # places of one part that are told; all are counted
+_LINE = orjson.OPT_APPEND_NEWLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,26 @@ class Extraction:
     """One run.
 
     Attributes:
-        inputs: as `forms.sources` orders them.
+        parts: as `forms.cut` gives them, those of a file one after the other.
         output: folder of a file per input, or one file of all when its name ends with .jsonl.
-        work: folder of the markers, and of the parts of one file.
+        work: folder of the markers, and of what is to be joined.
         form: one of forms.FORMS, or `auto`.
+        whole: keep navigation and footers of HTML.
+        skip: leave out what is damaged, and count it; else the first damaged place ends the run.
+        keep_dropped: write what is left out, with the reason under "dropped", beside the output.
     """
 
-    inputs: tuple[Path, ...]
+    parts: tuple[Part, ...]
     output: Path
     work: Path
     form: str = "auto"
     whole: bool = False
+    skip: bool = False
+    keep_dropped: bool = False
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(part.path for part in self.parts))
 
     def begin(self) -> None:
         """Make the work folder, or go on in one of the same run.
@@ -51,46 +62,102 @@ class Extraction:
                 if other != path:
                     hint = "name one output file: --output all.jsonl"
                     raise ConfigError("--input", f"two files of one name: {other} and {path}", hint=hint)
-        options = {"form": self.form, "whole": self.whole, "output": str(self.output.resolve())}
-        plan(self.work, {"inputs": identity(self.inputs), **options})
+        options = {"from": self.form, "whole-page": self.whole, "output": str(self.output.resolve())}
+        options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
+        plan(self.work, {"inputs": identity(self.inputs), **options, "on-error skip": self.skip})
 
     @property
     def one_file(self) -> bool:
         return self.output.suffix == ".jsonl"
 
+    @property
+    def dropped(self) -> Path:
+        """Beside the output, for what reads a folder reads all that is in it."""
+        if self.one_file:
+            return self.output.with_suffix(".dropped.jsonl")
+        return self.output.with_name(f"{self.output.name}.dropped")
+
     def stages(self) -> list[Stage]:
         """The stages, each to be done whole before the next begins."""
-        stages = [Stage("extract", len(self.inputs), self.run)]
-        if self.one_file:
-            stages.append(Stage("join", 1, self.join, after=stages[0]))
-        return stages
+        sizes = tuple(map(_size, self.parts))
+        first = Stage("extract", len(self.parts), self.run, sizes=sizes)
+        return [first, Stage("join", len(self._joins()), self.join, after=first)]
 
-    def run(self, shard: int) -> Result:
-        """Write the part of one input; what it had, and what was left out by reason."""
-        source, reasons = self.inputs[shard], Counter[str]()
-        documents = size = 0
-        with writing(self.part(shard)) as out:
-            for page in pages(source, self.form, whole=self.whole):
+    def run(self, task: int) -> Result:
+        """Write the pages of a part; what it had, what was left out by reason, and bytes lost to damage.
+
+        Raises:
+            FormatError: it is damaged, and that is not to be left out.
+        """
+        part, reasons = self.parts[task], Counter[str]()
+        documents = size = lost = 0
+        with ExitStack() as stack:
+            out = stack.enter_context(writing(self._written(task, self.output)))
+            gone = None
+            if self.keep_dropped:
+                gone = stack.enter_context(writing(self._written(task, self.dropped)))
+            for page in pages(part, self.form, whole=self.whole):
                 if isinstance(page, Page):
                     row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}
-                    size += out.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                    size += out.write(orjson.dumps(row, option=_LINE))
                     documents += 1
-                else:
-                    reasons[page.reason] += 1
-                    if page.where and reasons[page.reason] <= LOGGED:
-                        log.warning("%s", page.where)
-        return {"documents": documents, "bytes": size, "reasons": dict(sorted(reasons.items()))}
+                    continue
+                reasons[page.reason] += 1
+                if isinstance(page, Gap):
+                    lost += page.until - page.at
+                    self._damaged(page, part.path, told=reasons[page.reason] <= LOGGED)
+                if gone is not None:
+                    gone.write(orjson.dumps(_row(page, part.path), option=_LINE))
+        counts = dict(sorted(reasons.items()))
+        read = {"read": _size(part), "lost": lost}
+        return {"documents": documents, "bytes": size, **read, "reasons": counts}
 
-    def join(self, _: int) -> Result:
-        """Write the one file from its parts."""
-        with writing(self.output) as out:
-            for shard in range(len(self.inputs)):
-                with self.part(shard).open("rb") as part:
+    def _damaged(self, gap: Gap, path: Path, *, told: bool) -> None:
+        what = f"{gap.reason} at byte {gap.at:,}"
+        if not self.skip:
+            hint = "copy the file again, or leave out what is lost: --on-error skip"
+            raise FormatError(path, what, found=gap.why, hint=hint)
+        if told:
+            log.warning("%s: %s to %s: %s", path, what, f"{gap.until:,}", gap.why)
+
+    def join(self, number: int) -> Result:
+        """Write one file from its parts."""
+        output, tasks = self._joins()[number]
+        folder = self.dropped if output.is_relative_to(self.dropped) else self.output
+        with writing(output) as out:
+            for task in tasks:
+                with self._written(task, folder).open("rb") as part:
                     shutil.copyfileobj(part, out, 1 << 20)
-        return {"bytes": self.output.stat().st_size}
+        return {}
 
-    def part(self, shard: int) -> Path:
-        """Where the pages of an input go."""
-        if self.one_file:
-            return self.work / "parts" / f"{shard:05d}.jsonl"
-        return self.output / f"{unpacked_name(self.inputs[shard])}.jsonl"
+    def _joins(self) -> list[tuple[Path, list[int]]]:
+        """The files that are written from parts, and the tasks whose parts they are."""
+        joined = dict[Path, list[int]]()
+        for base in [self.output, *([self.dropped] if self.keep_dropped else [])]:
+            for task in range(len(self.parts)):
+                if self._apart(task):
+                    joined.setdefault(self._final(task, base), []).append(task)
+        return list(joined.items())
+
+    def _apart(self, task: int) -> bool:
+        """Whether a task has but a part of an output."""
+        return self.one_file or self.parts[task].start > 0 or self.parts[task].end is not None
+
+    def _final(self, task: int, base: Path) -> Path:
+        return base if self.one_file else base / f"{unpacked_name(self.parts[task].path)}.jsonl"
+
+    def _written(self, task: int, base: Path) -> Path:
+        """Where a task writes what goes to `base`, the output or what is dropped from it."""
+        if self._apart(task):
+            return self.work / ("parts" if base == self.output else "dropped") / f"{task:05d}.jsonl"
+        return self._final(task, base)
+
+
+def _size(part: Part) -> int:
+    return (part.path.stat().st_size if part.end is None else part.end) - part.start
+
+
+def _row(page: LeftOut | Gap, path: Path) -> dict[str, str | int]:
+    if isinstance(page, Gap):
+        return {"dropped": page.reason, "file": str(path), "byte": page.at, "to": page.until, "why": page.why}
+    return {"dropped": page.reason, "id": page.id, "url": page.url, "title": page.title}

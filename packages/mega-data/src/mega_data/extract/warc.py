@@ -1,31 +1,31 @@
 """WARC files, as crawlers write them: pages of HTML, or the plain text that a WET file has for each.
 
-The file may be plain, .gz, .zst or .lz4, which FastWARC sees by its first bytes, or .bz2 and .xz.
+FastWARC reads the records out of text that is unpacked here, so that a gap in it has a place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
-from mega_data.extract.pages import LONGEST_PAGE, LeftOut, Page
-from mega_data.readers.packed import opened
+from mega_data.extract.packed import Joined, packing, pieces
+from mega_data.extract.pages import LONGEST_PAGE, Gap, LeftOut, Page
 from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")
-_GZIP = b"\x1f\x8b\x08"
 _BLANK = b"\r\n\r\n"
-_PLAIN = _BLANK + b"WARC/1."
+_WARC = b"WARC/1."
 _BLOCK = 1 << 20
 
 
 def warc_pages(
     path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
-) -> Iterator[Page | LeftOut]:
+) -> Iterator[Page | LeftOut | Gap]:
     """The pages of a file in its order. After a damaged place it goes on at the next record.
 
     Args:
@@ -36,95 +36,100 @@ def warc_pages(
     Raises:
         FormatError: there is no record in it.
     """
-    seen, told, start = False, False, 0
-    with opened(path) if path.suffix in (".bz2", ".xz") else path.open("rb") as file:
-        mark = _mark(file)
+    seen, start, length, size = False, 0, 0, path.stat().st_size
+    lost: tuple[int, str] | None = None  # where, and why, until a record is found
+    joined = Joined(pieces(path)) if packing(path) else None
+    with closing(joined) if joined else path.open("rb") as source:
+        file = cast("IO[bytes]", source)
         while start >= 0:
             file.seek(start)
             at, ended = start, "no record"
             try:
                 for record in ArchiveIterator(file, parse_http=html, auto_decode="all"):
-                    at, ended, seen, told = start + record.stream_pos, "", True, False
-                    yield _page(record, html, plain, whole)
+                    at, ended, seen = start + record.stream_pos, "", True
+                    place = joined.place(at) if joined else at
+                    if lost is not None:
+                        yield Gap(lost[0], place, lost[1])
+                    lost, length = None, int(record.headers.get("Content-Length") or 0)
+                    yield _page(record, html, plain, whole, place)
             except (OSError, EOFError, ValueError) as error:
                 ended = str(error)
-            if not ended:
-                return
-            if not told and seen:
-                yield LeftOut("damaged", f"{path}: after byte {at:,}: {ended}")
-                told = True
-            start = _next(file, mark, at + 1)
+            if joined and joined.gap:
+                yield joined.gap
+                joined.gap, at, ended = None, joined.tell(), ""
+            elif not ended:
+                break
+            elif lost is None and seen:
+                harm = _behind(file, at, length)
+                lost = min(size, joined.place(harm) if joined else harm), ended
+            start = _next(file, at + bool(ended))
+        if lost is not None:
+            yield Gap(lost[0], size, lost[1])
     if not seen:
         raise FormatError(path, "not a web archive", wanted="records that begin with WARC/1.")
 
 
-def _mark(file: IO[bytes]) -> bytes:
-    """What every record of the file begins with, none where that does not show in the file's bytes."""
-    head = file.read(5)
-    if head.startswith(_GZIP):
-        return _GZIP
-    return _PLAIN if head.startswith(b"WARC/") else b""
+def _behind(file: IO[bytes], at: int, length: int) -> int:
+    """Where the record ends that begins at a byte of the text and has so many bytes of content."""
+    at = file.seek(at)
+    return at + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
 
 
-def _next(file: IO[bytes], mark: bytes, at: int) -> int:
-    """Where a record may begin after `at`; -1 where none does."""
-    if not mark:
-        return -1
-    file.seek(at)
-    held = b""
+def _next(file: IO[bytes], at: int) -> int:
+    """Where a record may begin, from a byte of the text on; -1 where none does."""
+    at = file.seek(at)
+    held = file.read(len(_WARC))
+    if held == _WARC:
+        return at
     while more := file.read(_BLOCK):
         held += more
-        found = held.find(mark)
+        found = held.find(b"\r\n" + _WARC)
         if found >= 0:
-            return at + found + (len(_BLANK) if mark == _PLAIN else 0)
-        at += max(0, len(held) - len(mark) + 1)
-        held = held[-len(mark) + 1 :]
+            return at + found + 2
+        kept = held[-len(_WARC) - 1 :]
+        at, held = at + len(held) - len(kept), kept
     return -1
 
 
-def _page(record: WarcRecord, html: bool, plain: bool, whole: bool) -> Page | LeftOut:
-    kind = record.record_type
-    if kind == WarcRecordType.response and html:
-        status = _status(record)
-        if status != 200:
-            return LeftOut(f"status {status}")
-        if (record.http_content_type or "").lower() not in HTML:
-            return LeftOut("not HTML")
-        data = _body(record)
-        if isinstance(data, LeftOut):
-            return data
+def _page(record: WarcRecord, html: bool, plain: bool, whole: bool, at: int) -> Page | LeftOut | Gap:
+    kind, headers = record.record_type, record.headers
+    key, url = record.record_id or "", (headers.get("WARC-Target-URI") or "").strip("<>")
+    response = html and kind == WarcRecordType.response
+    if not response and not (plain and kind == WarcRecordType.conversion):
+        return LeftOut(f"{kind} record", key, url)
+    if response and (status := _status(record)) != 200:
+        return LeftOut(f"status {status}", key, url)
+    if response and (record.http_content_type or "").lower() not in HTML:
+        return LeftOut("not HTML", key, url)
+    data: bytes = record.reader.read(LONGEST_PAGE + 1)
+    if len(data) > LONGEST_PAGE:
+        return LeftOut("too long", key, url)
+    coding: Any = record.http_headers or {}
+    coded = coding.get("Content-Encoding") or coding.get("Transfer-Encoding")
+    if len(data) < record.content_length and not coded:
+        return Gap(at, at, f"a record of {record.content_length:,} bytes has {len(data):,}", "cut off")
+    title, text = "", ""
+    if response:
         title, text = html_text(data, record.http_charset or "", whole=whole)
-    elif kind == WarcRecordType.conversion and plain:
-        data = _body(record)
-        if isinstance(data, LeftOut):
-            return data
-        title, text = "", data.decode("utf-8", "replace").strip()
     else:
-        return LeftOut(f"{kind} record")
-    headers = record.headers
-    url = (headers.get("WARC-Target-URI") or "").strip("<>")
-    return Page(record.record_id or "", url, title, text) if text else LeftOut("no text")
+        text = data.decode("utf-8", "replace").strip()
+    return Page(key, url, title, text) if text else LeftOut("no text", key, url, title)
 
 
 def _status(record: WarcRecord) -> Any:
     return record.http_headers.status_code if record.http_headers else None
 
 
-def _body(record: WarcRecord) -> bytes | LeftOut:
-    data: bytes = record.reader.read(LONGEST_PAGE + 1)
-    if len(data) > LONGEST_PAGE:
-        return LeftOut("too long")
-    headers: Any = record.http_headers or {}
-    coded = headers.get("Content-Encoding") or headers.get("Transfer-Encoding")
-    return LeftOut("cut off") if len(data) < record.content_length and not coded else data
-
-
-def html_page(path: Path, *, whole: bool = False) -> Iterator[Page | LeftOut]:
+def html_page(path: Path, *, whole: bool = False) -> Iterator[Page | LeftOut | Gap]:
     """A file that is one page of HTML; its path is its id and its address."""
-    with opened(path) as file:
-        data = file.read(LONGEST_PAGE + 1)
-    if len(data) > LONGEST_PAGE:
-        yield LeftOut("too long")
-        return
-    title, text = html_text(data, whole=whole)
-    yield Page(path.as_posix(), path.as_posix(), title, text) if text else LeftOut("no text")
+    data, name = bytearray(), path.as_posix()
+    for piece in pieces(path):
+        if isinstance(piece, Gap):
+            yield piece
+            return
+        data += piece.data
+        if len(data) > LONGEST_PAGE:
+            yield LeftOut("too long", name, name)
+            return
+    title, text = html_text(bytes(data), whole=whole)
+    yield Page(name, name, title, text) if text else LeftOut("no text", name, name, title)

@@ -40,7 +40,7 @@ def counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """As `opened`, and how many bytes of the file on disk were read so far."""
     damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
     if path.suffix == ".zst":
-        damage = (*damage, _library(path, "zstandard", "zst").ZstdError)
+        damage = (*damage, library(path, "zstandard", "zst").ZstdError)
     if path.suffix == ".lz4":
         damage = (*damage, RuntimeError)  # what its library raises
     with path.open("rb", buffering=1 << 20) as raw:
@@ -63,9 +63,9 @@ def _text(path: Path, raw: IO[bytes]) -> Any:
     if path.suffix == ".bz2":
         return bz2.BZ2File(raw)
     if path.suffix == ".lz4":
-        return _library(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
+        return library(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
     if path.suffix == ".zst":
-        return io.BufferedReader(_Frames(raw, _library(path, "zstandard", "zst")), 1 << 20)
+        return io.BufferedReader(_Frames(raw, library(path, "zstandard", "zst")), 1 << 20)
     return raw
 
 
@@ -98,7 +98,12 @@ class _Frames(io.RawIOBase):
         return b"".join(text)
 
 
-def _library(path: Path, module: str, extra: str) -> Any:
+def library(path: Path, module: str, extra: str) -> Any:
+    """A library that a file needs, imported.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         return import_module(module)
     except ImportError:

@@ -1,0 +1,125 @@
+"""bz2, block by block. A block begins with 48 bits of its own, at any bit of the file, and is unpacked alone.
+
+So a file is read from any place on, whether it was written as one stream or, like Wikipedia's multistream
+dumps, as many; and after damage the next whole block is found. The 48 bits may also be in the data of a
+block: a place counts as a block when what is there unpacks to its checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from bz2 import BZ2Decompressor
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from mega_data.extract.pages import Gap, Text
+
+_BLOCK, _END = 0x314159265359, 0x177245385090  # of a block, and of the end of a stream: pi and its root
+_BITS = 48
+_LONGEST = 10_000_000  # bits; a block packs 900,000 bytes, and at worst they become a little more
+_TRIES = 16  # ends tried of a block; a whole one has its own among the first few
+_CHUNK = 1 << 20
+
+
+def _patterns() -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """The five bytes in the middle of each mark at each bit of a byte, all of whose bits are known."""
+    for mark in (_BLOCK, _END):
+        for shift in range(8):
+            yield (mark << (8 - shift)).to_bytes(7, "big")[1:6], (mark, shift)
+
+
+_MIDDLES = MappingProxyType(dict(_patterns()))
+_ANY = re.compile(b"|".join(map(re.escape, _MIDDLES)))
+
+
+def blocks(path: Path, start: int = 0) -> Iterator[Text | Gap]:
+    """The text of every whole block that begins at byte `start` or later, and the gaps where none is.
+
+    A gap before the first block is told when `start` is 0: it belongs to whoever reads what is before.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        done = 0 if start == 0 else -1  # bits up to here are told; -1: none yet
+        begin = _block(file, 8 * start)
+        while begin >= 0:
+            end, text = _whole(file, begin)
+            if end >= 0:
+                if done >= 0 and (lost := _follows(file, done, begin)) < begin:
+                    yield Gap(lost // 8, begin // 8, "no whole block of bz2")
+                yield Text(begin // 8, text)
+                done = end
+            begin = _block(file, end if end >= 0 else begin + 1)
+        if done >= 0 and (lost := _follows(file, done, 8 * size)) != 8 * size:
+            yield Gap(min(lost // 8, size), size, "no whole block of bz2, or no end of its stream")
+
+
+def _block(file: IO[bytes], bit: int) -> int:
+    """Where the next mark of a block is, from a bit on; -1 where there is none."""
+    return next((place for place, mark in _marks(file, bit) if mark == _BLOCK), -1)
+
+
+def _marks(file: IO[bytes], bit: int) -> Iterator[tuple[int, int]]:
+    """Places of marks, in bits from the start of the file, and which they are, from `bit` on."""
+    base, held = bit // 8, b""
+    while True:
+        file.seek(base + len(held))
+        more = file.read(_CHUNK)
+        held += more or b"\0"
+        for found in _ANY.finditer(held, 1):
+            mark, shift = _MIDDLES[found[0]]
+            first, around = found.start() - 1, held[found.start() - 1 : found.end() + 1]
+            place = 8 * (base + first) + shift
+            if len(around) == 7 and place >= bit and _value(around, shift, _BITS) == mark:
+                yield place, mark
+        if not more:
+            return
+        base, bit = base + max(0, len(held) - 6), max(bit, 8 * (base + max(0, len(held) - 6)))
+        held = held[-6:]
+
+
+def _value(data: bytes, first: int, bits: int) -> int:
+    """Bits of data as a number."""
+    return int.from_bytes(data, "big") >> (8 * len(data) - first - bits) & ((1 << bits) - 1)
+
+
+def _read(file: IO[bytes], begin: int, end: int) -> int:
+    """The bits of the file from `begin` to `end` as a number; 0 where the file has ended."""
+    file.seek(begin // 8)
+    size = (end + 7) // 8 - begin // 8
+    return _value(file.read(size).ljust(size, b"\0"), begin % 8, end - begin)
+
+
+def _whole(file: IO[bytes], begin: int) -> tuple[int, bytes]:
+    """Where the block at a bit ends, and its text; -1 where it is damaged, or no block."""
+    for end, _ in islice(_marks(file, begin + _BITS), _TRIES):
+        bits = end - begin
+        if bits > _LONGEST:
+            break
+        value = _read(file, begin, end)
+        checksum = value >> max(0, bits - 80) & 0xFFFFFFFF
+        whole, pad = (((value << _BITS) | _END) << 32) | checksum, -(bits + 80) % 8
+        packed = (whole << pad).to_bytes((bits + 80 + pad) // 8, "big")
+        stream = BZ2Decompressor()
+        try:
+            text = stream.decompress(b"BZh9" + packed)
+        except OSError:
+            continue
+        if stream.eof:
+            return end, text
+    return -1, b""
+
+
+def _follows(file: IO[bytes], done: int, until: int) -> int:
+    """How far what lies between blocks is in order: ends of streams and heads of the next."""
+    while done < until:
+        mark = _read(file, done, done + 32 + _BITS)
+        if done % 8 == 0 and mark >> 56 == 0x425A68 and mark & ((1 << _BITS) - 1) in (_BLOCK, _END):
+            done += 32  # "BZh", and a digit
+        elif mark >> 32 == _END:
+            done = (done + _BITS + 32 + 7) // 8 * 8
+        else:
+            break
+    return done

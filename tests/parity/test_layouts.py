@@ -80,6 +80,8 @@ def _gives_up(world: World, meet: str, folder: Path) -> None:
 TP2 = {"parallel__tp": 2}
 PP2 = {"parallel__pp": 2}
 SP = {"parallel__sequence": True}
+CP2 = {"parallel__cp": 2}
+DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
 TIED = {"model__untied": False}
 CASES: dict[int, dict[str, Body]] = {
     2: {
@@ -93,6 +95,9 @@ CASES: dict[int, dict[str, Body]] = {
         "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2),
         "data_parallel_2_gpt": _cut("gpt", batch__micro=2, data__eod_mask_loss=True),
         "data_parallel_2_llama": _cut("llama"),
+        "context_parallel_2_gpt": _cut("gpt", **CP2),
+        "context_parallel_2_llama": _cut("llama", batch__micro=2, **CP2),
+        "documents_apart_across_context_parallel_2": _cut("gpt", batch__micro=2, **DOCUMENTS, **CP2),
         "documents_apart_with_tensor_parallel_2": _cut(
             "gpt",
             data__reset_positions=True,
@@ -112,6 +117,10 @@ CASES: dict[int, dict[str, Body]] = {
         "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
         "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),
         "tensor_2_data_2_llama": _cut("llama", **TP2),
+        "context_parallel_4_llama": _cut("llama", parallel__cp=4),
+        "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
+        "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),
+        "context_2_data_2_documents_gpt": _cut("gpt", **DOCUMENTS, **CP2),
         "resume_from_tensor_2_pipeline_2_is_bitwise": partial(_resumes, "gpt", TP2 | PP2, TP2 | PP2, True),
         "resume_from_tensor_2_pipeline_2_on_tensor_4": partial(
             _resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
@@ -121,6 +130,7 @@ CASES: dict[int, dict[str, Body]] = {
     8: {
         "both_ends_of_a_tied_weight_over_data_4": _ends_stay_equal,
         "tensor_2_pipeline_2_data_2_gpt": _cut("gpt", **TP2, **PP2),
+        "context_2_tensor_2_pipeline_2_documents_llama": _cut("llama", **CP2, **TP2, **PP2, **SP, **DOCUMENTS),
         "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
     },
 }

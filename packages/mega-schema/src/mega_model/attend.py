@@ -5,12 +5,15 @@ model brings one of these, so that one forward serves training, scoring and gene
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
+from mega_model.context import chunk_ends, places, whole_rows
+from mega_model.mesh import Axis
 from mega_schema.spec import ModelSpec
 
 
@@ -32,27 +35,53 @@ class Attend(Protocol):
 class Packed:
     """Training and scoring: rows of one length end to end, each token sees its own row up to itself.
 
+    With context parallelism a rank brings the tokens at `places` of every row, and every rank's keys and values
+    are gathered, both at once; on the way back their gradients are summed and parted again (the way of
+    arXiv:2407.21783 §3.3.2). Queries of a chunk see only keys up to the chunk's end, so ranks have equal work.
+
     Attributes:
-        rows, length: B and S; T = B·S.
-        document_BS: number of the document each token belongs to; a token sees only its own. None: a row is
-            one document.
+        rows, length: B and S, the whole row's; T = B·S / cp.
+        document_BS: number of the document each token of the whole rows belongs to; a token sees only its own.
+            None: a row is one document.
+        causal: False lets a token see the tokens after it too (BERT).
+        cp: the ranks that share the rows.
     """
 
     rows: int
     length: int
     document_BS: Tensor | None = None
-    _visible_B1SS: Tensor | None = field(init=False, repr=False)  # made once, for all layers
+    causal: bool = True
+    cp: Axis = field(default_factory=lambda: Axis("cp"))
+    _visible_B1sS: Tensor | None = field(init=False, repr=False)  # made once, for all layers
 
     def __post_init__(self) -> None:
-        document = self.document_BS
+        document, visible = self.document_BS, None
         if document is not None:
-            document = (document[:, :, None] == document[:, None, :]).tril()[:, None]
-        object.__setattr__(self, "_visible_B1SS", document)
+            mine_s = places(self.length, self.cp, device=document.device)
+            visible = document[:, mine_s, None] == document[:, None, :]
+            if self.causal:
+                visible &= mine_s[:, None] >= torch.arange(self.length, device=document.device)
+            visible = visible[:, None]
+        object.__setattr__(self, "_visible_B1sS", visible)
 
     def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
-        q, k, v = (x.unflatten(0, (self.rows, self.length)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
-        out = _dense(q, k, v, self._visible_B1SS)
+        q = q_TNH.unflatten(0, (self.rows, -1)).transpose(1, 2)
+        k, v = self._whole_rows(k_TKH, v_TKH)
+        if self._visible_B1sS is not None or not self.causal:
+            out = _dense(q, k, v, self._visible_B1sS)
+        elif self.cp.size == 1:
+            out = _dense(q, k, v, "before")
+        else:
+            parts = zip(q.chunk(2, 2), chunk_ends(self.length, self.cp), strict=True)
+            out = torch.cat([_dense(part, k[:, :, :end], v[:, :, :end], "before") for part, end in parts], 2)
         return out.transpose(1, 2).flatten(0, 1)
+
+    def _whole_rows(self, k_TKH: Tensor, v_TKH: Tensor) -> tuple[Tensor, Tensor]:
+        if self.cp.size == 1:  # no copy
+            k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (k_TKH, v_TKH))
+        else:
+            k, v = whole_rows(torch.stack((k_TKH, v_TKH)), self.rows, self.cp)
+        return k, v
 
 
 class Cached:
@@ -93,10 +122,7 @@ class Cached:
         self._values[layer, :, :, before : before + new] = v
         self._lengths[layer] = total = before + new
         keys, values = self._keys[layer, :, :, :total], self._values[layer, :, :, :total]
-        visible = None
-        if before:
-            visible = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(before)
-        return _dense(q, keys, values, visible).transpose(1, 2).flatten(0, 1)
+        return _dense(q, keys, values, "before").transpose(1, 2).flatten(0, 1)
 
     def select(self, row_B: Tensor) -> None:
         """Row i becomes a copy of what row `row_B[i]` was (the surviving beams of a search)."""
@@ -104,15 +130,26 @@ class Cached:
         self.rows = row_B.numel()
 
 
-def _dense(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Tensor | None) -> Tensor:
-    """(B, N, S, H). Without `visible`, a query sees the keys up to its own place."""
+def _dense(
+    q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Tensor | Literal["before"] | None
+) -> Tensor:
+    """(B, N, s, H).
+
+    Args:
+        visible: which keys a query sees; None: all; "before": the queries are the last of the keys' tokens,
+            and each sees the keys up to its own.
+    """
     # torch's own bfloat16 attention takes twice as long on a CPU: bench/cpu_training.py
-    slow = q_BNSH.device.type == "cpu" and q_BNSH.dtype == torch.bfloat16
-    q, k, v = (x.float() if slow else x for x in (q_BNSH, k_BKSH, v_BKSH))
+    slow = q_BNsH.device.type == "cpu" and q_BNsH.dtype == torch.bfloat16
+    q, k, v = (x.float() if slow else x for x in (q_BNsH, k_BKSH, v_BKSH))
+    queries, keys = q.shape[2], k.shape[2]
+    causal = visible == "before" and queries == keys
+    if isinstance(visible, str):
+        visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out.to(q_BNSH.dtype)
+    return out.to(q_BNsH.dtype)
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

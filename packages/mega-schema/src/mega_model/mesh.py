@@ -207,7 +207,7 @@ class Mesh:
             return Axis(name, size, rank, group, sequence)
 
         at: Coordinates = layout.coordinates(world.rank)
-        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp)
+        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
         both = layout.dp > 1 and layout.cp > 1
         return cls(
             layout,

@@ -64,6 +64,9 @@ class Parallel:
 
     tp: int = option("--tensor-model-parallel-size", 1, "ranks that share every layer")
     pp: int = option("--pipeline-model-parallel-size", 1, "stages that the layers are dealt to")
+    cp: int = option(
+        "--context-parallel-size", 1, "ranks that share every sequence, an early and a late chunk of it each"
+    )
     sequence: bool = option(
         "--sequence-parallel", False, "share the tokens between the tensor-parallel regions"
     )

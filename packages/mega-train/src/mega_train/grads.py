@@ -40,7 +40,7 @@ class Gradients:
         self.flat.zero_()
 
     def reduce(self, scale: float = 1.0) -> None:
-        """Make them the whole batch's: mean over dp, then sums over tp and pp where ranks share work.
+        """Make them the whole batch's: mean over replicas, then sums over tp and pp where ranks share work.
 
         In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in
         the buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
@@ -48,8 +48,8 @@ class Gradients:
         Args:
             scale: what the loss was multiplied by; they are divided by it.
         """
-        self.mesh.dp.reduce(self.flat)
-        if (parts := self.mesh.dp.size * scale) != 1:
+        self.mesh.replicas.reduce(self.flat)
+        if (parts := self.mesh.replicas.size * scale) != 1:
             self.flat.div_(parts)
         if self.mesh.tp.sequence:
             # outside the tensor-parallel regions a rank saw its own tokens only

@@ -190,7 +190,7 @@ def _description(trainer: Trainer) -> dict[str, object]:
         "iteration": trainer.iteration,
         "consumed_samples": trainer.consumed,
         "parameters": count(trainer.rt.table.values()),
-        "layout": {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+        "layout": {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp},
         "global_batch_size": plan.global_samples,
         "seq_length": plan.length,
         "device": plan.device,
@@ -201,5 +201,6 @@ def _headline(trainer: Trainer) -> str:
     plan, layout = trainer.plan, trainer.plan.layout
     begins = f"from iteration {trainer.iteration}" if trainer.iteration else "from new weights"
     size = f"{plan.spec.family}, {count(trainer.rt.table.values()):,} parameters"
-    cut = f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}"
+    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
+    cut = f"tp {layout.tp} x pp {layout.pp}{cp} x dp {layout.dp}"
     return f"{size} | {cut} | {plan.global_samples} samples x {plan.length} tokens a step | {begins}"

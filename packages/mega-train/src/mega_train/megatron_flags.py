@@ -94,7 +94,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--overlap-param-gather": "leave it out",
         "--recompute-": "leave it out, with a smaller --micro-batch-size",
         "--checkpoint-activations": "leave it out, with a smaller --micro-batch-size",
-        "--context-parallel-size": "--sequence-parallel cuts the tokens between the tensor-parallel regions",
         "--num-layers-per-virtual-pipeline-stage": "leave it out",
         "--num-experts": "",
         "--expert-model-parallel-size": "",

@@ -88,11 +88,11 @@ def resolve(
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
     """
-    layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp)
+    layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp, cp=run.parallel.cp)
     spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
     _check_cut(spec, layout)
     length = spec.context if run.batch.length is None else run.batch.length
-    _check_length(run, spec, length, layout.tp)
+    _check_length(run, spec, length, layout)
     micro, global_samples = _batch(run, layout.dp)
     iterations = _wanted(run.train.iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
     shares(run.data.split)
@@ -235,7 +235,7 @@ def _eod(run: Run, corpus: TokenizerIdentity | None) -> int | None:
     return corpus.eod
 
 
-def _check_length(run: Run, spec: ModelSpec, length: int, tp: int) -> None:
+def _check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None:
     if length < 1 or length > spec.context:
         raise ConfigError(
             "--seq-length",
@@ -243,12 +243,24 @@ def _check_length(run: Run, spec: ModelSpec, length: int, tp: int) -> None:
             found=f"{length} tokens",
             wanted=f"1 to {spec.context} (--max-position-embeddings)",
         )
-    if run.parallel.sequence and tp > 1 and (tokens := run.batch.micro * length) % tp:
+    if layout.cp > 1 and length % (chunks := 2 * layout.cp):
+        near = max(chunks, length // chunks * chunks)
+        raise LayoutError(
+            "--context-parallel-size",
+            "a sequence cannot be cut into two chunks for each rank",
+            found=f"{length} tokens, cp={layout.cp}",
+            wanted=f"a sequence length that is a multiple of 2 x {layout.cp} = {chunks}",
+            hint=f"--seq-length {near}",
+        )
+    tp, tokens = layout.tp, run.batch.micro * length // layout.cp
+    if run.parallel.sequence and tokens % tp:
         raise LayoutError(
             "--sequence-parallel",
             "the tokens of a micro-batch cannot be shared evenly",
             found=f"{tokens} tokens over tp={tp}",
-            wanted=f"micro-batch size x sequence length a multiple of {tp}",
+            wanted="micro-batch size x sequence length"
+            + (f" / {layout.cp}" if layout.cp > 1 else "")
+            + f" a multiple of {tp}",
         )
 
 

@@ -40,13 +40,13 @@ def save(
     state: dict[str, Any],
     tokenizer: Path | None,
 ) -> None:
-    """Write a checkpoint of this iteration, all ranks together; the first data-parallel replica writes."""
+    """Write a checkpoint of this iteration, all ranks together; the first replica writes."""
     assert run.checkpoint.save is not None
     saving = Save(run.checkpoint.save, iteration)
     if mesh.rank == 0:
         saving.begin()
     mesh.barrier()
-    if mesh.dp.rank == 0:
+    if mesh.replicas.rank == 0:
         spaces: dict[str, list[tuple[Param, Tensor]]] = {MODEL: [(row, w.detach()) for row, w in held]}
         for space, row, tensor in adam.tensors():
             spaces.setdefault(space, []).append((row, tensor))

@@ -259,10 +259,10 @@ class Trainer:
         batches = [self._tokens(samples, some) for some in numbers]
         schedule = one_forward_one_backward if train else forward_only
         table = schedule(mesh.pp.size, plan.accumulation, mesh.pp.rank)
-        work = MicroBatches(self.models, plan, mesh.tp, batches, self.scale.value)
+        work = MicroBatches(self.models, plan, mesh, batches, self.scale.value)
         losses = run(table, work, mesh.pp, dtype=self.dtype, device=mesh.device)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
-        return mesh.dp.reduce(mesh.pp.reduce(total)) / mesh.dp.size
+        return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
 
     def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])

@@ -1,0 +1,40 @@
+"""Context parallelism: which tokens of a row a rank holds, and how ranks show each other keys and values.
+
+A row of S tokens is cut into 2·cp chunks, and rank r holds chunks r and 2·cp - 1 - r: an early and a late one, so
+that every rank has the same number of pairs of query and key to compute where a token sees those before it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mega_model.mesh import Axis
+
+
+def places(length: int, cp: Axis, *, device: torch.device | None = None) -> Tensor:
+    """Places in the row of the tokens this rank holds, (S / cp,), in the order it holds them."""
+    if cp.size == 1:  # of any length, odd ones too
+        return torch.arange(length, device=device)
+    size = length // (2 * cp.size)
+    return torch.cat([torch.arange(end - size, end, device=device) for end in chunk_ends(length, cp)])
+
+
+def chunk_ends(length: int, cp: Axis) -> tuple[int, int]:
+    """Where in the row this rank's two chunks end."""
+    size = length // (2 * cp.size)
+    return (cp.rank + 1) * size, (2 * cp.size - cp.rank) * size
+
+
+def whole_rows(x: Tensor, rows: int, cp: Axis) -> Tensor:
+    """Keys and values of all tokens of the rows, from every rank's; gradients are summed on the way back.
+
+    Args:
+        x: (2, T, K, H), this rank's tokens.
+
+    Returns:
+        (2, B, K, S, H), tokens in the order of their places.
+    """
+    ranks = cp.fan_out(x).unflatten(0, (cp.size, 2)).unflatten(2, (rows, 2, -1))
+    in_order = torch.cat((ranks[:, :, :, 0], ranks[:, :, :, 1].flip(0)))  # (chunk, 2, B, tokens, K, H)
+    return in_order.permute(1, 2, 4, 0, 3, 5).flatten(3, 4)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.mesh import Mesh, World
+from mega_model.attend import Packed
+from mega_model.context import places
+from mega_model.mesh import Axis, Mesh, World
 from mega_schema.layout import Layout
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import same_as_one_process, steps, trainer
@@ -77,6 +79,34 @@ def _gives_up(world: World, meet: str, folder: Path) -> None:
     mesh.leave()
 
 
+def _attention(causal: bool, apart: bool, world: World, meet: str, folder: Path) -> None:
+    """Rows shared by all ranks: what comes out, and the gradients, are the shares of one process's."""
+    mesh = Mesh.join(Layout(cp=world.size), world, meet=meet)
+    rng = torch.Generator().manual_seed(5)
+    rows, length = 2, 8 * world.size
+    whole = [
+        torch.randn(rows, length, heads, 8, generator=rng) for heads in (4, 2, 2, 4)
+    ]  # q, k, v, gradient
+    document_BS = torch.randint(0, 2, (rows, length), generator=rng).cumsum(1) if apart else None
+
+    def run(cp: Axis) -> list[torch.Tensor]:
+        mine_s = places(length, cp)
+        q, k, v, gradient = (x[:, mine_s].flatten(0, 1).clone().requires_grad_() for x in whole)
+        out = Packed(rows, length, document_BS, causal=causal, cp=cp)(0, q, k, v)
+        out.backward(gradient)
+        return [x.unflatten(0, (rows, -1)) for x in (out.detach(), q.grad, k.grad, v.grad)]
+
+    mine_s = places(length, mesh.cp)
+    for share, one in zip(run(mesh.cp), run(Axis("cp")), strict=True):
+        torch.testing.assert_close(share, one[:, mine_s], atol=1e-5, rtol=1e-5)
+    mesh.leave()
+
+
+ATTENTION = {
+    f"attention_{order}_over_context{documents}": partial(_attention, order == "causal", bool(documents))
+    for order in ("causal", "both_ways")
+    for documents in ("", "_with_documents_apart")
+}
 TP2 = {"parallel__tp": 2}
 PP2 = {"parallel__pp": 2}
 SP = {"parallel__sequence": True}
@@ -117,6 +147,7 @@ CASES: dict[int, dict[str, Body]] = {
         "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
         "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),
         "tensor_2_data_2_llama": _cut("llama", **TP2),
+        **ATTENTION,
         "context_parallel_4_llama": _cut("llama", parallel__cp=4),
         "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
         "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),
@@ -130,7 +161,9 @@ CASES: dict[int, dict[str, Body]] = {
     8: {
         "both_ends_of_a_tied_weight_over_data_4": _ends_stay_equal,
         "tensor_2_pipeline_2_data_2_gpt": _cut("gpt", **TP2, **PP2),
-        "context_2_tensor_2_pipeline_2_documents_llama": _cut("llama", **CP2, **TP2, **PP2, **SP, **DOCUMENTS),
+        "context_2_tensor_2_pipeline_2_documents_llama": _cut(
+            "llama", **CP2, **TP2, **PP2, **SP, **DOCUMENTS
+        ),
         "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
     },
 }

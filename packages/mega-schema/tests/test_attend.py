@@ -98,3 +98,13 @@ def test_documents_end_with_their_eod(seed: int) -> None:
         for token, found in zip(tokens, zip(numbers, places, strict=True), strict=True):
             assert found == (number, place)
             number, place = (number + 1, 0) if token == 0 else (number, place + 1)
+
+
+@pytest.mark.parametrize("documents_apart", [False, True])
+def test_without_an_order_a_token_sees_the_tokens_after_it(documents_apart: bool) -> None:
+    document_BS = torch.tensor([[0, 0, 1, 1, 1]]) if documents_apart else None
+    attend = Packed(1, 5, document_BS, causal=False)
+    # scores all alike and one-hot values: what comes out says which keys were seen
+    seen = attend(0, torch.zeros(5, 1, 5), torch.zeros(5, 1, 5), torch.eye(5)[:, None])[:, 0] > 0
+    wanted = torch.ones(5, 5) if document_BS is None else document_BS == document_BS.T
+    assert torch.equal(seen, wanted.bool())

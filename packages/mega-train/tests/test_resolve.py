@@ -252,6 +252,21 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
         "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 7 tokens over tp=2, "
         "wanted micro-batch size x sequence length a multiple of 2",
     ),
+    (
+        {"world": 2, "parallel__cp": 2, "batch__length": 10},
+        "--context-parallel-size: a sequence cannot be cut into two chunks for each rank: found 10 tokens, "
+        "cp=2, wanted a sequence length that is a multiple of 2 x 2 = 4; hint: --seq-length 8",
+    ),
+    (
+        {"world": 8, "parallel__cp": 2, "parallel__tp": 4, "parallel__sequence": True, "batch__length": 4}
+        | {"model__heads": 4, "model__hidden": 32},
+        "--sequence-parallel: the tokens of a micro-batch cannot be shared evenly: found 2 tokens over tp=4, "
+        "wanted micro-batch size x sequence length / 2 a multiple of 4",
+    ),
+    (
+        {"world": 3, "parallel__cp": 2},
+        "world size: is not a multiple of tp x pp x cp: found 3 processes, tp=1 x pp=1 x cp=2 = 2",
+    ),
 ]
 
 

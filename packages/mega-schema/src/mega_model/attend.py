@@ -35,13 +35,13 @@ class Attend(Protocol):
 class Packed:
     """Training and scoring: rows of one length end to end, each token sees its own row up to itself.
 
-    With context parallelism a rank brings the tokens at `places` of every row, and every rank's keys and values
-    are gathered, both at once; on the way back their gradients are summed and parted again (the way of
-    arXiv:2407.21783 §3.3.2). Queries of a chunk see only keys up to the chunk's end, so ranks have equal work.
+    With context parallelism a rank brings the tokens at `context.places` of every row, and the keys and
+    values of all ranks are gathered in one exchange; on the way back their gradients are summed and parted
+    again (arXiv:2407.21783 §3.3.2). A chunk is computed with the keys up to its end: ranks have equal work.
 
     Attributes:
         rows, length: B and S, the whole row's; T = B·S / cp.
-        document_BS: number of the document each token of the whole rows belongs to; a token sees only its own.
+        document_BS: number of the document of each token, of the whole rows; a token sees only its own.
             None: a row is one document.
         causal: False lets a token see the tokens after it too (BERT).
         cp: the ranks that share the rows.

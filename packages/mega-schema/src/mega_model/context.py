@@ -1,13 +1,16 @@
 """Context parallelism: which tokens of a row a rank holds, and how ranks show each other keys and values.
 
-A row of S tokens is cut into 2·cp chunks, and rank r holds chunks r and 2·cp - 1 - r: an early and a late one, so
-that every rank has the same number of pairs of query and key to compute where a token sees those before it.
+A row of S tokens is cut into 2·cp chunks, and rank r holds chunks r and 2·cp - 1 - r: an early and a late one,
+so that all ranks have as many pairs of query and key to compute where a token sees those before it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mega_model.mesh import Axis
 
@@ -35,6 +38,19 @@ def whole_rows(x: Tensor, rows: int, cp: Axis) -> Tensor:
     Returns:
         (2, B, K, S, H), tokens in the order of their places.
     """
-    ranks = cp.fan_out(x).unflatten(0, (cp.size, 2)).unflatten(2, (rows, 2, -1))
+    gathered: Tensor = _Gather.apply(x, cp)
+    ranks = gathered.unflatten(0, (cp.size, 2)).unflatten(2, (rows, 2, -1))
     in_order = torch.cat((ranks[:, :, :, 0], ranks[:, :, :, 1].flip(0)))  # (chunk, 2, B, tokens, K, H)
     return in_order.permute(1, 2, 4, 0, 3, 5).flatten(3, 4)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cp: Axis) -> Tensor:
+        ctx.cp = cp
+        return cp.enter(x).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.cp.leave(grad).wait(), None

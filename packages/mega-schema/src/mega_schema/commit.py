@@ -133,7 +133,7 @@ class Save:
             "format": FORMAT,
             "iteration": self.iteration,
             "model": spec.to_dict(),
-            "layout": {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+            "layout": {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp},
             "files": {record["file"]: record["size"] for record in records},
             "tensors": _tensors(records),
         }

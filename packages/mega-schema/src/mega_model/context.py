@@ -1,6 +1,6 @@
 """Context parallelism: which tokens of a row a rank holds, and how ranks show each other keys and values.
 
-A row of S tokens is cut into 2·cp chunks, and rank r holds chunks r and 2·cp - 1 - r: an early and a late one,
+A row of S tokens is cut into 2·cp chunks. Rank r holds chunks r and 2·cp - 1 - r, an early and a late one,
 so that all ranks have as many pairs of query and key to compute where a token sees those before it.
 """
 

@@ -138,7 +138,7 @@ def test_every_element_is_written_by_one_rank(small_llama: ModelSpec) -> None:
 def test_inspect_says_what_the_manifest_says(mega: Any, run_folder: Any, small_gpt: ModelSpec) -> None:
     run = run_folder(small_gpt)
     told = json.loads(mega("inspect", run, "--json", "--tensors").output)
-    assert (told["iteration"], told["written_by"]) == (3, {"tp": 1, "pp": 1, "dp": 1})
+    assert (told["iteration"], told["written_by"]) == (3, {"tp": 1, "pp": 1, "cp": 1, "dp": 1})
     assert told["parameters"] * 4 == told["namespaces"][MODEL]["bytes"]
     assert told["tokenizer"]["vocab_size"] == 11
     assert told["tensors"][MODEL]["embed.weight"]["shape"] == [11, 8]

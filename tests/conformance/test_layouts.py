@@ -68,7 +68,7 @@ def test_resharding_there_and_back_changes_no_bit(
         wanted = {(s, n): values.tobytes() for s, tensors in whole.items() for n, values in tensors.items()}
         for checkpoint in (first, second, third):
             assert {key: bits for key, (_, bits) in _whole(checkpoint).items()} == wanted
-        assert second.written_by == {"tp": b.tp, "pp": b.pp, "dp": 1}
+        assert second.written_by == {"tp": b.tp, "pp": b.pp, "cp": 1, "dp": 1}
         assert second.trainer == first.trainer
         for file in first.files:
             assert (third.folder / file).read_bytes() == (first.folder / file).read_bytes()

@@ -50,7 +50,7 @@ def test_megatrons_names_of_the_degrees_do_too(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, tp: str, pp: str
 ) -> None:
     mega("reshard", "--load", run_folder(small_gpt), "--save", tmp_path / "new", tp, 4, pp, 2)
-    assert Checkpoint.open(tmp_path / "new").written_by == {"tp": 4, "pp": 2, "dp": 1}
+    assert Checkpoint.open(tmp_path / "new").written_by == {"tp": 4, "pp": 2, "cp": 1, "dp": 1}
 
 
 def test_the_optimizer_can_be_left_behind(

@@ -80,6 +80,28 @@ def median(errors: list[float]) -> float:
     return statistics.median(abs(error) for error in errors)
 
 
+def table(done: list[Prediction]) -> str:
+    """Markdown: a line for each published number, and the errors in short."""
+    lines = [
+        "| table | model | tp·pp·vp·dp | micro | | published % | predicted % | error % | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for p in done:
+        layout = p.estimate.job.layout
+        cut = f"{layout.tp}·{layout.pp}·{layout.vp}·{layout.dp}"
+        numbers = f"{100 * p.row.utilisation:.1f} | {100 * p.utilisation:.1f} | {100 * p.error:+.1f}"
+        kind, fit = p.row.counted.upper(), "fit" if p.row.fitted else ""
+        micro = p.estimate.job.micro
+        lines.append(f"| {p.row.table} | {p.row.name} | {cut} | {micro} | {kind} | {numbers} | {fit} |")
+    held = [p.error for p in done if not p.row.fitted]
+    lines += [
+        "",
+        f"Median error {100 * median([p.error for p in done]):.1f} %; of the {len(held)} rows held out",
+    ]
+    lines[-1] += f" {100 * median(held):.1f} %, the largest {100 * max(map(abs, held)):.1f} %."
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
@@ -89,21 +111,7 @@ def main() -> None:
         for name in ("a100", "h100"):
             print(f"{name}: gemm {fitted(name):.2f}, in use {HARDWARE[name].gemm:.2f}")
     done = predictions()
-    print("| table | model | tp·pp·vp·dp | micro | | published % | predicted % | error % | |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for p in done:
-        layout = p.estimate.job.layout
-        cut = f"{layout.tp}·{layout.pp}·{layout.vp}·{layout.dp}"
-        numbers = f"{100 * p.row.utilisation:.1f} | {100 * p.utilisation:.1f} | {100 * p.error:+.1f}"
-        kind, fit = p.row.counted.upper(), "fit" if p.row.fitted else ""
-        print(
-            f"| {p.row.table} | {p.row.name} | {cut} | {p.estimate.job.micro} | {kind} | {numbers} | {fit} |"
-        )
-    held = [p.error for p in done if not p.row.fitted]
-    print(
-        f"\nmedian error {100 * median([p.error for p in done]):.1f} %, of {len(held)} rows held out ", end=""
-    )
-    print(f"{100 * median(held):.1f} %, largest {100 * max(map(abs, held)):.1f} %")
+    print(table(done))
     if options.json:
         options.json.write_text(json.dumps([p.as_json() for p in done], indent=1) + "\n", "utf-8")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.plan import Prediction, median, predictions
-from bench.published import PUBLISHED, model
+from bench.published import FP16_GRADIENTS, PUBLISHED, model
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.layout import Layout
@@ -18,7 +18,7 @@ from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.job import BF16, FLOAT32, FP16_GRADIENTS, Job, Precision, Software
+from mega_train.planning.job import BF16, FLOAT32, Job, Precision, Software
 from mega_train.planning.memory import fullest, in_flight, memory
 from mega_train.planning.search import search
 from mega_train.schedule import Backward, Forward, one_forward_one_backward

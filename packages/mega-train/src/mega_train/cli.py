@@ -46,6 +46,39 @@ _family("gpt", "Train a GPT-2 style model.")
 _family("llama", "Train a Llama style model.")
 
 
+@app.command(cls=Familiar)
+@click.option(
+    "--world", type=click.IntRange(min=1), help="GPUs; those of one copy of the model if not given."
+)
+@click.option("--hardware", type=click.Choice(["a100", "h100", "h200"]), default="h100", show_default=True)
+@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
+@click.option(
+    "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
+)
+@click.option("--json", "as_json", is_flag=True, help="A JSON object, or with --search a list of them.")
+@flags(Run)
+def plan(
+    config: Path | None,
+    sets: Sequence[str],
+    world: int | None,
+    hardware: str,
+    family: Family | None,
+    search: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Say what a run would need and how fast it would be: memory, traffic, FLOPs, time.
+
+    Takes the flags of training and starts nothing: no GPU, no other process, no corpus.
+    """
+    from mega_train.planning.command import found, made
+    from mega_train.planning.show import write
+
+    run = load(Run, config, given, sets)
+    done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
+    write(done, sys.stdout, searched=search, as_json=as_json)
+
+
 @app.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("loss.png"))

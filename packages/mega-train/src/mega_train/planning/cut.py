@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mega_schema.arch import table
-from mega_schema.errors import LayoutError
 from mega_schema.layout import Layout, Stage
 from mega_schema.spec import ModelSpec
 
@@ -106,18 +105,10 @@ class Cut:
 
 
 def dealt(layers: int, pp: int, vp: int) -> tuple[Stages, ...]:
-    """The stages of every place: stage number place + chunk · pp of pp · vp (arXiv:2104.04473 §2.2).
+    """The stages of every place of the pipeline.
 
     Raises:
         LayoutError: a stage would have no layer.
     """
-    if layers < pp * vp:
-        raise LayoutError(
-            "--pipeline-model-parallel-size",
-            "a stage would have no layer",
-            found=f"pp={pp} x vp={vp} stages for {layers} layers",
-            wanted=f"at most {layers}",
-            hint=f"--pipeline-model-parallel-size {max(1, layers // vp)}",
-        )
-    deep = Layout(pp=pp * vp)
-    return tuple(tuple(deep.stage(place + chunk * pp, layers) for chunk in range(vp)) for place in range(pp))
+    layout = Layout(pp=pp, vp=vp)
+    return tuple(tuple(layout.stage(place, layers, chunk) for chunk in range(vp)) for place in range(pp))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from mega_schema.errors import ConfigError, LayoutError
@@ -43,12 +41,12 @@ class Precision:
 
 FLOAT32 = Precision(name="fp32", weight=4, gradient=4, state=8)
 BF16 = Precision(name="bf16", weight=2, gradient=4, state=12)
-FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, state=16)  # Megatron's, with float16 gradients
+FLOAT16 = Precision(name="fp16", weight=2, gradient=4, state=12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What the program that trains does, where programs differ.
+    """What the program that trains does, where programs differ; by default what ours does.
 
     Attributes:
         attention: "flash" never holds the scores; "scores" does, with dropout on them.
@@ -63,15 +61,12 @@ class Software:
 
     attention: Literal["flash", "scores"] = "flash"
     regathers: bool = True
-    sliced_p2p: bool = True
+    sliced_p2p: bool = False
     gradient_traffic: int = 8
     loss_traffic: int = 40
-    overlaps_tp: Literal["none", "backward", "both"] = "none"
+    overlaps_tp: Literal["none", "backward", "both"] = "backward"
     overlaps_pp: bool = False
     overlaps_dp: bool = False
-
-
-MEGA = Software()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +92,7 @@ class Job:
     zero: int = 0
     schedule: Schedule = "1f1b"
     dropout: bool = False
-    software: Software = MEGA
+    software: Software = Software()
 
     @property
     def spec(self) -> ModelSpec:
@@ -162,6 +157,3 @@ def check(job: Job) -> None:
             found=f"{job.micros} micro-batches, pp={layout.pp}",
             wanted="pp of 2 or more, and a multiple of it in micro-batches",
         )
-
-
-PRECISIONS: Mapping[str, Precision] = MappingProxyType({p.name: p for p in (FLOAT32, BF16, FP16_GRADIENTS)})

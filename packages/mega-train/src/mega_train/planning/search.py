@@ -65,7 +65,8 @@ def _batches(
         if micro * job.length // layout.cp % layout.tp:
             continue
         interleaves = layout.pp > 1 and micros % layout.pp == 0
-        for vp in divisors(job.spec.layers // layout.pp) if interleaves else (1,):
+        whole, rest = divmod(job.spec.layers, layout.pp)
+        for vp in divisors(whole) if interleaves and not rest else (1,):
             key = layout.pp, vp
             depths[key] = depths.get(key) or dealt(job.spec.layers, *key)
             cut = Cut(job.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])

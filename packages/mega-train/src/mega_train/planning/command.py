@@ -1,0 +1,120 @@
+"""From what a person said of a run to a job to plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.spec import Family, preset
+from mega_train.config import Data, Evaluation, Log, Optimizer, Run, Save
+from mega_train.planning.cut import Cut
+from mega_train.planning.estimate import Estimate, estimate
+from mega_train.planning.hardware import HARDWARE
+from mega_train.planning.job import BF16, FLOAT16, FLOAT32, Job, Precision
+from mega_train.planning.search import search
+from mega_train.resolve import resolve
+
+
+def made(run: Run, family: Family | None, world: int | None, hardware: str) -> Estimate:
+    """The run as it is said.
+
+    Raises:
+        MegaError: the run could not begin.
+    """
+    return estimate(job(run, family, world), HARDWARE[hardware])
+
+
+def found(run: Run, family: Family | None, world: int | None, hardware: str) -> list[Estimate]:
+    """The fastest layouts of the run's model and batch.
+
+    Raises:
+        MegaError: the batch is not said, or no layout fits.
+    """
+    machine, size = HARDWARE[hardware], world or machine_size(run)
+    fastest = search(searchable(run, family), size, machine)
+    if not fastest:
+        raise LayoutError(
+            "--world",
+            "no layout fits",
+            found=f"{size} x {machine.name}",
+            wanted="more GPUs, or a batch that more layouts divide",
+            hint=f"--world {2 * size}",
+        )
+    return fastest
+
+
+def machine_size(run: Run) -> int:
+    """Ranks of one copy of the model."""
+    return max(1, run.parallel.tp) * max(1, run.parallel.pp)
+
+
+def job(run: Run, family: Family | None, world: int | None) -> Job:
+    """The job that this run would be on `world` ranks; one copy of the model's where that is not said.
+
+    No corpus is read; with --load the checkpoint says which model it is.
+
+    Raises:
+        MegaError: the run could not begin, for the reasons it would be refused for.
+    """
+    loaded = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
+    if family is None:
+        named = preset(run.model.preset) if run.model.preset is not None else loaded
+        family = named.family if named else "gpt"
+    # what a plan does not depend on takes values that pass
+    checked = replace(
+        run,
+        train=replace(run.train, iterations=1, device="cpu"),
+        optimizer=Optimizer(lr=1.0),
+        data=Data(),
+        evaluation=Evaluation(),
+        checkpoint=Save(),
+        log=Log(),
+    )
+    plan = resolve(checked, family, world or machine_size(run), corpus=None, loaded=loaded, cuda=False)
+    return Job(
+        cut=Cut.of(plan.spec, plan.layout),
+        length=plan.length,
+        micro=plan.micro,
+        global_samples=plan.global_samples,
+        precision=precision(run),
+        sequence=run.parallel.sequence and plan.layout.tp > 1,
+    )
+
+
+def searchable(run: Run, family: Family | None) -> Job:
+    """The job whose layout is to be found: the model and the batch of the run, cut for one rank.
+
+    Raises:
+        ConfigError: the batch is not said, and with it there is nothing to hold constant.
+    """
+    if run.batch.global_samples is None:
+        raise ConfigError(
+            "--global-batch-size", "missing", wanted="the batch to search for", hint="--global-batch-size 512"
+        )
+    parallel = replace(run.parallel, tp=1, pp=1, sequence=False)
+    return job(replace(run, parallel=parallel, batch=replace(run.batch, micro=1)), family, 1)
+
+
+def precision(run: Run) -> Precision:
+    return BF16 if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
+
+
+def words(job: Job) -> str:
+    """The flags that make a run this job's layout."""
+    layout = job.layout
+    flags = {
+        "--tensor-model-parallel-size": layout.tp if layout.tp > 1 else None,
+        "--sequence-parallel": "" if job.sequence else None,
+        "--context-parallel-size": layout.cp if layout.cp > 1 else None,
+        "--pipeline-model-parallel-size": layout.pp if layout.pp > 1 else None,
+        "--num-layers-per-virtual-pipeline-stage": (
+            job.spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
+        ),
+        "--micro-batch-size": job.micro,
+        "--global-batch-size": job.global_samples,
+        "--use-distributed-optimizer": "" if job.zero == 1 else None,
+        "--recompute-granularity": None if job.recompute == "none" else job.recompute,
+        "--recompute-method": "uniform" if job.recompute == "full" else None,
+    }
+    return " ".join(f"{flag} {value}".rstrip() for flag, value in flags.items() if value is not None)

@@ -1,0 +1,105 @@
+"""`mega-train plan` as a person runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from bench.plan import predictions
+from mega_train.cli import main
+
+GPT3 = ("plan", "--preset", "megatron-175b", "--bf16", "--world", "1024", "--hardware", "a100")
+CUT = (
+    *("--tensor-model-parallel-size", "8", "--sequence-parallel"),
+    *("--pipeline-model-parallel-size", "16", "--global-batch-size", "1536"),
+)
+HOW_TO = Path(__file__).parents[3] / "docs/howto/plan.md"
+
+
+def said(*argv: str) -> str:
+    out = io.StringIO()
+    with redirect_stdout(out), pytest.raises(SystemExit) as left:
+        main(argv)
+    assert left.value.code == 0
+    return out.getvalue()
+
+
+def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
+    text = said(*GPT3, *CUT)
+    assert text.startswith("gpt, 174,615,846,912 parameters, bf16 on 1024 x A100 80GB SXM\n")
+    assert "tp 8 x pp 16 x dp 8, zero 0, recompute none | 1536 samples x 2048 tokens a step" in text
+    for word in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "bubble", "MFU"):
+        assert word in text
+    assert re.search(r"model FLOPs 3\.38\de\+18 a step", text)
+    assert len(text.splitlines()) < 20
+
+
+def test_a_plan_as_json_says_the_same() -> None:
+    told = json.loads(said(*GPT3, *CUT, "--json"))
+    assert told["parameters"] == 174_615_846_912
+    assert told["layout"] == {"tp": 8, "pp": 16, "dp": 8, "cp": 1, "vp": 1, "world": 1024}
+    assert len(told["memory_bytes"]) == 16
+    for place in told["memory_bytes"]:
+        assert place.pop("total") == sum(place.values())
+    seconds = dict(told["seconds"])
+    assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
+    assert told["mfu"] == pytest.approx(told["model_flops"] / told["seconds"]["step"] / 1024 / 312e12)
+    assert set(told["sent_bytes"]) == {"tp", "cp", "pp", "dp"}
+
+
+def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\npreset = "megatron-175b"\n[train]\nbf16 = true\n[batch]\nglobal_samples = 1536\n'
+        "[parallel]\ntp = 8\nsequence = true\npp = 4\n[optimizer]\nwarmup_iterations = 100\n"
+        '[data]\npath = "none"\nreset_attention = true\n'
+    )
+    world = ("--world", "1024", "--hardware", "a100", "--json")
+    assert json.loads(said("plan", "--config", str(file), "--set", "parallel.pp=16", *world)) == json.loads(
+        said(*GPT3, *CUT, "--json")
+    )
+
+
+def test_a_search_lists_layouts_and_the_flags_of_the_first() -> None:
+    argv = (*GPT3, "--global-batch-size", "1536", "--search")
+    text, found = said(*argv), json.loads(said(*argv, "--json"))
+    assert len(found) == 10
+    assert found[0]["flags"] in text
+    assert [e["fits"] for e in found] == [True] * 10
+    first = found[0]["layout"]
+    assert first["tp"] * first["pp"] * first["cp"] * first["dp"] == 1024
+    assert f"--tensor-model-parallel-size {first['tp']} " in found[0]["flags"]
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = (
+        "import sys; from mega_train.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *GPT3, *CUT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "MFU" in done.stdout
+
+
+def test_the_how_to_tells_what_the_planner_says_today() -> None:
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in HOW_TO.read_text("utf-8").splitlines()
+        if re.match(r"\| 20\d\d \| ", line)
+    ]
+    today = predictions()
+    assert len(cells) == len(today)
+    for (_, name, _, _, kind, published, predicted, error, fit), p in zip(cells, today, strict=True):
+        assert (name, kind, fit == "fit") == (p.row.name, p.row.counted.upper(), p.row.fitted)
+        assert float(published) == pytest.approx(100 * p.row.utilisation, abs=0.06)
+        assert float(predicted) == pytest.approx(100 * p.utilisation, abs=0.3)
+        assert float(error) == pytest.approx(100 * p.error, abs=0.7)

@@ -11,7 +11,7 @@ from mega_train.config import Data, Evaluation, Log, Optimizer, Run, Save
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.job import BF16, FLOAT16, FLOAT32, Job, Precision
+from mega_train.planning.job import BF16, FLOAT16, FLOAT32, Job, Precision, Software
 from mega_train.planning.search import search
 from mega_train.resolve import resolve
 
@@ -49,7 +49,7 @@ def machine_size(run: Run) -> int:
     return max(1, run.parallel.tp) * max(1, run.parallel.pp)
 
 
-def job(run: Run, family: Family | None, world: int | None) -> Job:
+def job(run: Run, family: Family | None, world: int | None, software: Software | None = None) -> Job:
     """The job that this run would be on `world` ranks; one copy of the model's where that is not said.
 
     No corpus is read; with --load the checkpoint says which model it is.
@@ -79,6 +79,7 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
         global_samples=plan.global_samples,
         precision=precision(run),
         sequence=run.parallel.sequence and plan.layout.tp > 1,
+        software=software or Software(),
     )
 
 

@@ -49,7 +49,9 @@ class Software:
     """What the program that trains does, where programs differ; by default what ours does.
 
     Attributes:
-        attention: "flash" never holds the scores; "scores" does, with dropout on them.
+        attention: "flash" never holds the scores; "scores" does, before and after dropout.
+        attention_width: bytes of the numbers that attention computes with; None: those of the activations.
+        keeps_masks: dropout keeps a byte per element; ours makes its choice again.
         regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
         sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
         gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
@@ -60,6 +62,8 @@ class Software:
     """
 
     attention: Literal["flash", "scores"] = "flash"
+    attention_width: int | None = None
+    keeps_masks: bool = False
     regathers: bool = True
     sliced_p2p: bool = False
     gradient_traffic: int = 8
@@ -79,7 +83,6 @@ class Job:
         global_samples: samples per optimizer step.
         sequence: sequence parallelism on the tp axis.
         zero: what the data-parallel ranks share out, 0 to 3.
-        dropout: on the residual branches, and on scores that are in memory.
     """
 
     cut: Cut
@@ -91,7 +94,6 @@ class Job:
     recompute: Recompute = "none"
     zero: int = 0
     schedule: Schedule = "1f1b"
-    dropout: bool = False
     software: Software = Software()
 
     @property

@@ -52,7 +52,7 @@ def memory(job: Job, place: int) -> Memory:
         optimizer=(share if job.zero > 0 else held) * precision.state,
         activations=round(kept),
         logits=round(loss_bytes(job)) if stages[-1].last else 0,
-        buffers=round(working_bytes(job)),
+        buffers=round(working_bytes(job, last=stages[-1].last)),
     )
 
 

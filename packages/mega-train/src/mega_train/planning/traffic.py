@@ -21,7 +21,7 @@ class Traffic:
 def traffic(job: Job) -> Traffic:
     layout, halves = job.layout, transfers(job)
     again = {"none": 0, "selective": 0, "full": 1}[job.recompute]
-    keys = 3 + (job.recompute != "none")
+    keys = 2 + (job.recompute != "none")
     tp = cp = 0.0
     for place in job.cut.kinds:
         stages, layers = job.cut.stages[place], job.cut.depth[place]

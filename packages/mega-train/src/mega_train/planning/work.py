@@ -217,5 +217,5 @@ def _layer_back(job: Job, hardware: Hardware) -> Pass:
         attention=_core(job, hardware, back=True),
         stream=_stream(job, hardware, back=True),
         tp=sent,
-        cp=2 * key_bytes(job) / hardware.reach(layout.cp, layout.tp),
+        cp=key_bytes(job) / hardware.reach(layout.cp, layout.tp),
     )

@@ -1,0 +1,135 @@
+"""What a plan says of memory, against what the trainer holds."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mega_model.mesh import World
+from mega_train.planning.command import job
+from mega_train.planning.job import Job, Software
+from mega_train.planning.memory import Memory, memory
+from mega_train.trainer import Trainer
+from tests.parity.ranks import Body, on_ranks
+from tests.parity.runs import trainer
+
+SIZES: dict[str, Any] = {"model__hidden": 64, "model__vocab": 1000, "batch__length": 64}
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt", {}),
+    "gpt, two samples": ("gpt", {"batch__micro": 2}),
+    "gpt, bfloat16": ("gpt", {"train__bf16": True}),
+    "gpt, an output weight of its own": ("gpt", {"model__untied": True, "model__layers": 3}),
+    "llama": ("llama", {"model__ffn": 160}),
+    "llama, bfloat16": ("llama", {"model__ffn": 160, "train__bf16": True, "batch__micro": 4}),
+}
+TWO: dict[str, tuple[str, dict[str, Any]]] = {
+    "tensor": ("gpt", {"parallel__tp": 2}),
+    "sequence": ("llama", {"parallel__tp": 2, "parallel__sequence": True}),
+    "context": ("gpt", {"parallel__cp": 2}),
+    "context, turned": ("llama", {"parallel__cp": 2}),
+    "pipeline": ("gpt", {"parallel__pp": 2, "model__layers": 5}),
+    "data": ("gpt", {"train__bf16": True}),
+}
+
+
+class Saved:
+    """Bytes of what autograd keeps for a backward pass, now and at most; parameters are not counted."""
+
+    def __init__(self, run: Trainer) -> None:
+        self.now = self.most = 0
+        self._parameters = {_storage(weight).data_ptr() for _, weight in run.held}
+        self._uses: Counter[int] = Counter()
+
+    def keep(self, tensor: Tensor) -> Kept:
+        return Kept(self, tensor)
+
+    def count(self, tensor: Tensor, step: int) -> None:
+        storage = _storage(tensor)
+        if storage.data_ptr() in self._parameters:
+            return
+        before = self._uses[storage.data_ptr()]
+        self._uses[storage.data_ptr()] = after = before + step
+        if (before > 0) != (after > 0):
+            self.now += step * storage.nbytes()
+            self.most = max(self.most, self.now)
+
+
+class Kept:
+    """A tensor in a graph; it is let go with the graph's node."""
+
+    def __init__(self, saved: Saved, tensor: Tensor) -> None:
+        self.saved, self.tensor = saved, tensor
+        saved.count(tensor, 1)
+
+    def __del__(self) -> None:
+        self.saved.count(self.tensor, -1)
+
+
+@contextmanager
+def _counted(run: Trainer) -> Iterator[Saved]:
+    saved = Saved(run)
+    with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda kept: kept.tensor):
+        yield saved
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def _tensors() -> dict[int, int]:
+    """Bytes of every storage that a tensor of this process is in."""
+    gc.collect()
+    found = (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return {_storage(each).data_ptr(): _storage(each).nbytes() for each in found if each.numel()}
+
+
+def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+    """Weights exactly; with gradients and optimizer to the scalars beside them; activations within 5 %."""
+    before = _tensors()
+    run = trainer(model, world, meet, folder, **SIZES | values)
+    try:
+        planned, made = _planned(run)
+        weights = {_storage(weight).data_ptr(): _storage(weight).nbytes() for _, weight in run.held}
+        assert sum(weights.values()) == planned.weights
+        held = sum(size for place, size in _tensors().items() if place not in before)
+        standing = planned.weights + planned.gradients + planned.optimizer
+        assert standing <= held <= standing + 16 * len(run.held) + 256
+        with _counted(run) as saved:
+            run.step(1e-3)
+        assert saved.most == pytest.approx(planned.activations + planned.logits, rel=0.05), made
+        assert saved.now == 0
+    finally:
+        run.mesh.leave()
+
+
+def _planned(run: Trainer) -> tuple[Memory, Job]:
+    plan = run.plan
+    # torch's own bfloat16 attention is slow on a CPU, so there attention computes in float32
+    software = Software(attention_width=4 if plan.run.train.bf16 else None)
+    made = job(plan.run, plan.spec.family, plan.layout.world, software)
+    return memory(made, run.mesh.pp.rank), made
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_trainer_alone_holds_what_its_plan_says(case: str, tmp_path: Path) -> None:
+    _agree(*ALONE[case], World(), "", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    cases: dict[str, Body] = {name: partial(_agree, *case) for name, case in TWO.items()}
+    return on_ranks(2, cases, tmp_path_factory.mktemp("plan"))
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_both_of_two_ranks_hold_what_their_plan_says(case: str, two: dict[str, str]) -> None:
+    assert two[case] == ""

@@ -6,7 +6,8 @@
 # The first word is the number of elements of each array, the second the stages in their order. Options of sbatch
 # go through its environment: SBATCH_PARTITION=cpu SBATCH_TIMELIMIT=4:00:00 infra/slurm/data.sh ...
 # Called again after an element failed, it goes on: tasks that are done stay done.
-# Not run under a Slurm: none was at hand. The tests run it with an sbatch that starts the elements as processes.
+# Not run under a Slurm: none was at hand. The tests run it with an sbatch that starts the elements as processes,
+# some of which they kill; shellcheck 0.11 has nothing to say.
 set -euo pipefail
 
 elements=$1

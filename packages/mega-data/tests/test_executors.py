@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,31 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
+from mega_data.commands.common import Tasks
 from mega_data.executors.slurm import place
-from mega_data.steps import plan
+from mega_data.steps import Stage, plan
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
 STAGES = "keys pairs sets groups filter"
-SBATCH = """#!{python}
-# what Slurm would do, one after another: the elements of an array from the last to the first
-import os, subprocess, sys
-words, array = sys.argv[1:], None
-while words[0].startswith("--"):
-    flag = words.pop(0)
-    if flag != "--parsable":
-        value = words.pop(0)
-        if flag == "--array":
-            array = int(value.split("-")[1]) + 1
-environment = dict(os.environ, SLURM_CPUS_PER_TASK="1")
-with open(os.environ["SAID"], "a") as said:
-    for number in reversed(range(array or 1)):
-        if array:
-            environment.update(SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_TASK_MIN="0")
-            environment.update(SLURM_ARRAY_TASK_COUNT=str(array), SLURM_ARRAY_TASK_STEP="1")
-        subprocess.run(["bash", *words], env=environment, check=True, stdout=said, stderr=said)
-print("17;cluster")
-"""
 
 
 def corpus(folder: Path, shards: int) -> Path:
@@ -106,24 +89,30 @@ def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path:
 def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", 5)
     once = deduplicated(inputs, tmp_path / "once")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, text in (
-        ("sbatch", SBATCH.format(python=sys.executable)),
-        ("mega-data", f'#!/bin/sh\nexec {sys.executable} -m mega_data "$@"\n'),
+    (tmp_path / "bin").mkdir()
+    for name, words in (
+        ("sbatch", str(Path(__file__).with_name("sbatch.py"))),
+        ("mega-data", "-m mega_data"),
     ):
-        (programs / name).write_text(text)
-        (programs / name).chmod(stat.S_IRWXU)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "SAID": str(tmp_path / "said")}
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.chmod(stat.S_IRWXU)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "JOBS": str(tmp_path / "bin")}
     output = tmp_path / "array"
     words = ["bash", str(SLURM / "data.sh"), "2", STAGES, "dedup", *flags(inputs, output)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr + (tmp_path / "said").read_text()
+    said = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, 7)]
+    assert done.returncode == 0, done.stderr + "".join(said)
     assert files(output) == once
-    said = (tmp_path / "said").read_text()
-    assert said.startswith("keys 1/2\nkeys 2/2\nkeys 1/3\nkeys 2/3\nkeys 3/3\npairs")
-    assert "of 30 documents" in said.splitlines()[-1]
+    assert sorted(said[0].splitlines()) == ["keys 1/2", "keys 1/3", "keys 2/2", "keys 2/3", "keys 3/3"]
+    assert "of 30 documents" in said[-1].splitlines()[-1]
+
+
+@pytest.mark.parametrize("script", ["data.sh", "data.sbatch"])
+def test_the_scripts_for_slurm_are_what_bash_reads(script: str) -> None:
+    done = subprocess.run(["bash", "-n", str(SLURM / script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
@@ -135,6 +124,27 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
         assert [file.name for file in folder.iterdir()] == ["plan.json"]
         with pytest.raises(ConfigError, match="holds a run with other inputs"):
             plan(folder, {"inputs": []})
+
+
+def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
+    for terminal in (False, True):
+        clock = iter([100.0, 105.0, 110.0, 120.0])
+        told = Tasks("extract", stage, [1, 2, 3], lambda times=clock: next(times))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for size in (20_000_000, 10_000_000, 10_000_000):
+            told({"read": size, "documents": 700})
+        lines = [
+            "extract 2/4: 20.0 of 40.0 MB, 700 documents, 4.0 MB/s, 5 s left",
+            "extract 3/4: 30.0 of 40.0 MB, 1,400 documents, 3.0 MB/s, 3 s left",
+            "extract 4/4: 40.0 of 40.0 MB, 2,100 documents, 2.0 MB/s, 0 s left",
+        ]
+        shown = capsys.readouterr().err
+        assert shown == (
+            "".join(f"\r\x1b[K{line}" for line in lines) + "\n" if terminal else "\n".join([*lines, ""])
+        )
 
 
 def test_without_ray_the_flag_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,20 +160,21 @@ def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", 4)
     once = deduplicated(inputs, tmp_path / "once")
     words = [sys.executable, "-m", "mega_data", "dedup", *flags(inputs, tmp_path / "ray")]
-    done = subprocess.run(
-        [*words, "--executor", "ray", "--workers", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    words += ["--executor", "ray", "--workers", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "ray") == once
-    (inputs / "03.jsonl").write_text('{"text": 1}\n')
-    words[-3] = str(tmp_path / "other.work")
-    wrong = subprocess.run([*words, "--executor", "ray"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2, wrong.stderr
-    assert wrong.stderr.splitlines()[-1].startswith(f"error: {inputs}/03.jsonl:1: no text under 'text'")
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=f"RAY_ADDRESS: no cluster to use: found {address}: .*refused"):
+            deduplicated(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
 
 
 def test_workers_end_with_who_started_them_and_whoever_is_killed_the_bytes_are_the_same(

@@ -91,9 +91,8 @@ class Tasks:
             self.read += result["read"]
             self.documents += result["documents"]
             rate = self.read / max(self.now() - self.began, 1e-9)
-            line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {rate / 1e6:.2f} MB/s"
-            seconds = (self.size - self.read) / max(rate, 1e-9)
-            line += f", {self.documents:,} documents, {seconds:.0f} s left"
+            line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
+            line += f", {rate / 1e6:.1f} MB/s, {(self.size - self.read) / max(rate, 1e-9):.0f} s left"
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
         else:

@@ -1,12 +1,14 @@
 """Tasks on a Ray cluster: the one that RAY_ADDRESS names, or processes of this machine under Ray.
 
-The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must.
+The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must,
+and have the libraries that the command needs; the code of mega_data itself goes with the run.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
 from mega_schema.errors import ConfigError, MegaError
 
+_SECONDS = 10.0  # to wait for a cluster to answer
 _HINT = "the same command goes on where this one ended"
 
 
@@ -29,7 +32,7 @@ def run(
         workers: processes, where Ray is started for this run; an existing cluster has its own.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or the cluster is not there.
         MegaError: a task's own error, or its process died each time. What is done stays done.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster started here reports home
@@ -39,24 +42,41 @@ def run(
         hint = "pip install 'mega-data[ray]'"
         raise ConfigError("--executor", "ray is not installed", hint=hint) from None
     folder = folder.resolve()
-    ours = not ray.is_initialized()
-    if ours:
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
-        ray.init(log_to_driver=False, logging_level=logging.WARNING, **local)
+    _connect(ray, workers)
     try:
         for stage in stages:
             _run_stage(ray, stage, folder, progress)
     finally:
-        if ours:
-            ray.shutdown()
+        ray.shutdown()
     return [results(stage, folder) for stage in stages]
+
+
+def _connect(ray: Any, workers: int) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+    if address:
+        code = [str(Path(str(import_module(name).__file__)).parent) for name in ("mega_data", "mega_schema")]
+        options = {"runtime_env": {"py_modules": code}}
+    try:
+        host, colon, port = (address or "").partition(":")
+        if colon and port.isdecimal():  # where nobody listens Ray itself goes on trying for minutes
+            socket.create_connection((host, int(port)), _SECONDS).close()
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    except (OSError, RuntimeError, ValueError) as error:  # none there, or one of other versions
+        found, hint = f"{address}: {' '.join(str(error).split())}", "ray start --head, or unset RAY_ADDRESS"
+        raise ConfigError("RAY_ADDRESS", "no cluster to use", found=found, hint=hint) from None
+
+
+def _task(stage: Stage, task: int, folder: Path, here: Path) -> Result:
+    os.chdir(here)  # paths may be as the command was given them
+    return perform(stage, task, folder)
 
 
 def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Progress) -> None:
     tasks = left(stage, folder)
     tell = progress(stage, tasks)
-    remote, shared = ray.remote(perform), ray.put(stage)
-    waiting = [remote.remote(shared, task, folder) for task in tasks]
+    remote, shared = ray.remote(_task), ray.put(stage)
+    waiting = [remote.remote(shared, task, folder, Path.cwd()) for task in tasks]
     while waiting:
         ended, waiting = ray.wait(waiting)
         try:
@@ -67,7 +87,5 @@ def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Progress) -> None
             cause = error.cause
             raise (cause if isinstance(cause, MegaError) else error) from None
         except ray.exceptions.RayError as error:
-            found = str(error).splitlines()[0]
-            raise MegaError(
-                "--executor", f"Ray lost a task of {stage.name}", found=found, hint=_HINT
-            ) from None
+            what, found = f"Ray lost a task of {stage.name}", str(error).partition("\n")[0]
+            raise MegaError("--executor", what, found=found, hint=_HINT) from None

@@ -1,0 +1,181 @@
+"""Sixteen shards on processes here, in a Slurm array and on a Ray cluster whose workers are killed at random.
+
+Whoever dies, a run ends: with the bytes of one process, or with a line that says what was killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
+SHARDS, KILLS = 16, 7  # of each executor
+LONGEST = 300  # seconds, for what may not hang
+
+
+def dumps(folder: Path) -> Path:
+    """Small dumps of some megabytes in all."""
+    rng = random.Random(1)
+    words = [f"[[{word}|{word}s]]" if n % 9 == 0 else word for n, word in enumerate(map(str, range(5000)))]
+    folder.mkdir()
+    for shard in range(SHARDS):
+        texts = (" ".join(rng.choices(words, k=3000)) for _ in range(40))
+        pages = (
+            f"<page><title>{n}</title><ns>0</ns><id>{n}</id><text>{text}</text></page>"
+            for n, text in enumerate(texts)
+        )
+        (folder / f"{shard:02d}.xml").write_text(f"<mediawiki>{''.join(pages)}</mediawiki>")
+    return folder
+
+
+def flags(inputs: Path, output: Path) -> list[str]:
+    work = str(output.with_suffix(".work"))
+    return ["extract", "--input", str(inputs), "--output", str(output), "--work", work]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.jsonl"))}
+
+
+def under(pid: int, mark: bytes) -> list[int]:
+    """The processes that were started under one, and have a mark in their command line."""
+    found, ahead = list[int](), [pid]
+    while ahead:
+        here = ahead.pop()
+        for task in Path(f"/proc/{here}/task").glob("*/children"):
+            try:
+                ahead += map(int, task.read_text().split())
+                found += [here] if mark in Path(f"/proc/{here}/cmdline").read_bytes() else []
+            except OSError:  # it has ended
+                continue
+    return sorted(set(found) - {pid})
+
+
+def hunted(
+    words: list[str], rng: random.Random, kills: int, victims: Callable[[int], list[int]], **more: object
+) -> tuple[int, str, int]:
+    """How a command ended, what it said, and how many of its workers were killed, of at most so many."""
+    killed, begun = 0, time.monotonic()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=said, **more)  # type: ignore[call-overload]
+        while process.poll() is None:
+            time.sleep(rng.uniform(0.01, 0.15))
+            assert time.monotonic() - begun < LONGEST, "it hangs"
+            if killed < kills and rng.random() < 0.5 and (found := victims(process.pid)):
+                try:
+                    os.kill(rng.choice(found), signal.SIGKILL)
+                except ProcessLookupError:  # it had done its work
+                    continue
+                killed += 1
+        said.seek(0)
+        return process.returncode, said.read(), killed
+
+
+@contextmanager
+def ray_head(environment: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """A cluster of this machine that others started: its process, and its address."""
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # names of sockets have to be short
+    words = ["start", "--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", "--block"]
+    words = [sys.executable, "-m", "ray.scripts.scripts", *words, "--temp-dir", str(folder)]
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        begun = time.monotonic()
+        while not (folder / "ray_current_cluster").exists():
+            assert process.poll() is None
+            assert time.monotonic() - begun < LONGEST
+            time.sleep(0.1)
+        yield process.pid, (folder / "ray_current_cluster").read_text()
+    finally:
+        process.terminate()
+        process.wait(LONGEST)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_same(tmp_path: Path) -> None:
+    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
+    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
+    once = files(tmp_path / "once")
+    assert len(once) == SHARDS
+    local, killed = [*python, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
+    while killed < KILLS:
+        code, said, more = hunted(local, rng, 1, lambda pid: under(pid, b"spawn_main"))
+        killed += more
+        assert code == (2 if more else 0), said
+        assert not more or "error: --workers: a process was killed" in said.splitlines()[-1]
+        if code == 0:  # done before it could be killed: once more from the start
+            assert files(tmp_path / "local") == once
+            shutil.rmtree(tmp_path / "local.work")
+    hunted(local, rng, 0, lambda pid: [])
+    assert files(tmp_path / "local") == once
+
+    (tmp_path / "jobs").mkdir()
+    for name, word in (("sbatch", str(Path(__file__).with_name("sbatch.py"))), ("mega-data", "-m mega_data")):
+        program = tmp_path / "jobs" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {word} "$@"\n')
+        program.chmod(stat.S_IRWXU)
+    path = f"{tmp_path / 'jobs'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "JOBS": str(tmp_path / "jobs")}
+    array = ["bash", str(SLURM / "data.sh"), "4", "extract join", *flags(inputs, tmp_path / "array")]
+    killed = 0
+    while killed < KILLS:
+        code, said, more = hunted(array, rng, 3, lambda pid: under(pid, b"-m\0mega_data"), env=environment)
+        killed += more
+        assert code == 0, said  # the jobs are submitted; which of them end well is another matter
+    hunted(array, rng, 0, lambda pid: [], env=environment)
+    assert files(tmp_path / "array") == once
+
+
+def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
+    subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
+    once = files(tmp_path / "once")
+    # code that only who gives the work has: titles tell whose was run
+    for name in ("mega_data", "mega_schema"):
+        shutil.copytree(Path(str(import_module(name).__file__)).parent, tmp_path / "code" / name)
+    code = tmp_path / "code/mega_data/extract/run.py"
+    code.write_text(code.read_text().replace('"title": page.title', '"title": "of the giver"'))
+    wanted = {name: re.sub(rb'"title":"\d+"', b'"title":"of the giver"', data) for name, data in once.items()}
+    assert wanted != once
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    killed, output = 0, tmp_path / "ray"
+    words = [*python, *flags(inputs, output), "--executor", "ray"]
+    with ray_head(environment) as (head, address):
+        environment |= {"RAY_ADDRESS": address, "PYTHONPATH": str(tmp_path / "code")}
+        ended = 2
+        while killed < KILLS or ended:
+            left = KILLS - killed
+            ended, said, more = hunted(
+                words, rng, left, lambda _: under(head, b"ray::_task"), env=environment
+            )
+            killed += more
+            assert ended in (0, 2), said
+            assert not ended or "error: --executor: Ray lost a task of extract" in said, said
+            if killed < KILLS and not ended:  # done before it could be killed so often
+                assert files(output) == wanted
+                shutil.rmtree(output.with_suffix(".work"))
+        assert files(output) == wanted
+        (inputs / "03.xml").write_text("<other/>")
+        words[words.index(str(output.with_suffix(".work")))] = str(tmp_path / "other.work")
+        ended, said, _ = hunted(words, rng, 0, lambda _: [], env=environment)
+        assert ended == 2
+        assert f"error: {inputs}/03.xml: begins like no form" in said.splitlines()[-1]

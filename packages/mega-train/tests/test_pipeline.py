@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mega_model.mesh import Axis
+from mega_model.lines import Lines
+from mega_model.weight_gradients import WeightGradients
 from mega_train.pipeline import run
-from mega_train.schedule import forward_only, one_forward_one_backward
+from mega_train.schedule import Pipe, Schedule, forward_only, one_forward_one_backward
 
 
 class Scale:
@@ -23,9 +24,9 @@ class Scale:
         return self.weight * (micro + 1)
 
 
-def _run(schedule: object, work: Scale, micros: int) -> list[Tensor]:
-    table = schedule(1, micros, 0)  # type: ignore[operator]
-    return run(table, work, Axis("pp"), dtype=torch.float32, device=torch.device("cpu"))
+def _run(schedule: Schedule, work: Scale, micros: int) -> list[Tensor]:
+    table = schedule(Pipe(1, 1, micros), 0)
+    return run(table, work, Lines(), WeightGradients(), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_one_stage_gives_the_losses_in_order_and_adds_up_the_gradients() -> None:

@@ -21,7 +21,8 @@ from mega_train.planning.hardware import HARDWARE
 from mega_train.planning.job import BF16, FLOAT32, Job, Precision, Software
 from mega_train.planning.memory import fullest, in_flight, memory
 from mega_train.planning.search import search
-from mega_train.schedule import Backward, Forward, one_forward_one_backward
+from mega_train.schedule import Pipe, one_forward_one_backward
+from mega_train.simulate import check
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
 LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, context=32)
@@ -128,39 +129,11 @@ def test_micro_batches_in_flight_and_the_bubble_are_those_of_the_schedules_table
     stages: int, micros: int
 ) -> None:
     made = job(replace(GPT, layers=10), Layout(pp=stages), global_samples=micros)
-    tables = [one_forward_one_backward(stages, micros, stage) for stage in range(stages)]
-    for stage, actions in enumerate(tables):
-        alive = most = 0
-        for action in actions:
-            alive += isinstance(action, Forward) - isinstance(action, Backward)
-            most = max(most, alive)
-        assert in_flight(made, stage) == (most,)
-    assert finished(tables) == 3 * (micros + stages - 1)  # one forward is 1, one backward 2
-
-
-def finished(tables: list[list[object]]) -> float:
-    """When a pipeline that takes 1 for a forward and 2 for a backward pass is done."""
-    done: dict[tuple[int, str, int], float] = {}
-    clock, next_action = [0.0] * len(tables), [0] * len(tables)
-    while any(next_action[stage] < len(actions) for stage, actions in enumerate(tables)):
-        for stage, actions in enumerate(tables):
-            while next_action[stage] < len(actions):
-                action = actions[next_action[stage]]
-                if isinstance(action, Forward):
-                    needs = (stage - 1, "forward", action.micro) if stage else None
-                    key, takes = (stage, "forward", action.micro), 1
-                elif isinstance(action, Backward):
-                    needs = (stage + 1, "backward", action.micro) if stage + 1 < len(tables) else None
-                    key, takes = (stage, "backward", action.micro), 2
-                else:
-                    next_action[stage] += 1
-                    continue
-                if needs and needs not in done:
-                    break
-                clock[stage] = max(clock[stage], done[needs] if needs else 0) + takes
-                done[key] = clock[stage]
-                next_action[stage] += 1
-    return max(clock)
+    pipe = Pipe(stages, 1, micros)
+    timeline = check(one_forward_one_backward, pipe)
+    for stage in range(stages):
+        assert in_flight(made, stage) == (timeline.alive(stage),)
+    assert timeline.makespan == 3 * (micros + stages - 1)  # one forward is 1, one backward 2
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=2, vp=4), Layout(pp=5)])

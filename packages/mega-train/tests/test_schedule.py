@@ -1,178 +1,281 @@
-"""Every stage's table carried out against the others', as integers: no process, no tensor."""
+"""Every schedule's tables carried out on abstract time, over thousands of shapes, and beside torch's."""
 
 from __future__ import annotations
 
-from collections import Counter
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from torch.distributed.pipelining.schedules import Schedule1F1B
+from torch.distributed.pipelining import schedules as torchs
 
-from mega_train.schedule import Action, Backward, Exchange, Forward, forward_only, one_forward_one_backward
+from mega_train.schedule import (
+    SCHEDULES,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Pipe,
+    ReceiveGradient,
+    ReceiveInput,
+    Schedule,
+    SendGradient,
+    SendOutput,
+    Table,
+    forward_only,
+    gpipe,
+    one_forward_one_backward,
+    zero_bubble,
+)
+from mega_train.simulate import Costs, ScheduleError, check, simulate
 
-Schedule = Callable[[int, int, int], list[Action]]
-SIZES = [(stages, micros) for stages in range(1, 7) for micros in range(1, 10)]
-
-
-class Stage:
-    """One stage on its way through its table; a message is a kind and a micro-batch.
-
-    An exchange is posted when it is reached, and done when every message of it met its counterpart in an
-    exchange that the neighbour has posted too: the strictest that a transport may be.
-    """
-
-    def __init__(self, table: list[Action], place: int, stages: int) -> None:
-        self.table, self.place, self.stages = table, place, stages
-        self.at = 0
-        self.inputs: set[int] = set()
-        self.gradients: set[int] = set()
-        self.forwards: list[int] = []
-        self.backwards: list[int] = []
-        self.most_alive = 0
-
-    @property
-    def posted(self) -> Exchange | None:
-        action = self.table[self.at] if self.at < len(self.table) else None
-        return action if isinstance(action, Exchange) else None
-
-    def compute(self) -> bool:
-        """Do what needs no neighbour; whether there was any."""
-        moved = False
-        while self.at < len(self.table) and self.posted is None:
-            self._act(self.table[self.at])
-            self.at += 1
-            moved = True
-        return moved
-
-    def _act(self, action: Action) -> None:
-        last = self.place == self.stages - 1
-        match action:
-            case Forward(micro):
-                assert self.place == 0 or micro in self.inputs, "forward before its input came"
-                assert micro not in self.forwards
-                self.forwards.append(micro)
-                self.most_alive = max(self.most_alive, len(self.forwards) - len(self.backwards))
-            case Backward(micro):
-                assert micro in self.forwards, "backward before forward"
-                assert last or micro in self.gradients, "backward before its gradient came"
-                assert micro not in self.backwards
-                self.backwards.append(micro)
-
-    def messages(self, exchange: Exchange) -> tuple[set[tuple[int, str, int]], set[tuple[int, str, int]]]:
-        """What it sends and what it receives: (the neighbour, the kind, the micro-batch)."""
-        e, before, after = exchange, self.place - 1, self.place + 1
-        sends = {(after, "output", e.send_output), (before, "gradient", e.send_gradient)}
-        receives = {(before, "output", e.receive_input), (after, "gradient", e.receive_gradient)}
-        return _real(sends), _real(receives)
-
-    def finish(self, exchange: Exchange) -> None:
-        if exchange.send_output is not None:
-            assert exchange.send_output in self.forwards
-        if exchange.send_gradient is not None:
-            assert exchange.send_gradient in self.backwards
-        if exchange.receive_input is not None:
-            self.inputs.add(exchange.receive_input)
-        if exchange.receive_gradient is not None:
-            self.gradients.add(exchange.receive_gradient)
-        self.at += 1
+ALL = {**SCHEDULES, "forward only": forward_only}
+UNEVEN = Costs(forward=1, input=1.25, weight=0.75)  # exact in binary, so that sums may be compared
 
 
-def _real(messages: set[tuple[int, str, int | None]]) -> set[tuple[int, str, int]]:
-    return {(peer, kind, micro) for peer, kind, micro in messages if micro is not None}
+def shapes(count: int, seed: int) -> list[Pipe]:
+    """Random pipes, several chunks on several ranks only."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        ranks = rng.randint(1, 6)
+        found.append(Pipe(ranks, rng.randint(1, 3) if ranks > 1 else 1, rng.randint(1, 14)))
+    return found
 
 
-def carry_out(schedule: Schedule, stages: int, micros: int) -> list[Stage]:
-    """Run all tables to their end; a test fails where they cannot get there."""
-    run = [Stage(schedule(stages, micros, place), place, stages) for place in range(stages)]
-    # per stage, what of its posted exchange is done
-    met: list[set[tuple[int, str, int]]] = [set() for _ in run]
-    while any(stage.at < len(stage.table) for stage in run):
-        moved = sum(stage.compute() for stage in run) > 0  # every stage, not up to the first that moved
-        for stage in run:
-            if stage.posted is None:
-                continue
-            for peer, kind, micro in stage.messages(stage.posted)[0]:
-                other = run[peer].posted
-                wanted = (stage.place, kind, micro)
-                if other is not None and wanted in run[peer].messages(other)[1] - met[peer]:
-                    met[peer].add(wanted)
-                    met[stage.place].add((peer, "sent " + kind, micro))
-                    moved = True
-        for stage in run:
-            if stage.posted is not None:
-                sends, receives = stage.messages(stage.posted)
-                sent = {(peer, "sent " + kind, micro) for peer, kind, micro in sends}
-                if sent | receives <= met[stage.place]:
-                    stage.finish(stage.posted)
-                    met[stage.place] = set()
-                    moved = True
-        assert moved, f"deadlock: {[(s.place, s.posted) for s in run]}"
-    return run
+def tables(schedule: Schedule, pipe: Pipe) -> list[Table]:
+    return [schedule(pipe, rank) for rank in range(pipe.ranks)]
 
 
-@pytest.mark.parametrize(("stages", "micros"), SIZES)
-def test_1f1b_comes_to_its_end_with_every_pass_done_once(stages: int, micros: int) -> None:
-    for stage in carry_out(one_forward_one_backward, stages, micros):
-        assert stage.forwards == stage.backwards == list(range(micros))
-        assert stage.most_alive <= stages - stage.place
+@pytest.mark.parametrize("name", ALL)
+def test_every_pass_is_done_once_and_no_rank_waits_in_a_circle_though_no_line_holds_a_message(
+    name: str,
+) -> None:
+    for pipe in shapes(700, seed=1):
+        check(ALL[name], pipe, training=name != "forward only")
 
 
-@pytest.mark.parametrize(("stages", "micros"), SIZES)
-def test_forward_only_comes_to_its_end_with_every_pass_done_once(stages: int, micros: int) -> None:
-    for stage in carry_out(forward_only, stages, micros):
-        assert stage.forwards == list(range(micros))
-        assert stage.backwards == []
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "forward only"])
+def test_lines_that_hold_no_message_make_no_rank_wait_longer(name: str) -> None:
+    for pipe in shapes(150, seed=2):
+        made = tables(ALL[name], pipe)
+        strict, loose = (simulate(made, pipe, UNEVEN, unreceived=n).makespan for n in (0, 1 << 30))
+        assert strict == loose, pipe
 
 
-@pytest.mark.parametrize("schedule", [one_forward_one_backward, forward_only])
-@pytest.mark.parametrize(("stages", "micros"), SIZES)
-def test_every_message_that_is_sent_is_received_once(schedule: Schedule, stages: int, micros: int) -> None:
-    sent: Counter[tuple[int, int, str, int]] = Counter()
-    received: Counter[tuple[int, int, str, int]] = Counter()
-    for place in range(stages):
-        stage = Stage(schedule(stages, micros, place), place, stages)
-        for action in stage.table:
-            if isinstance(action, Exchange):
-                assert action != Exchange(), "an exchange of nothing"
-                sends, receives = stage.messages(action)
-                assert all(0 <= peer < stages for peer, _, _ in sends | receives)
-                sent.update((place, peer, kind, micro) for peer, kind, micro in sends)
-                received.update((peer, place, kind, micro) for peer, kind, micro in receives)
-    assert sent == received
-    assert all(times == 1 for times in sent.values())
-    directions = 2 if schedule is one_forward_one_backward else 1
-    assert len(sent) == directions * (stages - 1) * micros
+def test_no_rank_keeps_more_micro_batches_alive_than_its_schedule_says() -> None:
+    for pipe in shapes(200, seed=3):
+        ranks, chunks, micros = pipe.ranks, pipe.chunks, pipe.micros
+        alive = {
+            name: [timeline.alive(rank) for rank in range(ranks)]
+            for name, timeline in ((n, simulate(tables(s, pipe), pipe)) for n, s in SCHEDULES.items())
+        }
+        assert alive["gpipe"] == [chunks * micros] * ranks
+        if chunks == 1:
+            assert alive["1f1b"] == [min(ranks - rank, micros) for rank in range(ranks)]
+            assert max(alive["zero-bubble"]) <= alive["1f1b"][0]
+        else:
+            # rounds are of `ranks` micro-batches, longer by what does not divide
+            longest = -(-micros // max(1, micros // ranks))
+            fill = [(chunks - 1) * longest + 2 * (ranks - rank - 1) for rank in range(ranks)]
+            assert alive["1f1b"] == [min(some + 1, chunks * micros) for some in fill]
+            assert max(alive["zero-bubble"]) <= alive["1f1b"][0]
 
 
-def test_the_simulator_sees_a_deadlock() -> None:
-    def both_send_first(stages: int, micros: int, place: int) -> list[Action]:
-        table = one_forward_one_backward(stages, micros, place)
-        if place == 1:  # the last stage answers before it has asked
-            table.insert(0, Exchange(send_gradient=0))
-        return table
+@pytest.mark.parametrize("costs", [Costs(), UNEVEN])
+@pytest.mark.parametrize(("ranks", "micros"), [(1, 3), (2, 2), (3, 7), (4, 4), (4, 8), (6, 12), (8, 16)])
+def test_a_step_takes_as_long_as_the_papers_say(ranks: int, micros: int, costs: Costs) -> None:
+    whole = costs.forward + costs.input + costs.weight
 
-    with pytest.raises(AssertionError, match="deadlock"):
-        carry_out(both_send_first, 2, 2)
+    def makespan(schedule: Schedule, chunks: int = 1) -> float:
+        pipe = Pipe(ranks, chunks, micros)
+        return simulate(tables(schedule, pipe), pipe, costs).makespan
+
+    # arXiv:2104.04473 §2.2.1: (p - 1) passes of bubble
+    assert makespan(gpipe) == makespan(one_forward_one_backward) == (micros + ranks - 1) * whole
+    if ranks > 1 and micros % ranks == 0:  # §2.2.2: (p - 1) / v of them, here in passes of a chunk
+        for chunks in (2, 3):
+            assert makespan(one_forward_one_backward, chunks) == (chunks * micros + ranks - 1) * whole
+    if micros >= ranks:  # arXiv:2401.10241 table 2, ZB-H1: (p - 1)(F + B - W)
+        bubble = (ranks - 1) * (costs.forward + costs.input - costs.weight)
+        assert makespan(zero_bubble) == pytest.approx(micros * whole + bubble)
+
+
+def test_the_bubble_is_the_share_of_time_in_which_nothing_is_computed() -> None:
+    pipe = Pipe(4, 1, 8)
+    timeline = simulate(tables(one_forward_one_backward, pipe), pipe)
+    assert timeline.bubble == pytest.approx(3 / (8 + 3))
+    assert simulate(tables(zero_bubble, pipe), pipe).bubble == pytest.approx(1 / (8 + 1))
+
+
+def test_several_chunks_and_apart_weights_never_lengthen_a_step() -> None:
+    for pipe in shapes(150, seed=4):
+        plain = simulate(tables(one_forward_one_backward, pipe), pipe).makespan
+        assert simulate(tables(zero_bubble, pipe), pipe).makespan <= plain, pipe
+        whole = Pipe(pipe.ranks, 1, pipe.micros)
+        costs = Costs(forward=pipe.chunks, input=pipe.chunks, weight=pipe.chunks)
+        if pipe.micros >= pipe.ranks:
+            assert plain <= simulate(tables(one_forward_one_backward, whole), whole, costs).makespan, pipe
+
+
+def test_messages_travel_while_ranks_compute() -> None:
+    # of all transfers only those to the last rank and back are waited for
+    pipe, costs = Pipe(4, 1, 8), Costs(transfer=0.5)
+    timeline = simulate(tables(gpipe, pipe), pipe, costs)
+    assert timeline.makespan == (8 + 3) * 3 + 2 * 3 * 0.5
 
 
 @pytest.mark.parametrize(
-    ("stages", "micros"), [(stages, micros) for stages, micros in SIZES if micros >= stages]
+    ("spoil", "said"),
+    [
+        (lambda made: made[1].remove(ReceiveInput(0, 2)), r"rank 1 is not ready for Forward"),
+        (lambda made: made[0].remove(SendOutput(0, 1)), r"micro=1\) is awaited where .* micro=2\) is sent"),
+        (lambda made: made[0].remove(SendOutput(0, 2)), r"deadlock: .*rank 1 at Forward\(chunk=0, micro=2\)"),
+        (lambda made: made[0].append(SendOutput(0, 2)), r"deadlock: rank 0 at SendOutput"),
+        (lambda made: made[1].insert(0, SendGradient(0, 0)), r"rank 1 is not ready for SendGradient"),
+        (lambda made: made[1].append(Forward(0, 0)), r"rank 1 is not ready for Forward\(chunk=0, micro=0\)"),
+        (lambda made: made[0].append(ReceiveGradient(0, 3)), r"rank 0 receives what it never uses"),
+        (lambda made: made[1].append(BackwardWeight(0, 0)), r"rank 1 is not ready for BackwardWeight"),
+        (lambda made: made[1].append(SendOutput(0, 0)), r"rank 1 sends to a stage that is not"),
+    ],
 )
-def test_the_order_of_passes_is_that_of_torchs_1f1b(stages: int, micros: int) -> None:
-    # the order is a function of these two numbers, where there are as many micro-batches as stages
-    sizes = SimpleNamespace(_num_stages=stages, _n_microbatches=micros)
-    order = Schedule1F1B._get_pipeline_order(sizes)  # type: ignore[arg-type]
-    assert order is not None
-    for place in range(stages):
-        computed = [(a.computation_type.name, a.microbatch_index) for a in order[place] if a is not None]
-        theirs = [action for action in computed if action[0] in ("FORWARD", "FULL_BACKWARD")]
-        first = theirs[0][1]
+def test_a_table_that_cannot_be_carried_out_is_found(spoil: Callable[[list[Table]], None], said: str) -> None:
+    pipe = Pipe(2, 1, 3)
+    made = tables(one_forward_one_backward, pipe)
+    spoil(made)
+    with pytest.raises(ScheduleError, match=said):
+        simulate(made, pipe, unreceived=0)
+
+
+def test_a_message_that_is_never_taken_and_a_pass_that_is_left_out_are_found() -> None:
+    pipe = Pipe(2, 1, 3)
+    made = tables(one_forward_one_backward, pipe)
+    made[0].append(SendOutput(0, 2))
+    with pytest.raises(ScheduleError, match="output of rank 0: 4 messages sent, 3 received"):
+        simulate(made, pipe)
+
+    def without_weights(pipe: Pipe, rank: int) -> Table:
+        return [action for action in zero_bubble(pipe, rank) if not isinstance(action, BackwardWeight)]
+
+    with pytest.raises(ScheduleError, match="rank 0 leaves passes out"):
+        check(without_weights, pipe)
+
+
+# torch's tables, made by its own functions without stages or processes
+TORCHS = {
+    "FORWARD": Forward,
+    "FULL_BACKWARD": Backward,
+    "BACKWARD_INPUT": BackwardInput,
+    "BACKWARD_WEIGHT": BackwardWeight,
+}
+Step = tuple[type, int, int]
+
+
+def computed(table: Table) -> list[Step]:
+    return [(type(a), a.chunk, a.micro) for a in table if isinstance(a, tuple(TORCHS.values()))]
+
+
+def torch_computes(schedule: Any, pipe: Pipe, rank: int) -> list[Step]:
+    """The order of passes of a schedule of torch.distributed.pipelining on one rank."""
+    rounds = max(1, pipe.micros // pipe.ranks)
+    sizes = SimpleNamespace(
+        _num_stages=pipe.ranks * pipe.chunks,
+        num_stages=pipe.ranks * pipe.chunks,
+        _n_microbatches=pipe.micros,
+        n_local_stages=pipe.chunks,
+        pp_group_size=pipe.ranks,
+        number_of_rounds=rounds,
+        microbatches_per_round=pipe.micros // rounds,
+    )
+    if hasattr(schedule, "_calculate_single_rank_operations"):
+        actions = schedule._calculate_single_rank_operations(sizes, rank)
+    else:
+        actions = schedule._get_pipeline_order(sizes)[rank]
+    return [
+        (TORCHS[a.computation_type.name], a.stage_index // pipe.ranks, a.microbatch_index)
+        for a in actions
+        if a is not None and a.computation_type.name in TORCHS
+    ]
+
+
+def fill(steps: list[Step]) -> int:
+    """Forwards before the first backward."""
+    return next(number for number, step in enumerate(steps) if step[0] is not Forward)
+
+
+PLAIN = [Pipe(ranks, 1, micros) for ranks in range(1, 7) for micros in range(1, 10)]
+# torch asks for rounds of one length
+ROUNDS = [
+    Pipe(ranks, chunks, micros)
+    for ranks in range(2, 6)
+    for chunks in (2, 3)
+    for micros in range(1, 13)
+    if micros % max(1, micros // ranks) == 0
+]
+
+
+@pytest.mark.parametrize("pipe", PLAIN, ids=str)
+def test_gpipe_and_zero_bubble_compute_in_torchs_order(pipe: Pipe) -> None:
+    for rank in range(pipe.ranks):
+        assert computed(gpipe(pipe, rank)) == torch_computes(torchs.ScheduleGPipe, pipe, rank)
+        ours, theirs = zero_bubble(pipe, rank), torchs.ScheduleInterleavedZeroBubble
+        assert computed(ours) == torch_computes(theirs, pipe, rank)
+
+
+@pytest.mark.parametrize("pipe", [pipe for pipe in PLAIN if pipe.micros >= pipe.ranks], ids=str)
+def test_1f1b_computes_in_torchs_order(pipe: Pipe) -> None:
+    # with fewer micro-batches than ranks torch's table is not one that can be carried out
+    for rank in range(pipe.ranks):
+        theirs = torch_computes(torchs.Schedule1F1B, pipe, rank)
+        first = theirs[0][2]
         assert first in (0, 1), "torch 2.13 counts the last stage's forwards from 1, all others from 0"
-        theirs = [(kind, micro - first if kind == "FORWARD" else micro) for kind, micro in theirs]
-        ours = [
-            ("FORWARD" if isinstance(action, Forward) else "FULL_BACKWARD", action.micro)
-            for action in one_forward_one_backward(stages, micros, place)
-            if not isinstance(action, Exchange)
-        ]
-        assert ours == theirs
+        theirs = [(kind, c, micro - first if kind is Forward else micro) for kind, c, micro in theirs]
+        assert computed(one_forward_one_backward(pipe, rank)) == theirs
+
+
+@pytest.mark.parametrize("pipe", ROUNDS, ids=str)
+def test_interleaved_1f1b_computes_in_torchs_order(pipe: Pipe) -> None:
+    for rank in range(pipe.ranks):
+        ours = computed(one_forward_one_backward(pipe, rank))
+        assert ours == torch_computes(torchs.ScheduleInterleaved1F1B, pipe, rank)
+
+
+@pytest.mark.parametrize("pipe", ROUNDS, ids=str)
+def test_zero_bubble_over_chunks_fills_longer_than_torchs_and_does_the_same_passes(pipe: Pipe) -> None:
+    """Torch fills one pass for each rank after this one, we as interleaved 1F1B does, two.
+
+    Torch's order relies on lines that hold messages: what goes around the ring is there passes before it is
+    wanted. Ours is sound on lines that hold none, and keeps more micro-batches alive for it.
+    """
+    for rank in range(pipe.ranks):
+        ours = computed(zero_bubble(pipe, rank))
+        theirs = torch_computes(torchs.ScheduleInterleavedZeroBubble, pipe, rank)
+        assert sorted(ours, key=str) == sorted(theirs, key=str)
+        most = pipe.chunks * pipe.micros
+        assert fill(ours) == min(most, fill(theirs) + pipe.ranks - rank - 1)
+        for kind in (Forward, BackwardWeight):
+            assert [s for s in ours if s[0] is kind] == [s for s in theirs if s[0] is kind]
+
+
+@pytest.mark.parametrize("pipe", [Pipe(ranks, 2, micros) for ranks in (2, 4) for micros in (8, 12)], ids=str)
+def test_zbv_does_as_many_passes_and_keeps_fewer_alive_for_a_placement_we_do_not_have(pipe: Pipe) -> None:
+    """ZB-V (arXiv:2401.10241 §6) deals a rank's second stage from the other end: the path is a V, no ring.
+
+    Hence its forwards come back a rank sooner, and a rank keeps 2 x ranks passes where the ring's keep more.
+    """
+    for rank in range(pipe.ranks):
+        theirs = torch_computes(torchs.ScheduleZBVZeroBubble, pipe, rank)
+        ours = computed(zero_bubble(pipe, rank))
+        for kind in (Forward, BackwardWeight):
+            assert sum(s[0] is kind for s in ours) == pipe.chunks * pipe.micros
+        weights = sum(s[0] in (BackwardWeight, Backward) for s in theirs)
+        assert weights == sum(s[0] is Forward for s in theirs) == pipe.chunks * pipe.micros
+        alive = most = 0
+        for kind, *_ in theirs:
+            alive += kind is Forward
+            most = max(most, alive)
+            alive -= kind in (BackwardWeight, Backward)
+        assert most <= 2 * pipe.ranks
+        timeline = simulate(tables(zero_bubble, pipe), pipe)
+        assert timeline.alive(rank) <= 3 * pipe.ranks - 1

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from mega_model.lines import Lines
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout, Stage
 
@@ -144,6 +145,7 @@ class Mesh:
         cp: ranks that share every sequence, each with its own tokens of it.
         replicas: dp and cp together: the ranks that hold the same weights, and whose gradients are parts of
             one. `replicas.rank` is dp.rank · cp.size + cp.rank.
+        lines: to the neighbours in the pipeline.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -154,6 +156,7 @@ class Mesh:
     pp: Axis = field(default_factory=lambda: Axis("pp"))
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     replicas: Axis = field(default_factory=lambda: Axis("replicas"))
+    lines: Lines = field(default_factory=Lines)
 
     @classmethod
     def join(
@@ -222,6 +225,7 @@ class Mesh:
             else dp
             if cp.size == 1
             else cp,
+            Lines.join(layout, world.rank, timeout=timeout),
         )
 
     def stage(self, layers: int, chunk: int = 0) -> Stage:

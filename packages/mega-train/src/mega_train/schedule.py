@@ -1,97 +1,216 @@
-"""Pipeline schedules as tables: for every stage, the list of what it does. Pure functions of integers.
+"""Pipeline schedules as tables: for every rank, the list of what it does. Pure functions of integers.
 
-A table is checked, drawn and counted without a process; one small executor (`pipeline`) runs any of them.
+A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s lies on rank s mod P as its
+chunk s div P. A schedule orders what a rank computes; from that order alone follows what it sends and
+receives when (`_with_transfers`). A table is checked, timed and counted without a process (`simulate`), and
+one small executor (`pipeline`) runs any of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass of a micro-batch."""
-
-    micro: int
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """The backward pass of a micro-batch."""
-
-    micro: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What is sent and received at once, as micro-batch numbers; None where nothing is.
+class Pipe:
+    """The sizes a schedule is made for.
 
     Attributes:
-        send_output: this stage's output, to the next stage.
-        receive_input: the stage before's output.
-        send_gradient: the gradient of this stage's input, to the stage before.
-        receive_gradient: the gradient of this stage's output, from the next stage.
+        ranks: of the pipeline.
+        chunks: stages that each rank holds.
+        micros: micro-batches of an optimizer step.
     """
 
-    send_output: int | None = None
-    receive_input: int | None = None
-    send_gradient: int | None = None
-    receive_gradient: int | None = None
+    ranks: int
+    chunks: int
+    micros: int
+
+    def first(self, chunk: int, rank: int) -> bool:
+        """Whether this chunk of this rank is the first stage of all."""
+        return chunk == 0 and rank == 0
+
+    def last(self, chunk: int, rank: int) -> bool:
+        """Whether this chunk of this rank is the last stage of all."""
+        return chunk == self.chunks - 1 and rank == self.ranks - 1
 
 
-Action = Forward | Backward | Exchange
+@dataclass(frozen=True, slots=True)
+class Of:
+    """Something done for one micro-batch by one chunk of the rank whose table it stands in."""
+
+    chunk: int
+    micro: int
 
 
-def one_forward_one_backward(stages: int, micros: int, stage: int) -> list[Action]:
+class Forward(Of):
+    """The forward pass."""
+
+
+class Backward(Of):
+    """The backward pass, whole."""
+
+
+class BackwardInput(Of):
+    """The part of the backward pass that the stage before waits for: B of arXiv:2401.10241."""
+
+
+class BackwardWeight(Of):
+    """The rest, which nobody waits for: products that are gradients of weights, W of arXiv:2401.10241."""
+
+
+class ReceiveInput(Of):
+    """Begin to receive the chunk's input from the rank before; the forward pass waits for it."""
+
+
+class SendOutput(Of):
+    """Begin to send the chunk's output to the next rank."""
+
+
+class ReceiveGradient(Of):
+    """Begin to receive the gradient of the chunk's output from the next rank; backward waits for it."""
+
+
+class SendGradient(Of):
+    """Begin to send the gradient of the chunk's input to the rank before."""
+
+
+Compute = Forward | Backward | BackwardInput | BackwardWeight
+Transfer = ReceiveInput | SendOutput | ReceiveGradient | SendGradient
+Action = Compute | Transfer
+Table = list[Action]
+Schedule = Callable[[Pipe, int], Table]
+
+
+def gpipe(pipe: Pipe, rank: int) -> Table:
+    """All forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is alive at once."""
+    return _with_transfers(_in_turn(pipe, pipe.micros * pipe.chunks), pipe, rank)
+
+
+def one_forward_one_backward(pipe: Pipe, rank: int) -> Table:
     """1F1B (arXiv:2104.04473 §2.2): forwards until the pipeline is full, then in turn, then drain.
 
-    At most `stages - stage` micro-batches are alive on a stage, whatever their number.
+    With one chunk to a rank, at most `ranks - rank` micro-batches are alive on it, whatever their number.
+    With several it is the interleaved schedule, which fills in a chunk's time: a rank goes on with its chunks
+    until the first backward pass reaches it. With rounds all of `ranks` micro-batches it is Megatron's order.
     """
-    first, last = stage == 0, stage == stages - 1
-    fill = min(stages - stage - 1, micros)
-    table: list[Action] = []
-
-    def exchange(
-        *,
-        output: int | None = None,
-        inputs: int | None = None,
-        grad: int | None = None,
-        back: int | None = None,
-    ) -> None:
-        step = Exchange(
-            None if last else output,
-            None if first else inputs,
-            None if first else grad,
-            None if last else back,
-        )
-        if step != Exchange():
-            table.append(step)
-
-    exchange(inputs=0)
-    for micro in range(fill):
-        table.append(Forward(micro))
-        exchange(output=micro)
-        exchange(inputs=micro + 1 if micro + 1 < micros else None)
-    for done in range(micros - fill):
-        ahead = done + fill
-        table.append(Forward(ahead))
-        exchange(output=ahead, back=done)
-        table.append(Backward(done))
-        exchange(grad=done, inputs=ahead + 1 if ahead + 1 < micros else None)
-    for micro in range(micros - fill, micros):
-        exchange(back=micro)
-        table.append(Backward(micro))
-        exchange(grad=micro)
-    return table
+    return _with_transfers(_in_turn(pipe, _fill(pipe, rank)), pipe, rank)
 
 
-def forward_only(stages: int, micros: int, stage: int) -> list[Action]:
+def zero_bubble(pipe: Pipe, rank: int) -> Table:
+    """1F1B whose weight gradients fill the bubble: with one chunk to a rank, ZB-H1 of arXiv:2401.10241 §2.
+
+    A rank puts off the weight gradients of `rank` passes: as many as there are ranks before it, which would
+    wait for them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
+    """
+    return _with_transfers(list(_weights_apart(_in_turn(pipe, _fill(pipe, rank)), rank)), pipe, rank)
+
+
+def forward_only(pipe: Pipe, rank: int) -> Table:
     """Every micro-batch through the stages once, as validation does."""
-    table: list[Action] = []
-    for micro in range(micros):
-        if stage > 0:
-            table.append(Exchange(receive_input=micro))
-        table.append(Forward(micro))
-        if stage < stages - 1:
-            table.append(Exchange(send_output=micro))
+    return _with_transfers(list(_passes(pipe)[0]), pipe, rank)
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
+)
+
+
+def _fill(pipe: Pipe, rank: int) -> int:
+    """Forwards of 1F1B before the first backward: as many as it takes one to come back to this rank."""
+    after = pipe.ranks - rank - 1
+    if pipe.chunks == 1:
+        return after
+    return (pipe.chunks - 1) * len(_rounds(pipe)[0]) + 2 * after
+
+
+def _rounds(pipe: Pipe) -> list[range]:
+    """The micro-batches in the rounds in which they go over a rank's chunks: chunk 0, then 1, and so on.
+
+    Rounds of `ranks` keep every rank busy. What does not divide makes some rounds longer, never shorter: in a
+    shorter one a rank would wait for a micro-batch to come around. The longer ones come first.
+    """
+    count = max(1, pipe.micros // pipe.ranks)
+    each, longer = divmod(pipe.micros, count)
+    bounds = [i * each + min(i, longer) for i in range(count + 1)]
+    return [range(begin, end) for begin, end in pairwise(bounds)]
+
+
+def _passes(pipe: Pipe) -> tuple[list[Forward], list[Backward]]:
+    """All passes of a rank, each kind in the order in which every rank does it."""
+    rounds, chunks = _rounds(pipe), range(pipe.chunks)
+    forwards = [Forward(chunk, micro) for some in rounds for chunk in chunks for micro in some]
+    backwards = [Backward(chunk, micro) for some in rounds for chunk in reversed(chunks) for micro in some]
+    return forwards, backwards
+
+
+def _in_turn(pipe: Pipe, fill: int) -> list[Compute]:
+    """`fill` forwards, then one forward and one backward in turn, then the backwards that remain."""
+    forwards, backwards = _passes(pipe)
+    order: list[Compute] = list(forwards[:fill])
+    for ahead, done in zip(forwards[fill:], backwards, strict=False):
+        order += ahead, done
+    return order + backwards[max(0, len(forwards) - fill) :]
+
+
+def _weights_apart(order: list[Compute], later: int) -> Iterator[Compute]:
+    """Split every backward pass; the weights' part follows the inputs' part of `later` passes after it."""
+    passes = [action for action in order if isinstance(action, Backward)]
+    weights = [BackwardWeight(action.chunk, action.micro) for action in passes]
+    begun = 0
+    for action in order:
+        if isinstance(action, Backward):
+            yield BackwardInput(action.chunk, action.micro)
+            if begun >= later:
+                yield weights[begun - later]
+            begun += 1
+        else:
+            yield action
+    yield from weights[max(0, begun - later) :]
+
+
+def _with_transfers(order: list[Compute], pipe: Pipe, rank: int) -> Table:
+    """The table of a rank that computes in this order.
+
+    A result is sent as soon as it is there. What a pass needs begins to be received one pass of its kind
+    before, so that it travels while this rank computes. What comes around from the last rank to the first, or
+    back, is there earlier when a round is longer than `ranks`, by as many passes, and is received so much
+    earlier. No line between two ranks then ever has to hold more than the one message that travels on it.
+
+    All ranks do forwards in one order and backwards in one order; hence what a rank receives of a kind comes
+    in the order in which its neighbour sends it, and no message needs a name.
+    """
+    longer = {micro: max(0, len(some) - pipe.ranks) for some in _rounds(pipe) for micro in some}
+    receives: list[Table] = [[] for _ in order]
+    for kinds, around in ((Forward, 0), (Backward | BackwardInput, pipe.ranks - 1)):
+        places = [place for place, action in enumerate(order) if isinstance(action, kinds)]
+        for number, place in enumerate(places):
+            needed = _needs(order[place], pipe, rank)
+            if needed is not None:
+                ahead = 1 + (longer[needed.micro] if rank == around else 0)
+                receives[places[number - ahead] if number else max(0, place - 1)].append(needed)
+    table: Table = []
+    for action, begun in zip(order, receives, strict=True):
+        made = _makes(action, pipe, rank)
+        table += [*begun, action, *([] if made is None else [made])]
     return table
+
+
+def _needs(action: Compute, pipe: Pipe, rank: int) -> Transfer | None:
+    match action:
+        case Forward(chunk, micro) if not pipe.first(chunk, rank):
+            return ReceiveInput(chunk, micro)
+        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not pipe.last(chunk, rank):
+            return ReceiveGradient(chunk, micro)
+    return None
+
+
+def _makes(action: Compute, pipe: Pipe, rank: int) -> Transfer | None:
+    match action:
+        case Forward(chunk, micro) if not pipe.last(chunk, rank):
+            return SendOutput(chunk, micro)
+        case Backward(chunk, micro) | BackwardInput(chunk, micro) if not pipe.first(chunk, rank):
+            return SendGradient(chunk, micro)
+    return None

@@ -113,6 +113,7 @@ SP = {"parallel__sequence": True}
 CP2 = {"parallel__cp": 2}
 DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
 TIED = {"model__untied": False}
+KEYS_2 = {"model__kv_heads": 2}
 CASES: dict[int, dict[str, Body]] = {
     2: {
         "tensor_parallel_2_gpt": _cut("gpt", **TP2),
@@ -120,6 +121,8 @@ CASES: dict[int, dict[str, Body]] = {
         "tensor_parallel_2_untied_gpt": _cut("gpt", model__untied=True, **TP2),
         "sequence_parallel_2_gpt": _cut("gpt", **TP2, **SP),
         "sequence_parallel_2_llama": _cut("llama", **TP2, **SP),
+        "one_key_head_on_two_ranks_gpt": _cut("gpt", model__kv_heads=1, **TP2),
+        "one_key_head_on_two_ranks_with_a_tied_llama": _cut("llama", model__kv_heads=1, **TIED, **TP2, **SP),
         "pipeline_2_tied_gpt": _cut("gpt", **PP2),
         "pipeline_2_llama": _cut("llama", **PP2),
         "pipeline_2_with_one_micro_batch": _cut("gpt", batch__micro=8, **PP2),
@@ -143,6 +146,13 @@ CASES: dict[int, dict[str, Body]] = {
     4: {
         "tensor_parallel_4_gpt": _cut("gpt", parallel__tp=4),
         "sequence_parallel_4_llama": _cut("llama", parallel__tp=4, **SP),
+        "two_key_heads_on_four_ranks_llama": _cut("llama", model__kv_heads=2, parallel__tp=4, **SP),
+        "resume_from_key_heads_repeated_on_them_apart": partial(
+            _resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | TP2, False
+        ),
+        "resume_with_key_heads_repeated_is_bitwise": partial(
+            _resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | {"parallel__tp": 4}, True
+        ),
         "pipeline_4_tied_gpt": _cut("gpt", parallel__pp=4),
         "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
         "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import LayoutError
-from mega_schema.shard import Slab, Split, local_shape, overlap, overlaps, slabs
+from mega_schema.shard import (
+    Repeated,
+    Slab,
+    Split,
+    local_shape,
+    overlap,
+    overlaps,
+    owned,
+    repeated,
+    slabs,
+)
 
 
 @st.composite
@@ -127,6 +140,88 @@ def test_what_one_layout_holds_is_found_in_any_other(
             for number, met in overlaps(want, have):
                 out[met.a] = whole[have[number].in_global][met.b]
             assert np.array_equal(out, whole[want.in_global])
+
+
+def _any_cut(rng: random.Random) -> tuple[tuple[int, ...], Split | None, int]:
+    """A shape and a cut as the tables have them: whole, even, in runs, padded, with repeated heads."""
+    ranks, width, unit = rng.choice((1, 2, 3, 4, 6, 8, 12)), rng.randint(1, 3), rng.randint(1, 4)
+    match rng.randrange(5):
+        case 0:
+            return (rng.randint(1, 9), width), None, ranks
+        case 1:
+            return (width, ranks * unit * rng.randint(1, 3)), Split("tp", 1, unit=unit), ranks
+        case 2:
+            run = ranks * rng.randint(1, 3)
+            return (2 * run, width), Split("tp", 0, (run, run)), ranks
+        case 3:
+            return (rng.randint(1, 60), width), Split("tp", 0, pad=rng.randint(1, 9)), ranks
+        case _:
+            kv = rng.choice([n for n in range(1, 3 * ranks) if n % ranks == 0 or ranks % n == 0])
+            q = math.lcm(kv, ranks) * rng.randint(1, 2)
+            runs = (q * unit, kv * unit, kv * unit)
+            shape = (sum(runs), width)[: rng.randint(1, 2)]
+            return shape, Split("tp", 0, runs, unit=unit, repeats=(1, 2)), ranks
+
+
+def test_over_thousands_of_cuts_every_element_is_held_and_answered_for_once() -> None:
+    rng, repeats = random.Random(11), 0
+    for _ in range(2500):
+        shape, split, ranks = _any_cut(rng)
+        held, answered = np.zeros(shape, int), np.zeros(shape, int)
+        again = repeated("w", shape, split, ranks)
+        for rank in range(ranks):
+            share = np.zeros(local_shape("w", shape, split, ranks), int)
+            boxes, own = slabs("w", shape, split, rank, ranks), owned("w", shape, split, rank, ranks)
+            assert set(own) <= set(boxes)
+            for box in boxes:
+                held[box.in_global] += 1
+                share[box.in_local] += 1
+            for box in own:
+                answered[box.in_global] += 1
+                share[box.in_local] += 1
+            assert share.max(initial=0) <= 2
+            if split is not None and again is None:
+                assert set(own) == set(boxes)
+            if again is not None:
+                twice = share.reshape(-1)[again.begin : again.end]
+                assert (twice == (2 if rank % again.holders == 0 else 1)).all()
+                assert (np.delete(share.reshape(-1), np.s_[again.begin : again.end]) == 2).all()
+                repeats += 1
+        assert (answered == 1).all()
+        assert (held >= 1).all()
+        if split is None:
+            assert (held == ranks).all()
+        elif again is None:
+            assert (held == 1).all()
+        else:
+            assert set(np.unique(held)) == {1, again.holders}
+    assert repeats > 250
+
+
+def test_a_rank_holds_the_key_head_its_query_heads_read() -> None:
+    """Eight query heads and two key heads over four ranks: heads 0 to 3 read key head 0, the others 1."""
+    split = Split("tp", 0, (8, 2, 2), repeats=(1, 2))
+    found = [[box.start[0] for box in slabs("qkv", (12,), split, rank, 4)] for rank in range(4)]
+    assert found == [[0, 8, 10], [2, 8, 10], [4, 9, 11], [6, 9, 11]]
+    assert [len(owned("qkv", (12,), split, rank, 4)) for rank in range(4)] == [3, 1, 3, 1]
+    assert repeated("qkv", (12,), split, 4) == Repeated(2, 4, 2)
+    assert repeated("qkv", (12,), split, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "ranks", "message"),
+    [
+        (8, 2, 3, "8 heads cannot be cut evenly over tp: found tp=3, wanted a divisor of 8; hint: .* 2$"),
+        (12, 4, 6, "4 heads cannot be .*: found tp=6, wanted one of 1, 2, 4, 12; hint: .* 4$"),
+        (4, 2, 8, "4 heads cannot be .*: found tp=8, wanted a divisor of 4; hint: .* 4$"),
+    ],
+)
+def test_key_heads_that_neither_divide_nor_repeat_are_refused(
+    heads: int, key_heads: int, ranks: int, message: str
+) -> None:
+    split = Split("tp", 0, (2 * heads, 2 * key_heads, 2 * key_heads), unit=2, repeats=(1, 2))
+    with pytest.raises(LayoutError, match=message):
+        slabs("qkv", (2 * heads + 4 * key_heads,), split, 0, ranks)
 
 
 def test_padding_falls_on_the_last_ranks() -> None:

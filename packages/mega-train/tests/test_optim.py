@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mega_model.mesh import Axis, Mesh
+from mega_model.mesh import Mesh
 from mega_schema.params import ONES, Param
-from mega_schema.shard import Slab, Split
-from mega_train.grads import Gradients, owns
+from mega_schema.shard import Slab
+from mega_train.grads import Gradients
 from mega_train.optim import AdamW
 
 ROWS = [
@@ -82,15 +82,6 @@ def test_clipping_cuts_the_norm_back_and_lets_a_smaller_one_be(most: float, expe
     gradients.clip(gradients.norm(), most)
     assert gradients.norm() == pytest.approx(expected, rel=1e-5)
     assert gradients.of[0][0, 0] < 0
-
-
-def test_one_rank_answers_for_a_parameter_that_all_hold() -> None:
-    cut = Param("cut", (4, 4), 0, ONES, Split("tp", 0))
-    tied = Param("tied", (4, 4), 0, ONES, Split("tp", 0), tied_to="cut")
-    ranks = [Axis("tp", 2, rank) for rank in range(2)]
-    assert [owns(ROWS[0], tp) for tp in ranks] == [True, False]
-    assert [owns(cut, tp) for tp in ranks] == [True, True]
-    assert [owns(tied, tp) for tp in ranks] == [False, False]
 
 
 def _adamw_by_hand(

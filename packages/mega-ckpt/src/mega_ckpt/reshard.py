@@ -26,7 +26,7 @@ class Share:
 
 
 def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[Share]:
-    """What every rank of the layout writes; a parameter that is not cut is written by tp rank 0 of its stage.
+    """What every rank of the layout writes: the boxes it answers for.
 
     Args:
         dtypes: safetensors' name of every parameter's dtype.
@@ -39,8 +39,8 @@ def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[S
     for pp in range(layout.pp):
         stage = layout.stage(pp, spec.layers)
         for tp in range(layout.tp):
-            mine = [row for row in rows if row.on(stage) and (row.split is not None or tp == 0)]
-            cut = [boxes(row.name, row.shape, row.slabs(tp, layout.tp), dtypes[row.name]) for row in mine]
+            mine = [row for row in rows if row.on(stage)]
+            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), dtypes[row.name]) for row in mine]
             rank = layout.rank(Coordinates(tp, 0, pp))
             found.append(Share(rank, tuple(box for some in cut for box in some)))
     return found

@@ -14,6 +14,7 @@ from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
 from mega_schema.layout import WHOLE, Stage
 from mega_schema.params import Param
+from mega_schema.shard import runs
 from mega_schema.spec import ModelSpec
 
 
@@ -62,7 +63,6 @@ class Runtime:
 
     def runs(self, name: str) -> list[int]:
         """How many rows of each run of a fused parameter this rank holds (its Q, K and V rows, say)."""
-        split = self.table[name].split
-        assert split is not None
-        assert split.blocks
-        return [run // self.tp.size for run in split.blocks]
+        row = self.table[name]
+        assert row.split is not None
+        return list(runs(name, row.shape, row.split, self.tp.size))

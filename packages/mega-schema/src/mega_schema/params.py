@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.layout import Stage
-from mega_schema.shard import Shape, Slab, Split, local_shape, slabs
+from mega_schema.shard import Repeated, Shape, Slab, Split, local_shape, owned, repeated, slabs
 
 Where = Literal["first", "last"] | int
 
@@ -71,6 +71,14 @@ class Param:
     def slabs(self, rank: int, tp: int) -> tuple[Slab, ...]:
         """The boxes of the whole tensor that rank `rank` of `tp` holds."""
         return slabs(self.name, self.shape, self.split, rank, tp)
+
+    def owned(self, rank: int, tp: int) -> tuple[Slab, ...]:
+        """The boxes that rank `rank` of `tp` answers for; none of a parameter that is tied to another."""
+        return () if self.tied_to else owned(self.name, self.shape, self.split, rank, tp)
+
+    def repeated(self, tp: int) -> Repeated | None:
+        """What neighbours of `tp` ranks hold alike of a parameter that is cut."""
+        return repeated(self.name, self.shape, self.split, tp)
 
 
 def count(rows: Iterable[Param]) -> int:

@@ -29,6 +29,8 @@ class Split:
         pad: a rank's share is rounded up to a multiple of this, and the last ranks hold rows past the end of
             the global tensor (a vocabulary). 0 means the dimension has to divide.
         unit: the cut falls between whole units of this many rows (the rows of one head).
+        repeats: numbers of the runs that may have fewer units than there are ranks, if a divisor of them: as
+            many neighbouring ranks then hold one unit each alike (key and value heads under query heads).
     """
 
     axis: str
@@ -36,6 +38,7 @@ class Split:
     blocks: tuple[int, ...] = ()
     pad: int = 0
     unit: int = 1
+    repeats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,36 @@ class Overlap:
         return tuple(slice(s, s + n) for s, n in zip(self.in_b, self.shape, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Elements that neighbouring ranks of an axis hold alike, each with a part of their gradient.
+
+    Attributes:
+        begin, end: where they lie in a rank's local tensor, counted flat; the same on every rank.
+        holders: ranks that hold one of them; the first of these neighbours answers for it.
+    """
+
+    begin: int
+    end: int
+    holders: int
+
+
+def runs(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
+    """Length of one rank's share of every run, padding included; the same on every rank.
+
+    Raises:
+        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+    """
+    lengths = split.blocks or (shape[split.dim],)
+    if split.pad:
+        return tuple(-(-run // (ranks * split.pad)) * split.pad for run in lengths)
+    units = [run // split.unit for run in lengths]
+    assert all(n * split.unit == run for n, run in zip(units, lengths, strict=True)), f"{name}: whole units"
+    if not all(_deals(units, split, ranks)):
+        raise _refusal(name, units, split, ranks)
+    return tuple(max(1, n // ranks) * split.unit for n in units)
+
+
 def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Shape:
     """Shape of one rank's share of a tensor, padding included; the same on every rank.
 
@@ -91,34 +124,69 @@ def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Sha
     """
     if split is None:
         return shape
-    share = sum(_share(name, split, run, ranks) for run in split.blocks or (shape[split.dim],))
-    return *shape[: split.dim], share, *shape[split.dim + 1 :]
+    return _set(shape, split.dim, sum(runs(name, shape, split, ranks)))
 
 
 def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
     """The boxes of the global tensor `name` that rank `rank` of `ranks` holds, in their local order.
 
-    Over all ranks the boxes cover the tensor, and no two of them meet. Empty boxes are left out.
+    Over all ranks the boxes cover the tensor; where two of them meet they are one, repeated. Empty boxes are
+    left out.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
     """
+    return tuple(box for box, _ in _boxes(name, shape, split, rank, ranks))
+
+
+def owned(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
+    """The boxes of `slabs` that the rank answers for (saving, norms): over all ranks, every element once."""
+    return tuple(box for box, holders in _boxes(name, shape, split, rank, ranks) if rank % holders == 0)
+
+
+def repeated(name: str, shape: Shape, split: Split | None, ranks: int) -> Repeated | None:
+    """The elements of a cut tensor that several ranks hold; None where every element has one holder.
+
+    Raises:
+        LayoutError: the dimension, or one of its runs, does not divide over the ranks.
+    """
+    if split is None or not split.repeats:
+        return None
+    assert split.dim == 0, f"{name}: repeated units are whole rows"
+    lengths, row = runs(name, shape, split, ranks), math.prod(shape[1:])
+    holders = [_holders(split, run, ranks) for run in split.blocks]
+    several = [number for number, n in enumerate(holders) if n > 1]
+    if not several:
+        return None
+    first, last = several[0], several[-1]
+    assert len({holders[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
+    return Repeated(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, holders[first])
+
+
+def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> Iterator[tuple[Slab, int]]:
+    """A rank's boxes, and how many ranks hold each."""
     zero = (0,) * len(shape)
     if split is None:
-        return (Slab(zero, shape, zero),)
-    boxes, begin, at = [], 0, 0
-    for run in split.blocks or (shape[split.dim],):
-        share = _share(name, split, run, ranks)
-        first, last = min(rank * share, run), min((rank + 1) * share, run)
+        yield Slab(zero, shape, zero), ranks
+        return
+    lengths, begin, at = split.blocks or (shape[split.dim],), 0, 0
+    for run, share in zip(lengths, runs(name, shape, split, ranks), strict=True):
+        holders = _holders(split, run, ranks)
+        place = rank // holders
+        first, last = min(place * share, run), min((place + 1) * share, run)
         box = Slab(
             _set(zero, split.dim, begin + first),
             _set(shape, split.dim, last - first),
             _set(zero, split.dim, at),
         )
         if not box.empty:
-            boxes.append(box)
+            yield box, holders
         begin, at = begin + run, at + share
-    return tuple(boxes)
+
+
+def _holders(split: Split, run: int, ranks: int) -> int:
+    """Ranks that hold one unit of the run; what does not divide was refused before."""
+    return 1 if split.pad else max(1, ranks * split.unit // run)
 
 
 def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> Overlap | None:
@@ -143,32 +211,28 @@ def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
             yield number, met
 
 
-def _share(name: str, split: Split, run: int, ranks: int) -> int:
-    """Length of one rank's part of a run."""
-    if split.pad:
-        return -(-run // (ranks * split.pad)) * split.pad
-    units, rest = divmod(run, split.unit)
-    assert rest == 0, f"{name}: a run of {run} is not whole units of {split.unit}"
-    if units % ranks:
-        # what divides this run may not divide the others (query heads, fewer key heads)
-        common = math.gcd(units, *(other // split.unit for other in split.blocks))
-        raise LayoutError(
-            name,
-            f"{units} {'rows' if split.unit == 1 else 'heads'} cannot be cut evenly over {split.axis}",
-            found=f"{split.axis}={ranks}",
-            wanted=f"a divisor of {common}",
-            hint=f"--{_FLAGS.get(split.axis, split.axis)} {_largest_divisor(common, ranks)}",
-        )
-    return run // ranks
+def _deals(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
+    """Whether each run of so many units can be dealt to so many ranks."""
+    return [n % ranks == 0 or (i in split.repeats and ranks % n == 0) for i, n in enumerate(units)]
+
+
+def _refusal(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
+    worst = units[_deals(units, split, ranks).index(False)]
+    degrees = [n for n in range(1, max(units) + 1) if all(_deals(units, split, n))]
+    most = degrees[-1]
+    divisors = [n for n in range(1, most + 1) if most % n == 0]
+    return LayoutError(
+        name,
+        f"{worst} {'rows' if split.unit == 1 else 'heads'} cannot be cut evenly over {split.axis}",
+        found=f"{split.axis}={ranks}",
+        wanted=f"a divisor of {most}" if degrees == divisors else f"one of {', '.join(map(str, degrees))}",
+        hint=f"--{_FLAGS.get(split.axis, split.axis)} {max(n for n in degrees if n <= ranks)}",
+    )
 
 
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
 )
-
-
-def _largest_divisor(n: int, most: int) -> int:
-    return max(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
 def _set(shape: Shape, dim: int, value: int) -> Shape:

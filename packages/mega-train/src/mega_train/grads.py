@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from mega_model.mesh import Axis, Mesh
+from mega_model.mesh import Mesh
 from mega_schema.params import Param
+from mega_train.repeated import add_up, answered
 
 
 class Gradients:
@@ -57,11 +58,12 @@ class Gradients:
             together = self.mesh.tp.reduce(torch.cat([g.flatten() for g in whole]))
             for gradient, total in zip(whole, together.split([g.numel() for g in whole]), strict=True):
                 gradient.copy_(total.view_as(gradient))
+        add_up(self._stretches(), self.mesh.tp)
         self._tie()
 
     def norm(self) -> float:
         """Global L2 norm, every element of every parameter counted on one rank."""
-        owned = [g for row, g in zip(self.rows, self.of, strict=True) if owns(row, self.mesh.tp)]
+        owned = answered(self._stretches(), self.mesh.tp)
         square = torch.stack([g.square().sum() for g in owned]).sum() if owned else self.flat.new_zeros(())
         return float(self.mesh.pp.reduce(self.mesh.tp.reduce(square)).sqrt())
 
@@ -77,6 +79,9 @@ class Gradients:
         if most > 0 and (scale := most / (norm + 1e-6)) < 1:
             self.flat.mul_(scale)
 
+    def _stretches(self) -> list[tuple[Param, int, Tensor]]:
+        return [(row, 0, g.view(-1)) for row, g in zip(self.rows, self.of, strict=True)]
+
     def _tie(self) -> None:
         """Add the two gradients of a parameter that the first stage reads and the last stage scores with."""
         pp = self.mesh.pp
@@ -87,11 +92,6 @@ class Gradients:
                 other, end = torch.empty_like(gradient), pp.size - 1 - pp.rank
                 pp.exchange([(gradient, end)], [(other, end)])
                 gradient.add_(other)
-
-
-def owns(row: Param, tp: Axis) -> bool:
-    """Whether this rank answers for the parameter, where several hold the same one."""
-    return row.tied_to is None and (row.split is not None or tp.rank == 0)
 
 
 def _add_to(gradient: Tensor) -> Callable[[Tensor], None]:

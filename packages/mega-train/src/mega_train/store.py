@@ -21,7 +21,6 @@ from mega_schema.config import to_toml
 from mega_schema.params import Param
 from mega_schema.shard import Slab
 from mega_train.config import Run
-from mega_train.grads import owns
 from mega_train.optim import AdamW
 
 _STORED: Mapping[torch.dtype, str] = MappingProxyType(
@@ -64,8 +63,7 @@ def _write(saving: Save, space: str, mesh: Mesh, rt: Runtime, tensors: list[tupl
     shares = {row.name: tensor for row, tensor in tensors}
     mine: list[Box] = []
     for row, tensor in tensors:
-        if owns(row, rt.tp):
-            mine += boxes(row.name, row.shape, row.slabs(rt.tp.rank, rt.tp.size), _STORED[tensor.dtype])
+        mine += boxes(row.name, row.shape, row.owned(rt.tp.rank, rt.tp.size), _STORED[tensor.dtype])
 
     def values(box: Box) -> np.ndarray:
         share = shares[box.name][box.slab.in_local].cpu()

@@ -15,7 +15,7 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     d, q, kv = m.hidden, m.q_rows, m.kv_rows
     narrow, residual = Init("normal", m.init_std), Init("normal", m.init_std / math.sqrt(2 * m.layers))
     vocab = Split("tp", 0, pad=m.vocab_multiple)
-    heads = Split("tp", 0, (q, kv, kv), unit=m.head_width)
+    heads = Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2))
     inner = Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
     inner_rows = 2 * m.ffn if m.gated else m.ffn
 

@@ -48,7 +48,11 @@ def rows(m: ModelSpec) -> Iterator[Param]:
         at = f"layers.{i}."
         yield Param(at + "attn_norm.weight", (d,), i, ONES, decay=False)
         yield Param(
-            at + "qkv.weight", (q + 2 * kv, d), i, narrow, Split("tp", 0, (q, kv, kv), unit=m.head_width)
+            at + "qkv.weight",
+            (q + 2 * kv, d),
+            i,
+            narrow,
+            Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2)),
         )
         yield Param(at + "out.weight", (d, q), i, residual, Split("tp", 1, unit=m.head_width))
         yield Param(at + "ffn_norm.weight", (d,), i, ONES, decay=False)

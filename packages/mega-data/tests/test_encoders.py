@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_data import encoders
-from mega_data.encoders import TRAPS, Fastokens, Pieces, Plain, WordCache, fastest
+from mega_data.encoders import TRAPS, Fastokens, Gigatoken, Pieces, Plain, WordCache, fastest
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
 
@@ -63,18 +63,60 @@ def bpe(folder: Path) -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize(("make", "kind"), [(bert, WordCache), (bpe, Fastokens)])
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def like(folder: Path, **parts: object) -> Tokenizer:
+    """The tokenizer of `bpe` with other parts; `vocab` are words it has besides."""
+    content = json.loads(bpe(folder).source)  # type: ignore[attr-defined]
+    for word in parts.pop("vocab", ()):  # type: ignore[attr-defined]
+        content["model"]["vocab"].setdefault(word, len(content["model"]["vocab"]))
+    content["model"].update(parts.pop("model", {}))  # type: ignore[call-overload]
+    (folder / "tokenizer.json").write_text(json.dumps(content | parts), "utf-8")
+    return open_tokenizer("HuggingFaceTokenizer", model=folder)
+
+
+def split(pattern: str, behavior: str = "Isolated", **level: object) -> dict[str, object]:
+    first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
+    return {"type": "Sequence", "pretokenizers": [first, {**LEVEL, **level}]}
+
+
+def llama3(folder: Path) -> Tokenizer:
+    return like(folder, pre_tokenizer=split(LLAMA3), normalizer={"type": "NFC"})
+
+
+def llama2(folder: Path) -> Tokenizer:
+    words = ("<unk>", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256)))
+    model = {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, spaces]}
+    return like(folder, vocab=words, model=model, pre_tokenizer=None, normalizer=normalizer)
+
+
+def odd(folder: Path) -> Tokenizer:
+    return like(folder, pre_tokenizer=split(r"\p{L}+|\p{N}{2}|[^\p{L}\p{N}]"))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(bert, WordCache), (bpe, Gigatoken), (llama3, Gigatoken), (llama2, Gigatoken), (odd, Fastokens)],
+)
 def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
     tokenizer = make(tmp_path_factory.mktemp("t"))
     encode = fastest(tokenizer, [])
     assert isinstance(encode, kind)
-    plain = Plain(tokenizer)
 
     @settings(max_examples=150, deadline=None)
-    @given(st.lists(TEXT | JOINED, max_size=5))
-    def same(texts: list[str]) -> None:
-        for found, wanted in zip(encode(texts), plain(texts), strict=True):
-            assert found.tolist() == wanted.tolist()
+    @given(st.lists(TEXT | JOINED, max_size=5), st.none() | st.just(3))
+    def same(texts: list[str], eod: int | None) -> None:
+        documents = [ids + ([eod] if ids and eod else []) for ids in tokenizer.encode_batch(texts)]
+        ids, lengths = encode(texts, eod)
+        assert ids.tolist() == [i for document in documents for i in document]
+        assert lengths.tolist() == [len(document) for document in documents]
 
     same()
     again = pickle.loads(pickle.dumps(encode))
@@ -98,7 +140,7 @@ def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_
         "t5": lambda: open_tokenizer("GPTSentencePieceTokenizer", model=FILES / "t5/spiece.model"),
     }[name]()
     encode = fastest(tokenizer, [])
-    assert isinstance(encode, Fastokens | WordCache | Pieces)
+    assert isinstance(encode, Gigatoken | WordCache | Pieces)
     golden = (FILES / "golden/encodings.jsonl").read_text("utf-8").splitlines()
     for case in map(json.loads, golden):
         assert encode([case["text"]])[0].tolist() == case[name]
@@ -115,8 +157,8 @@ def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_
 class Shifted(WordCache):
     name = "shifted"
 
-    def __call__(self, texts):  # type: ignore[no-untyped-def]
-        ids, lengths = super().__call__(texts)
+    def __call__(self, texts, eod=None):  # type: ignore[no-untyped-def]
+        ids, lengths = super().__call__(texts, eod)
         return ids + 1, lengths
 
 
@@ -126,7 +168,7 @@ def test_an_encoder_whose_ids_differ_is_not_used_and_that_is_said(tmp_path, monk
     with caplog.at_level(logging.WARNING, "mega.data"):
         encode = fastest(tokenizer, ["hello"])
     assert isinstance(encode, Plain)
-    assert "encoding with the tokenizers library: the ids of shifted differ on" in caplog.text
+    assert "encoding with tokenizers: the ids of shifted differ on" in caplog.text
 
 
 def test_a_library_that_is_not_installed_is_not_used_and_that_is_said(tmp_path, monkeypatch, caplog):
@@ -134,7 +176,83 @@ def test_a_library_that_is_not_installed_is_not_used_and_that_is_said(tmp_path, 
     with caplog.at_level(logging.WARNING, "mega.data"):
         encode = fastest(bpe(tmp_path), [])
     assert isinstance(encode, Plain)
-    assert "a faster one cannot be used (No module named" in caplog.text
+    for name in ("gigatoken", "fastokens"):
+        assert f"{name} cannot be used (No module named" in caplog.text
+
+
+GPT2 = {**LEVEL, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": LEVEL},
+        {"pre_tokenizer": split(LLAMA3, "Removed")},
+        {"pre_tokenizer": split(LLAMA3, add_prefix_space=True)},
+        {"pre_tokenizer": split(LLAMA3, use_regex=True)},
+        {"pre_tokenizer": GPT2, "model": {"dropout": 0.5}},
+        {"pre_tokenizer": GPT2, "model": {"merges": [["h", "e"], ["l", "l"], ["h", "e"]]}},
+        {"pre_tokenizer": GPT2, "normalizer": {"type": "Lowercase"}},
+    ],
+)
+def test_gigatoken_is_not_used_for_what_it_passes_over(parts, tmp_path):
+    assert not isinstance(fastest(like(tmp_path, **parts), []), Gigatoken)
+
+
+def test_an_added_token_that_a_library_finds_elsewhere_keeps_it_from_the_work(tmp_path, caplog):
+    flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokenizer = like(tmp_path, added_tokens=[{"id": 300, "content": "hello", **flags}])
+    with caplog.at_level(logging.WARNING, "mega.data"):
+        encode = fastest(tokenizer, [])
+    assert "the ids of gigatoken differ on 'ahellob hello hellohello" in caplog.text
+    assert encode(["hello ahello"])[0].tolist() == tokenizer.encode("hello ahello")
+
+
+def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
+    tokenizer = bpe(tmp_path)
+    encode, mark = fastest(tokenizer, []), encoders._MARK
+    assert isinstance(encode, Gigatoken)
+    for texts in (
+        [mark],
+        ["hello", f"a{mark}b", ""],
+        [mark[:-1], mark[1:]],
+        [f"he{mark[:9]}", f"{mark[9:]}l"],
+    ):
+        for found, wanted in zip(encode(texts, 3), Plain(tokenizer)(texts, 3), strict=True):
+            assert found.tolist() == wanted.tolist()
+
+
+def test_a_text_that_utf8_cannot_hold_is_the_persons_to_mend(tmp_path):
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        fastest(bpe(tmp_path), [])(["hello", "\ud800"])
+
+
+def test_a_library_that_remembers_too_many_words_is_opened_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders, "WORDS_BYTES", 30 << 20)
+    tokenizer = bpe(tmp_path)
+    encode = fastest(tokenizer, [])
+    assert isinstance(encode, Gigatoken)
+    rng, first, opened = np.random.default_rng(0), encoders._resident(), [encode._library]
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz    ", np.uint8)
+    for _ in range(12):
+        text = letters[rng.integers(0, len(letters), 1_000_000)].tobytes().decode()
+        encode([text])
+        if encode._library is not opened[-1]:
+            opened.append(encode._library)
+        assert encoders._resident() < first + (200 << 20)
+    assert len(opened) > 2
+    assert encode([text[:500]])[0].tolist() == tokenizer.encode(text[:500])
+
+
+def test_where_the_memory_of_a_process_is_not_told_gigatoken_is_not_used(tmp_path, monkeypatch, caplog):
+    def resident() -> int:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/self/statm")
+
+    monkeypatch.setattr(encoders, "_resident", resident)
+    with caplog.at_level(logging.WARNING, "mega.data"):
+        assert isinstance(fastest(bpe(tmp_path), []), Fastokens)
+    assert "encoding with fastokens: gigatoken cannot be used (" in caplog.text
 
 
 def test_a_byte_the_vocabulary_lacks_is_what_the_tokenizer_makes_of_it(tmp_path):

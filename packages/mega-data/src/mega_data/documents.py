@@ -67,9 +67,10 @@ class Encoder:
         return [self._of_key([row[key] for row in rows.texts]) for key in range(len(self.keys))]
 
     def _of_key(self, values: list[Text]) -> Encoded:
-        if self.split is None and all(type(value) is str for value in values):
-            ids, lengths = self.encode(values)  # type: ignore[arg-type]
-            return self._joined(ids, lengths, np.arange(len(values)), len(values))
+        if self.split is None and self.bos is None and all(type(value) is str for value in values):
+            ids, lengths = self.encode(values, self.eod)  # type: ignore[arg-type]
+            full = lengths > 0
+            return Encoded(ids.astype(self.dtype), lengths[full].astype(np.int32), full.astype(np.int64))
         sentences, owners = list[str](), list[int]()
         for owner, value in enumerate(values):
             parts = value if isinstance(value, list) else self.split(value) if self.split else [value]

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import chain
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from mega_schema.errors import RequestError
@@ -27,6 +31,12 @@ Flat = tuple[NDArray[Any], NDArray[np.int64]]
 
 WORDS_KEPT = 1 << 20  # of a WordCache: with their ids about 200 MB
 LONGEST_KEPT = 64  # characters: longer ones come once
+WORDS_BYTES = 160 << 20  # of memory for the words that Gigatoken has seen, a million and more
+_ADDED_TRIED = 64  # added tokens that are looked for in a text before a library is trusted
+# Between two texts of one call. It begins and ends with letters that it has nowhere else, so what is found of
+# it is never a text's end and its own beginning.
+_MARK: Final = "\x00mega-data: the end of a text\x01"
+_MARK_BYTES: Final = _MARK.encode()
 
 _ASCII_RUNS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]").findall
 
@@ -55,12 +65,28 @@ class Encode(Protocol):
     @property
     def name(self) -> str: ...
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         """The ids of all texts end to end, and how many each has.
+
+        Args:
+            eod: id to end each text with that has any.
 
         Raises:
             RequestError: one of the texts has no ids.
         """
+
+
+def _ended(ids: NDArray[Any], lengths: NDArray[np.int64], eod: int | None) -> Flat:
+    """Ids of texts, with `eod` after those of each text that has any."""
+    if eod is None:
+        return ids, lengths
+    longer = lengths + (lengths > 0)
+    last = (np.cumsum(longer) - 1)[lengths > 0]
+    out = np.empty(int(longer.sum()), ids.dtype)
+    text = np.ones(len(out), np.bool_)
+    out[last], text[last] = eod, False
+    out[text] = ids
+    return out, longer
 
 
 class Plain:
@@ -71,10 +97,11 @@ class Plain:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         documents = self.tokenizer.encode_batch(texts)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
-        return np.fromiter(chain.from_iterable(documents), np.int32, int(lengths.sum())), lengths
+        ids = np.fromiter(chain.from_iterable(documents), np.int32, int(lengths.sum()))
+        return _ended(ids, lengths, eod)
 
 
 class Pieces:
@@ -85,10 +112,84 @@ class Pieces:
     def __init__(self, tokenizer: SentencePiece) -> None:
         self.tokenizer = tokenizer
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         documents = self.tokenizer.encode_arrays(texts)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
-        return np.concatenate([np.empty(0, np.int32), *documents]), lengths
+        return _ended(np.concatenate([np.empty(0, np.int32), *documents]), lengths, eod)
+
+
+class Gigatoken:
+    """Byte-pair encoding by the `gigatoken` library, the texts of a call as one.
+
+    A call costs that library microseconds, so the texts are joined with a mark between them, an added token
+    of an id that no text has; where a text ends, its eod is written over the mark. The library remembers
+    every word it has seen: when they take more than WORDS_BYTES it is opened again, and knows none.
+    """
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: FastTokenizer, source: bytes) -> None:
+        """Open the library.
+
+        Args:
+            source: of the tokenizer, as `of` makes it.
+
+        Raises:
+            ImportError: the library is not installed.
+            RuntimeError: it cannot do what the tokenizer does.
+            OSError: the system does not tell how much memory a process holds, so nothing would bound it.
+        """
+        self.tokenizer, self.source, self.mark = tokenizer, source, tokenizer.identity.vocab_size
+        self._open()
+
+    @classmethod
+    def of(cls, tokenizer: FastTokenizer, content: Mapping[str, Any]) -> Gigatoken:
+        """For a tokenizer whose tokenizer.json holds `content`. Special tokens are not looked for in text."""
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        mark = {"id": tokenizer.identity.vocab_size, "content": _MARK, "special": True, **flags}
+        added = [token for token in content.get("added_tokens", []) if not token["special"]]
+        without = dict.fromkeys(("truncation", "padding", "post_processor"))
+        return cls(tokenizer, orjson.dumps({**content, **without, "added_tokens": [*added, mark]}))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Gigatoken, (self.tokenizer, self.source)
+
+    def _open(self) -> None:
+        self._library: Any = None  # the memory of the one before is free first
+        self._library = import_module("gigatoken.gigatoken_rs").load_hf_json(self.source)
+        self._most = _resident() + WORDS_BYTES
+
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
+        try:
+            joined = _MARK_BYTES.join([*map(str.encode, texts), b""])
+        except UnicodeEncodeError:
+            return Plain(self.tokenizer)(texts, eod)  # it says what is wrong with which text
+        ids = self._library.encode(joined)
+        if _resident() > self._most:
+            self._open()
+        ends = np.flatnonzero(ids == self.mark)
+        if len(ends) != len(texts):
+            return Plain(self.tokenizer)(texts, eod)  # somebody wrote the mark into a text
+        lengths = np.diff(ends, prepend=-1) - 1
+        if eod is None:
+            return ids[ids != self.mark], lengths
+        ids[ends] = eod
+        full = lengths > 0
+        if not full.all():
+            kept = np.ones(len(ids), np.bool_)
+            kept[ends[~full]] = False
+            ids = ids[kept]
+        return ids, lengths + full
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds.
+
+    Raises:
+        OSError: the system does not tell, as macOS.
+    """
+    pages = Path("/proc/self/statm").read_bytes().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Fastokens:
@@ -104,14 +205,14 @@ class Fastokens:
     def __reduce__(self) -> tuple[object, ...]:
         return Fastokens, (self.tokenizer,)
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         try:
             ids, bounds = self._library.encode_batch_flat(list(texts), False, True)
         except ValueError:
             # a byte that the vocabulary lacks: the definition drops it, this library stops
-            return Plain(self.tokenizer)(texts)
+            return Plain(self.tokenizer)(texts, eod)
         ends = np.frombuffer(bounds, np.uint64).astype(np.int64)
-        return np.frombuffer(ids, np.uint32), ends[1:] - ends[:-1]
+        return _ended(np.frombuffer(ids, np.uint32), ends[1:] - ends[:-1], eod)
 
 
 class WordCache:
@@ -134,7 +235,7 @@ class WordCache:
     def __reduce__(self) -> tuple[object, ...]:
         return WordCache, (self.tokenizer,)
 
-    def __call__(self, texts: Sequence[str]) -> Flat:
+    def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         # no other white space is cut at: some of it BERT's rules delete, which joins the words around it
         documents = [text.replace("\n", " ").split(" ") for text in texts]
         for cache in (self._known, self._runs):
@@ -148,7 +249,7 @@ class WordCache:
             if len(word) > LONGEST_KEPT:
                 del known[word]
         lengths = np.fromiter(map(len, joined), np.int64, len(joined)) // 4
-        return np.frombuffer(b"".join(joined), np.int32), lengths
+        return _ended(np.frombuffer(b"".join(joined), np.int32), lengths, eod)
 
     def _learn(self, words: Iterable[str]) -> None:
         made = {word: self._made_of(word) for word in words}
@@ -169,47 +270,93 @@ class WordCache:
 
 
 def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
-    """The fastest way to the tokenizer's ids that gives them on `sample` and on TRAPS.
+    """The fastest way to the tokenizer's ids that gives them on `sample`, on TRAPS and on its added tokens.
 
-    The outcome is logged: as a warning where a library was tried whose ids differ.
+    The outcome is logged: as a warning that says why, where a faster library was tried.
     """
     if isinstance(tokenizer, SentencePiece):
         return Pieces(tokenizer)
-    plain = Plain(tokenizer)
-    way = _faster_way(tokenizer)
-    if way is None:
-        return plain
-    try:
-        encode = way()
-    except (ImportError, ValueError) as error:
-        log.warning("encoding with the tokenizers library: a faster one cannot be used (%s)", error)
-        return plain
-    for text in (*TRAPS, *sample):
+    if not isinstance(tokenizer, FastTokenizer):
+        return Plain(tokenizer)
+    content = json.loads(tokenizer.source)
+    texts, wanted = list[str](), list[list[int]]()
+    for text in (*TRAPS, *_with_added(content), *sample):
         try:
-            wanted = tokenizer.encode(text)
+            wanted.append(tokenizer.encode(text))
         except RequestError:
             continue
-        if encode([text])[0].tolist() != wanted:
-            log.warning(
-                "encoding with the tokenizers library: the ids of %s differ on %r", encode.name, text[:80]
-            )
-            return plain
-    log.info("encoding with %s: ids equal on %d texts", encode.name, len(TRAPS) + len(sample))
-    return encode
+        texts.append(text)
+    chosen: Encode = Plain(tokenizer)
+    reasons = list[str]()
+    for name, way in _faster_ways(tokenizer, content):
+        try:
+            encode = way()
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            reasons.append(f"{name} cannot be used ({str(error).partition(chr(10))[0]})")
+            continue
+        differs = _first_difference(encode, texts, wanted)
+        if differs is None:
+            chosen = encode
+            break
+        reasons.append(f"the ids of {name} differ on {differs[:80]!r}")
+    if reasons:
+        log.warning("encoding with %s: %s", chosen.name, "; ".join(reasons))
+    else:
+        log.info("encoding with %s: ids equal on %d texts", chosen.name, len(texts))
+    return chosen
 
 
-def _faster_way(tokenizer: Tokenizer) -> Callable[[], Encode] | None:
-    if not isinstance(tokenizer, FastTokenizer):
-        return None
-    content = json.loads(tokenizer.source)
+def _first_difference(encode: Encode, texts: Sequence[str], wanted: Sequence[list[int]]) -> str | None:
+    """The first of the texts, encoded in one call, whose ids are not the wanted ones."""
+    ids, lengths = encode(texts)
+    ends = np.cumsum(lengths)
+    for text, want, end, length in zip(texts, wanted, ends, lengths, strict=True):
+        if ids[end - length : end].tolist() != want:
+            return text
+    return None
+
+
+def _with_added(content: Mapping[str, Any]) -> list[str]:
+    """Texts with the tokenizer's added tokens within words, between spaces and side by side."""
+    added = [token["content"] for token in content.get("added_tokens", [])][:_ADDED_TRIED]
+    return [f"a{token}b {token} {token}{token}\n" for token in added]
+
+
+def _faster_ways(
+    tokenizer: FastTokenizer, content: Mapping[str, Any]
+) -> Iterator[tuple[str, Callable[[], Encode]]]:
+    """Names of libraries that may encode, the fastest first, and what opens them."""
     kind = content["model"].get("type", "BPE")
     if kind == "BPE":
-        return lambda: Fastokens(tokenizer)
+        if _all_of_it_counts(content):
+            yield Gigatoken.name, partial(Gigatoken.of, tokenizer, content)
+        yield Fastokens.name, partial(Fastokens, tokenizer)
     cut = (content.get("pre_tokenizer") or {}).get("type")
     rules = (content.get("normalizer") or {"type": None}).get("type")
     if kind == "WordPiece" and cut == "BertPreTokenizer" and rules in (None, "BertNormalizer"):
         looked_for = [t for t in content.get("added_tokens", []) if not t["special"]]
-        if any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in looked_for):
-            return None  # such a token is looked for across spaces too
-        return lambda: WordCache(tokenizer)
-    return None
+        # such a token is looked for across spaces too
+        if not any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in looked_for):
+            yield WordCache.name, partial(WordCache, tokenizer)
+
+
+def _all_of_it_counts(content: Mapping[str, Any]) -> bool:
+    """Whether gigatoken follows all that decides ids; it refuses most of what it lacks, but not all.
+
+    It cuts words as GPT-2 where a ByteLevel says not to, or where nothing cuts; takes each Split for an
+    isolating one; drops no merges at random; and of two equal merges takes the first, not the last.
+    """
+    model, cut = content["model"], content.get("pre_tokenizer") or {}
+    merges = model.get("merges", [])
+    if model.get("dropout") or len(set(map(tuple, merges))) < len(merges):
+        return False
+    if model.get("byte_fallback"):
+        return True  # of such models it refuses every part that it does not follow
+    *splits, level = cut.get("pretokenizers") or [cut]
+    isolating = all(
+        part.get("type") == "Split" and part["behavior"] == "Isolated" and not part["invert"]
+        for part in splits
+    )
+    prefixed = bool(splits) and level.get("add_prefix_space", False)
+    words = bool(splits) != level.get("use_regex", True)  # one of the two cuts them
+    return level.get("type") == "ByteLevel" and isolating and words and not prefixed

@@ -112,6 +112,7 @@ PP2 = {"parallel__pp": 2}
 SP = {"parallel__sequence": True}
 CP2 = {"parallel__cp": 2}
 DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
+DROPOUT = {"train__hidden_dropout": 0.2, "train__attention_dropout": 0.2}
 TIED = {"model__untied": False}
 KEYS_2 = {"model__kv_heads": 2}
 CASES: dict[int, dict[str, Body]] = {
@@ -131,6 +132,12 @@ CASES: dict[int, dict[str, Body]] = {
         "context_parallel_2_gpt": _cut("gpt", **CP2),
         "context_parallel_2_llama": _cut("llama", batch__micro=2, **CP2),
         "documents_apart_across_context_parallel_2": _cut("gpt", batch__micro=2, **DOCUMENTS, **CP2),
+        "dropout_over_tensor_2_sequence_gpt": _cut("gpt", **DROPOUT, **TP2, **SP),
+        "dropout_over_tensor_2_llama": _cut("llama", **DROPOUT, **TP2),
+        "dropout_over_context_2_documents_llama": _cut("llama", **DROPOUT, **DOCUMENTS, **CP2),
+        "dropout_over_pipeline_2_gpt": _cut("gpt", batch__micro=2, **DROPOUT, **PP2),
+        "dropout_over_data_2_gpt": _cut("gpt", **DROPOUT),
+        "resume_with_dropout_is_bitwise": partial(_resumes, "gpt", CP2 | DROPOUT, CP2 | DROPOUT, True),
         "documents_apart_with_tensor_parallel_2": _cut(
             "gpt",
             data__reset_positions=True,
@@ -158,6 +165,7 @@ CASES: dict[int, dict[str, Body]] = {
         "tensor_2_pipeline_2_gpt": _cut("gpt", **TP2, **PP2, **SP),
         "tensor_2_data_2_llama": _cut("llama", **TP2),
         **ATTENTION,
+        "dropout_over_context_2_tensor_2_sequence_gpt": _cut("gpt", **DROPOUT, **CP2, **TP2, **SP),
         "context_parallel_4_llama": _cut("llama", parallel__cp=4),
         "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
         "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),

@@ -20,7 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.dedup.groups import join, root
+from mega_data.dedup.columns import column, documents, picked, writing_columns
+from mega_data.dedup.groups import BACK, join, join_alike, root
 from mega_data.dedup.pairs import pairs
 from mega_data.dedup.presets import PRESETS, Preset
 from mega_data.dedup.run import Deduplication
@@ -172,13 +173,66 @@ def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_pat
     keys[:5] = NO_KEY
     files = [tmp_path / str(n) for n in range(3)]
     for file, part in zip(files, np.array_split(keys, 3), strict=True):
-        file.write_bytes(part.tobytes())
-    found = np.concatenate(list(pairs(files, memory)))
+        with writing_columns(file, 2) as put:
+            put(np.stack([part[::-1], part], axis=1))
+    found = np.concatenate(list(pairs(files, 1, 2, memory)))
     assert (found[:, 0] < found[:, 1]).all()
     parents = np.arange(90, dtype=np.uint64)
     join(parents, found)
     wanted = [n if k == NO_KEY else keys.tolist().index(k) for n, k in enumerate(keys.tolist())]
     assert [root(parents, n) for n in range(90)] == wanted
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 40])
+def test_a_column_is_read_as_it_was_written_whatever_the_batches(
+    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mega_data.dedup.columns.BLOCK", 7)
+    rng = np.random.default_rng(count)
+    table = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
+    with writing_columns(tmp_path / "keys", 3) as put:
+        at = 0
+        while at < count:
+            size = int(rng.integers(1, 20))
+            put(table[at : at + size])
+            at += size
+    assert documents(tmp_path / "keys", 3) == count
+    for number in range(3):
+        read = [*column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
+        assert np.concatenate(read).tolist() == table[:, number].tolist()
+        places = rng.integers(0, max(1, count), 9 if count else 0)
+        if count:
+            assert picked(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_documents_of_one_key_are_joined_as_by_comparing_all_with_all(seed: int) -> None:
+    rng = random.Random(seed)
+    points = [rng.random() for _ in range(BACK + 1)]  # of one key; alike are those that lie near each other
+    keys = [range(BACK + 1), sorted(rng.sample(range(BACK + 1), 9))]
+
+    def alike(one: int, other: int) -> bool:
+        return abs(points[one] - points[other]) < 0.02
+
+    parents = np.arange(len(points), dtype=np.uint64)
+    join_alike(parents, (np.array([(key[0], other) for other in key[1:]]) for key in keys), alike)
+    edges = [pair for pair in itertools.combinations(range(len(points)), 2) if alike(*pair)]
+    wanted = np.arange(len(points), dtype=np.uint64)
+    join(wanted, np.array(edges or np.empty((0, 2)), np.int64))
+    assert [root(parents, n) for n in range(len(points))] == [root(wanted, n) for n in range(len(points))]
+
+
+def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() -> None:
+    asked = 0
+
+    def alike(one: int, other: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    count = 2000
+    join_alike(np.arange(count, dtype=np.uint64), [np.array([(0, n) for n in range(1, count)])], alike)
+    assert asked <= count * (BACK + 1)
 
 
 @pytest.mark.parametrize(("name", "cut"), [("megatron", characters), ("datatrove", word_shingles)])

@@ -33,11 +33,21 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_are_torchs_to_the_bit(dtype: torch.dtype) -> None:
-    x, weight, bias = (t.to(dtype) for t in (_random(5, 3), _random(4, 3), _random(4)))
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_values_and_gradients_are_torchs_up_to_one_rounding(dtype: torch.dtype, tokens: int) -> None:
+    x, weight, bias = (t.to(dtype) for t in (_random(tokens, 3), _random(4, 3), _random(4)))
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    rounding = torch.finfo(dtype).eps
     held = nn.Parameter(weight)
-    assert torch.equal(column_linear(x, held, bias, ALONE, WeightGradients()), F.linear(x, weight, bias))
-    assert torch.equal(row_linear(x, held, ALONE, WeightGradients()), F.linear(x, weight))
+    x.requires_grad_()
+    y = column_linear(x, held, bias, ALONE, WeightGradients())
+    torch.testing.assert_close(y.double(), exact, rtol=rounding, atol=4 * rounding)
+    y = row_linear(x, held, ALONE, WeightGradients())
+    torch.testing.assert_close(y.double(), exact - bias.double(), rtol=rounding, atol=4 * rounding)
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    wanted = weight.double().sum(0).expand(tokens, 3)
+    torch.testing.assert_close(x.grad.double(), wanted, rtol=rounding, atol=4 * rounding)
 
 
 def test_only_what_is_asked_for_is_computed() -> None:

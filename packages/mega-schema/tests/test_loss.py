@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_model.loss import IGNORED, token_loss
 from mega_model.mesh import Axis
@@ -74,6 +80,78 @@ def test_bfloat16_logits_are_summed_in_float32_and_left_as_they_were() -> None:
     assert low.grad is not None
     assert low.grad.dtype == torch.bfloat16
     assert torch.equal(low.detach(), before)
+
+
+def _axes(size: int) -> list[Any]:
+    """Axes whose ranks are threads of this process."""
+    meet, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+
+    class Threads:
+        def __init__(self, rank: int) -> None:
+            self.size, self.rank = size, rank
+
+        def reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
+            given[self.rank] = x
+            meet.wait()
+            together = torch.stack(given)
+            meet.wait()
+            return x.copy_(together.sum(0) if how == "sum" else together.amax(0))
+
+    return [Threads(rank) for rank in range(size)]
+
+
+class _Made(TorchDispatchMode):
+    """Elements and dtype of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[int, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves((args, kwargs)) if _is(t)}
+        for t in pytree.tree_leaves(out):
+            if _is(t) and t.untyped_storage().data_ptr() not in given:
+                self.made.append((t.numel(), t.dtype))
+        return out
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_nothing_as_large_as_the_logits_is_made_but_their_gradient(dtype: torch.dtype) -> None:
+    logits = torch.randn(1024, 2048).to(dtype).requires_grad_()
+    target = torch.randint(0, 2000, (1024,))
+    kept: list[torch.Tensor] = []
+    keeping = torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t)
+    with _Made() as forward, keeping:
+        loss = token_loss(logits, target, vocab=2000, tp=ALONE).sum()
+    assert max(size for size, _ in forward.made) <= 1 << 18
+    with _Made() as backward:
+        loss.backward()
+    whole = [made for made in backward.made if made[0] > 1 << 18]
+    assert whole == [(1024 * 2048, dtype)]
+    assert [t.data_ptr() == logits.data_ptr() for t in kept if t.numel() > 1024] == [True]
+
+
+@pytest.mark.parametrize("vocab", [3, 16, 19, 24])
+def test_ranks_that_hold_a_slice_each_give_slices_of_the_gradient(vocab: int) -> None:
+    """Eight columns a rank, the last of them padding or, with a small vocabulary, nothing but padding."""
+    whole, target = _case(2)
+    target = torch.where(target == IGNORED, target, target % vocab)
+    wanted = F.cross_entropy(whole[:, :vocab], target, reduction="none", ignore_index=IGNORED)
+    (wanted_grad,) = torch.autograd.grad(wanted.sum(), whole)
+    slices = [part.detach().requires_grad_() for part in whole.split(8, 1)]
+    axes = _axes(3)
+    with ThreadPoolExecutor(3) as pool:
+        losses = pool.map(lambda part, tp: token_loss(part, target, vocab=vocab, tp=tp), slices, axes)
+    for part, loss, grad in zip(slices, losses, wanted_grad.split(8, 1), strict=True):
+        torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
+        (got,) = torch.autograd.grad(loss.sum(), part)
+        torch.testing.assert_close(got, grad, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [19, -1, 1000])

@@ -277,6 +277,13 @@ def test_a_layout_that_does_not_divide_is_refused_by_name(
     assert _refused(planned, LayoutError, **values).startswith(line)
 
 
+@pytest.mark.parametrize("flag", ["--hidden-dropout", "--attention-dropout"])
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5])
+def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, value: float) -> None:
+    said = _refused(planned, **{"train__" + flag[2:].replace("-", "_"): value})
+    assert said == f"{flag}: not a probability to drop with: found {value}, wanted 0 or more, and less than 1"
+
+
 def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8)
     assert _refused(planned, loaded=loaded, model__heads=4) == (

@@ -56,6 +56,16 @@ def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
     assert _steps(c, 3) != first
 
 
+def test_dropout_changes_training_and_not_validation(planned: Planned, open_corpus: IndexedDataset) -> None:
+    values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__iterations": 2}
+    kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
+    runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
+    assert len({run.validate() for run in runs}) == 1
+    losses = [_steps(run, 2) for run in runs]
+    assert len({step for loss in losses for step in loss}) == 6
+    assert _steps(_trainer(planned, open_corpus, **values, **kinds[1]), 2) == losses[1]
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, bf16: bool

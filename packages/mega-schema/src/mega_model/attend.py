@@ -4,7 +4,9 @@ model brings one of these, so that one forward serves training, scoring and gene
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -13,8 +15,12 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.context import chunk_ends, places, whole_rows
+from mega_model.dropout import Dropout
 from mega_model.mesh import Axis
 from mega_schema.spec import ModelSpec
+
+# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens
+Visible = Tensor | Literal["before"] | None
 
 
 class Attend(Protocol):
@@ -45,6 +51,8 @@ class Packed:
             None: a row is one document.
         causal: False lets a token see the tokens after it too (BERT).
         cp: the ranks that share the rows.
+        dropout: what training drops of the probabilities. Then they are computed and kept as a whole, S² of
+            them for every head.
     """
 
     rows: int
@@ -52,6 +60,7 @@ class Packed:
     document_BS: Tensor | None = None
     causal: bool = True
     cp: Axis = field(default_factory=lambda: Axis("cp"))
+    dropout: Dropout | None = None
     _visible_B1sS: Tensor | None = field(init=False, repr=False)  # made once, for all layers
 
     def __post_init__(self) -> None:
@@ -67,13 +76,16 @@ class Packed:
     def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
         q = q_TNH.unflatten(0, (self.rows, -1)).transpose(1, 2)
         k, v = self._whole_rows(k_TKH, v_TKH)
+        drop = self.dropout
+        dropped = None if drop is None else drop.rows_of_scores(layer, self.rows, q.shape[1])
         if self._visible_B1sS is not None or not self.causal:
-            out = _dense(q, k, v, self._visible_B1sS)
+            out = self._part(q, k, v, self._visible_B1sS, dropped)
         elif self.cp.size == 1:
-            out = _dense(q, k, v, "before")
+            out = self._part(q, k, v, "before", dropped)
         else:
-            parts = zip(q.chunk(2, 2), chunk_ends(self.length, self.cp), strict=True)
-            out = torch.cat([_dense(part, k[:, :, :end], v[:, :, :end], "before") for part, end in parts], 2)
+            halves = zip(q.chunk(2, 2), chunk_ends(self.length, self.cp), _halves(dropped), strict=True)
+            parts = [self._part(x, k[:, :, :end], v[:, :, :end], "before", some) for x, end, some in halves]
+            out = torch.cat(parts, 2)
         return out.transpose(1, 2).flatten(0, 1)
 
     def _whole_rows(self, k_TKH: Tensor, v_TKH: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +94,12 @@ class Packed:
         else:
             k, v = whole_rows(torch.stack((k_TKH, v_TKH)), self.rows, self.cp)
         return k, v
+
+    def _part(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, dropped_BNs: Tensor | None) -> Tensor:
+        if dropped_BNs is None:
+            return _dense(q, k, v, visible)
+        assert self.dropout is not None
+        return _dropping(q, k, v, visible, partial(self.dropout.scores, row_BNs=dropped_BNs))
 
 
 class Cached:
@@ -130,26 +148,45 @@ class Cached:
         self.rows = row_B.numel()
 
 
-def _dense(
-    q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Tensor | Literal["before"] | None
-) -> Tensor:
-    """(B, N, s, H).
+def _halves(row_BNs: Tensor | None) -> Sequence[Tensor | None]:
+    return (None, None) if row_BNs is None else row_BNs.chunk(2, 2)
 
-    Args:
-        visible: which keys a query sees; None: all; "before": the queries are the last of the keys' tokens,
-            and each sees the keys up to its own.
-    """
-    # torch's own bfloat16 attention takes twice as long on a CPU: bench/cpu_training.py
-    slow = q_BNsH.device.type == "cpu" and q_BNsH.dtype == torch.bfloat16
-    q, k, v = (x.float() if slow else x for x in (q_BNsH, k_BKSH, v_BKSH))
+
+def _dense(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
+    """(B, N, s, H)."""
+    q, k, v = (_computed(x) for x in (q_BNsH, k_BKSH, v_BKSH))
     queries, keys = q.shape[2], k.shape[2]
-    causal = visible == "before" and queries == keys
+    causal = isinstance(visible, str) and queries == keys
     if isinstance(visible, str):
         visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.to(q_BNsH.dtype)
+
+
+def _dropping(
+    q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible, drop: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The same with probabilities dropped. They exist as a whole: torch's kernels drop by the order in which
+    they compute, and so would differ from layout to layout.
+    """
+    q, k, v = (_computed(x) for x in (q_BNsH, k_BKSH, v_BKSH))
+    queries, keys = q.shape[2], k.shape[2]
+    if isinstance(visible, str):
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    each = q.shape[1] // k.shape[1]  # query heads of a key head
+    k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
+    score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
+    if visible is not None:
+        score = score.masked_fill(~visible, -torch.inf)
+    probability = score.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (drop(probability) @ v).to(q_BNsH.dtype)
+
+
+def _computed(x: Tensor) -> Tensor:
+    # torch's own bfloat16 attention takes twice as long on a CPU: bench/cpu_training.py
+    return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

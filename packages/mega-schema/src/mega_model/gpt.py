@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model.attend import Attend
+from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, PositionTable, RowLinear, norm, sinusoids
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
@@ -60,11 +61,13 @@ class Block(nn.Module):
         self.act = activation(rt)
         self.down = RowLinear(rt, at + "down", bias=m.bias)
 
-    def forward(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
         y_TD = self.attn_norm(x_TD)
-        x_TD = (y_TD if self.normed_residual else x_TD) + self.attention(y_TD, angles, attend)
+        add_TD = drop(f"layers.{self.layer}.out", self.attention(y_TD, angles, attend))
+        x_TD = (y_TD if self.normed_residual else x_TD) + add_TD
         y_TD = self.ffn_norm(x_TD)
-        return (y_TD if self.normed_residual else x_TD) + self.down(self.act(self.up(y_TD)))
+        add_TD = drop(f"layers.{self.layer}.down", self.down(self.act(self.up(y_TD))))
+        return (y_TD if self.normed_residual else x_TD) + add_TD
 
     def attention(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))

@@ -11,7 +11,8 @@ widths; V its rows of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,6 +54,28 @@ def vocabulary_rows(
     return _apply(_Rows, local_T, mine_T, weight_VD, tp, gradients)
 
 
+def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b in the dtype of x.
+
+    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
+    (bench/cpu_training.py); one token is read faster than it is converted.
+    """
+    half = x_TI.device.type == "cpu" and x_TI.dtype in (torch.bfloat16, torch.float16)
+    if not half or x_TI.shape[0] == 1 or _NATIVE[x_TI.dtype]():
+        return F.linear(x_TI, weight_OI, bias_O)
+    return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
+        x_TI.dtype
+    )
+
+
+_NATIVE: Mapping[torch.dtype, Callable[[], bool]] = MappingProxyType(
+    {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+)
+
+
 def _apply(function: type[torch.autograd.Function], *given: object) -> Tensor:
     return function.apply(*given)
 
@@ -69,7 +92,7 @@ class _Column(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return F.linear(tp.enter(x_TI).wait(), weight_OI, bias_O)
+        return _product(tp.enter(x_TI).wait(), weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable
@@ -80,7 +103,7 @@ class _Column(torch.autograd.Function):
         x: Callable[[], Tensor] = lambda: tp.enter(x_TI).wait()  # noqa: E731
         if needs_weight and not gradients.deferring:
             x = tp.enter(x_TI).wait
-        grad_x = tp.leave(grad_TO @ weight) if needs_x else None
+        grad_x = tp.leave(_product(grad_TO, weight.t())) if needs_x else None
         grad_weight = gradients.add(weight, x, grad_TO) if needs_weight else None
         grad_bias = grad_TO.sum(0) if needs_bias else None
         return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, None, None
@@ -93,7 +116,7 @@ class _Row(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return tp.leave(F.linear(x_TI, weight_OI)).wait()
+        return tp.leave(_product(x_TI, weight_OI)).wait()
 
     @staticmethod
     @once_differentiable
@@ -101,7 +124,7 @@ class _Row(torch.autograd.Function):
         (x_TI,) = ctx.saved_tensors
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         grad_TO = ctx.tp.enter(grad_TO).wait()
-        grad_x = grad_TO @ ctx.weight if needs_x else None
+        grad_x = _product(grad_TO, ctx.weight.t()) if needs_x else None
         grad_weight = ctx.gradients.add(ctx.weight, lambda: x_TI, grad_TO) if needs_weight else None
         return grad_x, grad_weight, None, None
 

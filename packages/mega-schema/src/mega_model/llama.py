@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mega_model.attend import Attend
+from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, RMSNorm, RowLinear
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
@@ -39,9 +40,11 @@ class Block(nn.Module):
         self.swiglu = rt.kernels.swiglu
         self.down = RowLinear(rt, at + "down", bias=False)
 
-    def forward(self, x_TD: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x_TD = x_TD + self.attention(self.attn_norm(x_TD), angles, attend)
-        return x_TD + self.down(self.swiglu(self.gate_up(self.ffn_norm(x_TD))))
+    def forward(self, x_TD: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, drop: Drop) -> Tensor:
+        add_TD = self.attention(self.attn_norm(x_TD), angles, attend)
+        x_TD = x_TD + drop(f"layers.{self.layer}.out", add_TD)
+        add_TD = self.down(self.swiglu(self.gate_up(self.ffn_norm(x_TD))))
+        return x_TD + drop(f"layers.{self.layer}.down", add_TD)
 
     def attention(self, x_TD: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))

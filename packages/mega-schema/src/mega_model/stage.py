@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from mega_model.attend import Attend
+from mega_model.dropout import Drop, keep
 from mega_model.layers import ColumnLinear, VocabEmbedding, norm, rotary_angles
 from mega_model.runtime import Runtime
 
@@ -30,26 +31,27 @@ class Decoder(nn.Module):
             if rt.stage.first and rt.spec.tied:
                 self.head.weight = rt.weight_gradients.again(self.embed.weight)
 
-    def forward(self, x: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
         """One stage's share of the work.
 
         Args:
             x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
             position_T: place of every token in its document, whole on every rank.
+            drop: what training drops of the branches.
 
         Returns:
             (T, D) for the next stage, or on the last one this rank's (T, V) logits.
         """
-        x_TD = self.hidden(x, position_T, attend)
+        x_TD = self.hidden(x, position_T, attend, drop)
         return self.logits(x_TD) if self.stage.last else x_TD
 
-    def hidden(self, x: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
         """Everything but the head: (T, D), normed on the last stage."""
-        x_TD = self.embedded(x, position_T) if self.stage.first else x
+        x_TD = drop("embed", self.embedded(x, position_T)) if self.stage.first else x
         turning = self.spec.turning
         angles = rotary_angles(position_T, turning=turning, base=self.spec.rope_base) if turning else None
         for block in self.layers.values():
-            x_TD = block(x_TD, angles, attend)
+            x_TD = block(x_TD, angles, attend, drop)
         return self.final_norm(x_TD) if self.stage.last else x_TD
 
     def logits(self, x_TD: Tensor) -> Tensor:

@@ -37,3 +37,16 @@ def check_precision(train: Train) -> None:
     for flag, count in (("--loss-scale-window", train.loss_scale_window), ("--hysteresis", train.hysteresis)):
         if count < 1:
             raise ConfigError(flag, "not a count", found=count, wanted="1 or more")
+
+
+def check_dropout(train: Train) -> None:
+    """Probabilities that leave something.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    given = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
+    for flag, probability in given.items():
+        if not 0 <= probability < 1:
+            wanted = "0 or more, and less than 1"
+            raise ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)

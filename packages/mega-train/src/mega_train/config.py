@@ -93,6 +93,16 @@ class Train:
         "--exit-interval", None, "save and leave after an iteration that this divides"
     )
     seed: int = option("--seed", 1234, "seed of initial values and of the data's order")
+    hidden_dropout: float = option(
+        "--hidden-dropout",
+        0.0,
+        "probability of dropping what the embedding and every branch adds; Megatron's default is 0.1",
+    )
+    attention_dropout: float = option(
+        "--attention-dropout",
+        0.0,
+        "probability of dropping a weight of attention, without fused kernels; Megatron's default is 0.1",
+    )
     bf16: bool = option(
         "--bf16", False, "weights and activations in bfloat16, main weights and gradients in float32"
     )

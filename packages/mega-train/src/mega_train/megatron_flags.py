@@ -55,8 +55,6 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--check-for-nan-in-loss-and-grad": "always checked; --on-non-finite says what follows",
         "--tensorboard-": "the numbers lie in events.jsonl, under --save",
         "--wandb-": "the numbers lie in events.jsonl, under --save",
-        "--attention-dropout": "no dropout is computed, as with 0",
-        "--hidden-dropout": "no dropout is computed, as with 0",
     }
 )
 

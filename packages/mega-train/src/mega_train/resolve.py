@@ -16,7 +16,7 @@ from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
 from mega_schema.tokenizer import TokenizerIdentity
-from mega_train.checks import check_precision
+from mega_train.checks import check_dropout, check_precision
 from mega_train.config import Model, Run
 from mega_train.data.splits import shares
 from mega_train.rates import LearningRate
@@ -98,6 +98,7 @@ def resolve(
     shares(run.data.split)
     _check_counts(run)
     _check_optimizer(run)
+    check_dropout(run.train)
     check_precision(run.train)
     if corpus is not None:
         _check_vocabulary(corpus, spec)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mega_model.attend import Packed, documents
 from mega_model.context import places
+from mega_model.dropout import Dropout, keep, token_keys
 from mega_model.loss import IGNORED, token_loss
 from mega_model.mesh import Mesh
 from mega_model.stage import Decoder
@@ -32,14 +33,18 @@ class MicroBatches:
         mesh: Mesh,
         batches: Sequence[np.ndarray],
         scale: float,
+        samples: Sequence[Sequence[int]] | None,
     ) -> None:
         """
         Args:
             models: the stages this rank holds, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, the same on every rank of cp.
             scale: how many times too large gradients are to be.
+            samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
+                nothing, as in a validation.
         """
         self.models, self.plan, self.mesh, self.batches, self.scale = models, plan, mesh, batches, scale
+        self.samples = samples
         self.place_s = places(plan.length, mesh.cp, device=mesh.device)
 
     @property
@@ -51,9 +56,10 @@ class MicroBatches:
         model = self.models[chunk]
         sample_BS1 = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
         token_BS, target_BS = sample_BS1[:, :-1], sample_BS1[:, 1:]
-        position_BS, attend = self._seen(token_BS)
+        dropout = self._dropout(micro)
+        position_BS, attend = self._seen(token_BS, dropout)
         x = self._own(token_BS) if received is None else received
-        out = model(x, self._own(position_BS), attend)
+        out = model(x, self._own(position_BS), attend, dropout or keep)
         if not model.stage.last:
             return out
         if self.plan.run.data.eod_mask_loss:
@@ -67,13 +73,21 @@ class MicroBatches:
         """What belongs to this rank's tokens: (T,) of the whole rows'."""
         return x_BS[:, self.place_s].flatten()
 
-    def _seen(self, token_BS: Tensor) -> tuple[Tensor, Packed]:
+    def _dropout(self, micro: int) -> Dropout | None:
+        train = self.plan.run.train
+        if self.samples is None or not (train.hidden_dropout or train.attention_dropout):
+            return None
+        key_T = token_keys(train.seed, self.samples[micro], self.place_s)
+        return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp)
+
+    def _seen(self, token_BS: Tensor, dropout: Dropout | None) -> tuple[Tensor, Packed]:
         """Every token's position, (B, S), and what it attends to."""
         data, (rows, length) = self.plan.run.data, token_BS.shape
         whole = torch.arange(length, device=token_BS.device).expand(rows, length)
         if not (data.reset_positions or data.reset_attention):
-            return whole, Packed(rows, length, cp=self.mesh.cp)
+            return whole, Packed(rows, length, cp=self.mesh.cp, dropout=dropout)
         assert self.plan.eod is not None
         document_BS, place_BS = documents(token_BS, self.plan.eod)
-        attend = Packed(rows, length, document_BS if data.reset_attention else None, cp=self.mesh.cp)
+        apart_BS = document_BS if data.reset_attention else None
+        attend = Packed(rows, length, apart_BS, cp=self.mesh.cp, dropout=dropout)
         return place_BS if data.reset_positions else whole, attend

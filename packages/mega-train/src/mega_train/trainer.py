@@ -248,18 +248,20 @@ class Trainer:
 
     def _loss(self, samples: Samples, consumed: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh
-        numbers = micro_batches(
-            consumed,
-            micro=plan.micro,
-            dp=mesh.dp.size,
-            accumulation=plan.accumulation,
-            rank=mesh.dp.rank,
-            total=len(samples),
+        numbers = list(
+            micro_batches(
+                consumed,
+                micro=plan.micro,
+                dp=mesh.dp.size,
+                accumulation=plan.accumulation,
+                rank=mesh.dp.rank,
+                total=len(samples),
+            )
         )
         batches = [self._tokens(samples, some) for some in numbers]
         schedule = one_forward_one_backward if train else forward_only
         table = schedule(Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation), mesh.pp.rank)
-        work = MicroBatches(self.models, plan, mesh, batches, self.scale.value)
+        work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(table, work, mesh.lines, self.rt.weight_gradients, dtype=self.dtype, device=mesh.device)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size

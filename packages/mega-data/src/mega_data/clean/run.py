@@ -9,6 +9,7 @@ has left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import Deduplication
 from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, writing
-from mega_data.steps import Result, Stage, plan, results
+from mega_data.steps import Result, Stage, plan, result, results
 from mega_schema.errors import ConfigError
 
 DROPPED = "dropped"
@@ -51,9 +52,12 @@ class Pass:
     id_key: str
 
     def stages(self) -> list[Stage]:
-        counted = any(isinstance(named.step, Decontaminate) for named in self.steps)
-        counts = [Stage("count", len(self.inputs), self.count)] if counted else []
-        return [*counts, Stage("pass", len(self.inputs), self.run, after=counts[0] if counts else None)]
+        stages = list[Stage]()
+        if any(isinstance(named.step, Decontaminate) for named in self.steps):
+            stages.append(Stage("count", len(self.inputs), self.count))
+            stages.append(Stage("total", 1, self.total, after=stages[-1]))
+        after = stages[-1] if stages else None
+        return [*stages, Stage("pass", len(self.inputs), self.run, after=after)]
 
     def count(self, shard: int) -> Result:
         """How often a shard has the n-grams of each decontamination."""
@@ -87,17 +91,21 @@ class Pass:
         skipped = wrong.count if wrong else 0
         return {"steps": [tally.to_dict() for tally in tallies], "skipped": skipped}
 
+    def total(self, _: int) -> Result:
+        """How often the corpus has the n-grams of each decontamination."""
+        totals = [Counter[str]() for named in self.steps if isinstance(named.step, Decontaminate)]
+        for found in results(self.stages()[0], self.work):
+            for total, counts in zip(totals, found["counts"], strict=True):
+                total.update(counts)
+        return {"counts": totals}
+
     def _counted(self) -> list[Named]:
         """The steps, decontaminations with the corpus's counts."""
-        number, made = 0, []
+        stages, made = self.stages(), list[Named]()
+        counts = iter(result(stages[1], 0, self.work)["counts"] if len(stages) > 1 else ())
         for named in self.steps:
             if isinstance(named.step, Decontaminate):
-                total = dict[str, int]()
-                for found in results(self.stages()[0], self.work):
-                    for gram, times in found["counts"][number].items():
-                        total[gram] = total.get(gram, 0) + times
-                number += 1
-                named = replace(named, step=replace(named.step, counts=total))
+                named = replace(named, step=replace(named.step, counts=next(counts)))
             made.append(named)
         return made
 

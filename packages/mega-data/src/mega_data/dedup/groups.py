@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Parents = NDArray[np.uint64]
+BACK = 32  # documents of one key that each is compared with, beside the first
 
 
 def roots(parents: Parents, documents: NDArray[Any]) -> Parents:
@@ -43,3 +46,39 @@ def root(parents: Parents, document: int) -> int:
         parents[at] = parents[above]
         at = above
     return at
+
+
+def join_alike(parents: Parents, pairs: Iterable[NDArray[Any]], alike: Callable[[int, int], bool]) -> None:
+    """Put documents that share a key and are alike in one group.
+
+    Each is compared with the first that has the key and with up to `BACK` before it on either side: those in
+    the first's group, and those that are not. So all are compared with all where a key has up to 33
+    documents; Megatron's find_duplicates.py compares each with one, drawn by chance. What is in one group
+    already is not compared again.
+
+    Args:
+        pairs: as `pairs.pairs` gives them.
+    """
+
+    def met(one: int, other: int) -> bool:
+        a, b = root(parents, one), root(parents, other)
+        if a != b:
+            if not alike(one, other):
+                return False
+            parents[max(a, b)] = min(a, b)
+        return True
+
+    first = -1
+    near, apart = deque[int](maxlen=BACK), deque[int](maxlen=BACK)
+    for block in pairs:
+        for one, other in block.tolist():
+            if one != first:
+                first = one
+                near.clear()
+                apart.clear()
+            joined = met(first, other)
+            for before in apart:
+                met(before, other)
+            for before in () if joined else near:
+                joined |= met(before, other)
+            (near if joined else apart).append(other)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mega_data.dedup.groups import join, root, roots
+from mega_data.dedup.columns import documents, picked, writing_columns
+from mega_data.dedup.groups import join, join_alike, roots
 from mega_data.dedup.ids import id_of, writing_ids
 from mega_data.dedup.pairs import pairs
 from mega_data.dedup.presets import Preset
@@ -41,7 +43,7 @@ from mega_data.shards import (
     refuse,
     writing,
 )
-from mega_data.steps import Result, Stage, plan, results
+from mega_data.steps import Result, Stage, plan
 
 BATCH_CHARACTERS = 1 << 17  # arrays of this length stay in a core's cache
 MEMORY = 256 << 20  # bytes
@@ -95,12 +97,10 @@ class Deduplication:
         return stages
 
     def keys(self, shard: int) -> Result:
-        """Write a shard's band keys, one file per band."""
-        exact, count = self.preset.unit == "text", 0
-        shingles = Shingles(self.preset)
-        columns = 2 if exact else self.preset.bands
-        files = [self._keys(column, shard) for column in range(columns)]
-        with _all(files) as outs, ExitStack() as stack:
+        """Write a shard's band keys."""
+        count, shingles = 0, Shingles(self.preset)
+        with ExitStack() as stack:
+            put = stack.enter_context(writing_columns(self._keys(shard), self._columns))
             wrong = stack.enter_context(self._wrong(shard)) if self.quarantine else None
             named = self.dropped is not None and self.id_key
             ids = stack.enter_context(writing_ids(self.work / "ids", shard)) if named else None
@@ -108,21 +108,27 @@ class Deduplication:
                 count += len(texts)
                 if ids:
                     ids(names)
-                if exact:
-                    found = digests(texts)
+                if self.preset.unit == "text":
+                    put(digests(texts))
                 else:
                     table = signatures(shingles.keys(texts), len(texts), self.preset.bins)
-                    found = band_keys(table, self.preset.bands)
-                for column, out in enumerate(outs):
-                    out.write(found[:, column].astype("<u8").tobytes())
+                    put(band_keys(table, self.preset.bands))
         return {"lines": count}
 
     def pairs(self, band: int) -> Result:
-        """Write a band's pairs."""
-        files, count = [self._keys(band, shard) for shard in range(len(self.inputs))], 0
-        with writing(self._pairs(band)) as out:
-            for found in pairs(files, self.memory):
+        """Write a band's pairs, and which documents are in one; the first band, also where shards begin."""
+        files, count = [self._keys(shard) for shard in range(len(self.inputs))], 0
+        ends = accumulate(documents(file, self._columns) for file in files)
+        firsts = np.array([0, *ends], "<u8")
+        if band == 0:
+            with writing(self.work / "firsts") as out:
+                out.write(firsts.tobytes())
+        with writing(self._pairs(band)) as out, writing(self._paired(band)) as flags:
+            flags.truncate(int(firsts[-1]))
+            paired = np.memmap(flags.name, bool, "r+") if firsts[-1] else np.empty(0, bool)
+            for found in pairs(files, band, self._columns, self.memory):
                 out.write(found.astype("<u8").tobytes())
+                paired[found.ravel().astype(np.int64)] = True
                 count += len(found)
         return {"pairs": count}
 
@@ -130,10 +136,8 @@ class Deduplication:
         """Write the shingle sets of a shard's documents that have a pair."""
         firsts = self._firsts()
         wanted = np.zeros(firsts[shard + 1] - firsts[shard], bool)
-        for block in self._all_pairs():
-            numbers = block.ravel()
-            mine = numbers[(numbers >= firsts[shard]) & (numbers < firsts[shard + 1])]
-            wanted[(mine - firsts[shard]).astype(np.int64)] = True
+        for band in range(self.preset.bands):
+            wanted |= np.fromfile(self._paired(band), bool, len(wanted), offset=firsts[shard])
         shingles, at = Shingles(self.preset), 0
 
         def chosen() -> Iterator[tuple[Any, NDArray[np.bool_]]]:
@@ -141,8 +145,7 @@ class Deduplication:
             for texts, _ in self._batches(shard, pass_over):
                 flags = wanted[at : at + len(texts)]
                 at += len(texts)
-                kept = [text if flag else "" for text, flag in zip(texts, flags, strict=True)]
-                yield shingles.keys(kept), flags
+                yield shingles.keys(list(compress(texts, flags))), flags
 
         write_sets(self.work / "sets", shard, chosen())
         return {"documents": int(np.count_nonzero(wanted))}
@@ -156,16 +159,18 @@ class Deduplication:
                 out.write(np.arange(at, min(at + _PAIR_BLOCK, total), dtype="<u8").tobytes())
         if not total:
             return {"documents": 0}
-        parents = np.memmap(self._roots(), "<u8", "r+")
+        roots_file = np.memmap(self._roots(), "<u8", "r+")
+        parents = roots_file.view(np.ndarray)
         if self.preset.jaccard is not None:
-            self._join_similar(parents, firsts)
+            sets = SetReader(self.work / "sets", firsts[:-1])
+            join_alike(parents, self._all_pairs(), partial(sets.alike, least=self.preset.jaccard))
         else:
             for block in self._all_pairs():
                 join(parents, self._equal(block, firsts) if self.preset.unit == "text" else block)
         for at in range(0, total, _PAIR_BLOCK):
             numbers = np.arange(at, min(at + _PAIR_BLOCK, total))
             parents[numbers] = roots(parents, numbers)
-        parents.flush()
+        roots_file.flush()
         return {"documents": total}
 
     def filter(self, shard: int) -> Result:
@@ -201,24 +206,14 @@ class Deduplication:
     def _batches(self, shard: int, faults: Faults) -> Iterator[tuple[list[str], list[str]]]:
         return batches(self.inputs[shard], self.key, BATCH_CHARACTERS, faults, self.id_key)
 
-    def _join_similar(self, parents: NDArray[np.uint64], firsts: list[int]) -> None:
-        """Join the pairs whose sets are similar enough; one that is joined already need not be looked at."""
-        sets, wanted = SetReader(self.work / "sets", firsts[:-1]), self.preset.jaccard
-        assert wanted is not None
-        for block in self._all_pairs():
-            for a, b in np.unique(block, axis=0).tolist():
-                one, other = root(parents, a), root(parents, b)
-                if one != other and sets.jaccard(a, b) >= wanted:
-                    parents[max(one, other)] = min(one, other)
-
     def _equal(self, block: NDArray[np.uint64], firsts: list[int]) -> NDArray[np.uint64]:
         """The pairs that agree in the second half of the hash too."""
         halves = np.empty(block.shape, np.uint64)
         shard = np.searchsorted(firsts, block, "right") - 1
         for number in np.unique(shard):
             chosen = shard == number
-            data = np.memmap(self._keys(1, int(number)), "<u8", "r")
-            halves[chosen] = data[(block[chosen] - np.uint64(firsts[number])).astype(np.int64)]
+            places = block[chosen] - np.uint64(firsts[number])
+            halves[chosen] = picked(self._keys(int(number)), 1, self._columns, places)
         equal: NDArray[np.uint64] = block[halves[:, 0] == halves[:, 1]]
         return equal
 
@@ -230,8 +225,8 @@ class Deduplication:
 
     def _firsts(self) -> list[int]:
         """The number of each shard's first document, and the number of all."""
-        counted = results(self.stages()[0], self.work)
-        return [0, *accumulate(found["lines"] for found in counted)]
+        found: list[int] = np.fromfile(self.work / "firsts", "<u8").tolist()
+        return found
 
     def _name(self, document: int, firsts: list[int]) -> str:
         """A document's id, or where it is."""
@@ -241,8 +236,16 @@ class Deduplication:
             return id_of(self.work / "ids", shard, place)
         return f"{self.inputs[shard].name}:{place + 1}"
 
-    def _keys(self, band: int, shard: int) -> Path:
-        return self.work / "keys" / f"{band:03d}" / f"{shard:05d}"
+    @property
+    def _columns(self) -> int:
+        """Keys of a document: one a band; of a whole text the two halves of its hash, the first its band."""
+        return 2 if self.preset.unit == "text" else self.preset.bands
+
+    def _keys(self, shard: int) -> Path:
+        return self.work / "keys" / f"{shard:05d}"
+
+    def _paired(self, band: int) -> Path:
+        return self.work / "paired" / f"{band:03d}"
 
     def _pairs(self, band: int) -> Path:
         return self.work / "pairs" / f"{band:03d}"

@@ -1,7 +1,7 @@
 """Texts to hashed shingles, many documents at once, in numpy.
 
 A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, 44 bits of hash below.
-Sorted keys are therefore each document's shingle set, in order of the hash.
+Sorted, keys are therefore each document's shingle set, in order of the hash.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class Shingles:
 
     def __init__(self, preset: Preset) -> None:
         self.preset = preset
+        # glibc keeps freed memory for what comes next up to twice the largest block it took back as a map of
+        # its own, at first 128 KiB: without this one, half the time goes into pages of arrays made anew
+        np.empty(31 << 20, np.uint8)
         self._seed = np.uint64((preset.seed * int(_FIRST) + 1) % 2**64)
         words = preset.unit == "words"
         self._classes = _classes() if words else np.empty(0, np.uint8)
@@ -40,7 +43,7 @@ class Shingles:
         self._powers = np.multiply.accumulate(powers)
 
     def keys(self, texts: Sequence[str]) -> Keys:
-        """Sorted keys of all shingles of all texts, the same shingle of one text several times.
+        """Keys of all shingles of all texts in their order, the same shingle of one text several times.
 
         Words are runs of letters and digits in lower case, without accents, numbers written as 0, and each
         CJK character is one of its own: what datatrove's simplify_text leaves. Characters are those of the
@@ -69,7 +72,6 @@ class Shingles:
         hashes ^= hashes >> np.uint64(32)
         hashes *= _SECOND
         keys: Keys = _keys(documents[:count], hashes)[whole]
-        keys.sort()
         return keys
 
     def _words(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
@@ -128,7 +130,10 @@ def digests(texts: Sequence[str]) -> Keys:
 def _characters(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
     """The document and the code of each character."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    return documents, _codes("".join(texts)).astype(np.uint64)
+    text = "".join(texts)
+    if text.isascii():  # at once, without a step between
+        return documents, np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint64)
+    return documents, _codes(text).astype(np.uint64)
 
 
 def _codes(text: str) -> NDArray[np.uint32]:

@@ -23,14 +23,14 @@ def signatures(keys: Keys, documents: int, bins: int) -> NDArray[np.uint64]:
     """(documents, bins) smallest hashes; a row of EMPTY where a document has no shingle.
 
     Args:
-        keys: as `Shingles.keys` gives them: sorted, documents numbered from 0.
+        keys: as `Shingles.keys` gives them: documents are numbered from 0.
     """
     low = keys & _MASK
-    place = (keys >> np.uint64(HASH_BITS)) * np.uint64(bins) + (low * np.uint64(bins) >> np.uint64(HASH_BITS))
-    first = np.ones(len(keys), bool)
-    np.not_equal(place[1:], place[:-1], out=first[1:])
+    place = keys >> np.uint64(HASH_BITS)
+    place *= np.uint64(bins)
+    place += low * np.uint64(bins) >> np.uint64(HASH_BITS)
     found = np.full(documents * bins, EMPTY)
-    found[place[first]] = low[first]
+    np.minimum.at(found, place.view(np.int64), low)
     table = found.reshape(documents, bins)
     _densify(table)
     return table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +17,28 @@ Sets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
 
 
 def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[np.bool_]]]) -> None:
-    """Write the shingle sets of a shard's wanted documents, as 32 bits of each hash, sorted.
+    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted, equal ones once.
 
     Args:
-        batches: keys of consecutive documents numbered from 0, and for each document whether it is wanted.
+        batches: of consecutive documents which are wanted, and the keys of those, numbered from 0.
     """
     at, offsets = 0, [np.zeros(1, np.uint64)]
     with writing(folder / f"{shard:05d}.sets") as out:
         for keys, wanted in batches:
-            keys = np.unique(keys)
-            documents = (keys >> np.uint64(HASH_BITS)).astype(np.int64)
-            chosen = wanted[documents]
-            keys, documents = keys[chosen], documents[chosen]
-            out.write((keys >> np.uint64(HASH_BITS - 32)).astype("<u4").tobytes())
-            ends = at + np.cumsum(np.bincount(documents, minlength=len(wanted)))
+            hashes = (keys >> np.uint64(HASH_BITS - 32)).astype("<u4")
+            numbers = (keys >> np.uint64(HASH_BITS)).view(np.int64)
+            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(wanted) + 1))
+            for start, end in pairwise(bounds.tolist()):
+                hashes[start:end].sort()
+            kept = np.ones(len(hashes) + 1, bool)
+            np.not_equal(hashes[1:], hashes[:-1], out=kept[1:-1])
+            kept[bounds] = True
+            out.write(hashes[kept[:-1]].data)
+            sizes = np.zeros(len(wanted), np.int64)
+            sizes[wanted] = np.add.reduceat(kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
+            ends = at + np.cumsum(sizes)
             offsets.append(ends.astype(np.uint64))
-            at = int(ends[-1]) if len(ends) else at
+            at = int(ends[-1])
     with writing(folder / f"{shard:05d}.offsets") as out:
         out.write(np.concatenate(offsets).astype("<u8").tobytes())
 
@@ -43,29 +51,31 @@ class SetReader:
         Args:
             firsts: number of the first document of each shard.
         """
-        self.firsts = np.asarray(firsts)
+        self.firsts = firsts
         self._shards = [_mapped(folder, shard) for shard in range(len(firsts))]
 
-    def jaccard(self, a: int, b: int) -> float:
-        """Size of the intersection over that of the union; 0 where both are empty."""
+    def alike(self, a: int, b: int, least: float) -> bool:
+        """Whether two sets' intersection over their union is `least` or more; no set is like an empty one."""
         one, other = self._set(a), self._set(b)
+        small, large = sorted((len(one), len(other)))
+        if not small or small < least * large:  # as much as the sizes allow
+            return False
         together = np.concatenate([one, other])
         together.sort()
         shared = int(np.count_nonzero(together[1:] == together[:-1]))
-        return shared / max(1, len(together) - shared)
+        return shared >= least * (len(together) - shared)
 
     def _set(self, document: int) -> NDArray[np.uint32]:
-        shard = int(np.searchsorted(self.firsts, document, "right")) - 1
+        shard = bisect_right(self.firsts, document) - 1
         sets, offsets = self._shards[shard]
-        place = document - int(self.firsts[shard])
-        # shingles whose hashes agree in 32 bits are one here
-        return np.unique(sets[int(offsets[place]) : int(offsets[place + 1])])
+        place = document - self.firsts[shard]
+        return sets[int(offsets[place]) : int(offsets[place + 1])]
 
 
 def _mapped(folder: Path, shard: int) -> Sets:
     sets, offsets = folder / f"{shard:05d}.sets", folder / f"{shard:05d}.offsets"
     empty = np.empty(0, np.uint32)
     return (
-        np.memmap(sets, "<u4", "r") if sets.stat().st_size else empty,
-        np.memmap(offsets, "<u8", "r"),
+        np.memmap(sets, "<u4", "r").view(np.ndarray) if sets.stat().st_size else empty,
+        np.memmap(offsets, "<u8", "r").view(np.ndarray),
     )

@@ -16,13 +16,18 @@ from mega_train.planning.cut import Cut
 from mega_train.planning.job import BF16, Job, Precision, Software
 
 # gradients too were float16, and the optimizer had a float32 copy of them
-FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, state=16)
+FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, main=8)
 
 MEGATRON_2021 = Software(
-    attention="scores", keeps_masks=True, regathers=False, sliced_p2p=True, overlaps_tp="none"
+    attention="scores",
+    keeps_masks=True,
+    regathers=False,
+    sliced_p2p=True,
+    overlaps_tp="none",
+    overlaps_pp=False,
 )
-MEGATRON_2022 = Software(attention="scores", keeps_masks=True, sliced_p2p=True)
-MEGATRON_2024 = Software(overlaps_tp="both", overlaps_pp=True, overlaps_dp=True)
+MEGATRON_2022 = Software(attention="scores", keeps_masks=True, sliced_p2p=True, overlaps_pp=False)
+MEGATRON_2024 = Software(overlaps_tp="both", overlaps_reduce=True, overlaps_gather=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.job import BF16, FLOAT32, Job, Precision, Software
+from mega_train.planning.job import BF16, FLOAT32, Job, Precision, Schedule, Software
 from mega_train.planning.memory import fullest, in_flight, memory
 from mega_train.planning.search import search
-from mega_train.schedule import Pipe, one_forward_one_backward
-from mega_train.simulate import check
+from mega_train.planning.work import Work
+from mega_train.schedule import SCHEDULES, Pipe
+from mega_train.simulate import Costs, simulate
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
+FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time
 LLAMA = llama(layers=7, hidden=64, heads=8, kv_heads=4, ffn=160, vocab=1000, context=32)
 
 
@@ -61,14 +63,13 @@ def test_published_runs_fitted_the_memory_they_ran_in(predicted: list[Prediction
 def test_bytes_per_parameter_are_those_of_megatrons_table(
     precision: Precision, alone: int, whole: int, shared: int, d: int
 ) -> None:
-    assert precision.per_parameter(0, d) == alone
-    assert precision.per_parameter(1, d) == whole + shared / d
-    assert precision.per_parameter(3, d) == pytest.approx(alone / d)
-    for zero in (0, 1, 3):
+    assert sum(precision.kept(0, d)) == alone
+    assert sum(precision.kept(1, d)) == whole + shared / d
+    for zero in (0, 1, 2, 3):
         held = memory(job(layout=Layout(dp=d), precision=precision, zero=zero, global_samples=d), 0)
         n = parameters(GPT) + 24 * 64  # padding of the vocabulary
         found = held.weights + held.gradients + held.optimizer
-        assert found == pytest.approx(n * precision.per_parameter(zero, d), abs=3 * 16)
+        assert found == pytest.approx(n * sum(precision.kept(zero, d)), abs=3)
 
 
 @pytest.mark.parametrize("row", PUBLISHED[:11], ids=lambda row: row.name)
@@ -124,16 +125,39 @@ def test_more_tensor_parallelism_never_needs_more_weights_or_activations(spec: M
         before = now
 
 
-@pytest.mark.parametrize(("stages", "micros"), [(1, 3), (2, 2), (4, 3), (4, 8), (5, 11)])
-def test_micro_batches_in_flight_and_the_bubble_are_those_of_the_schedules_table(
-    stages: int, micros: int
-) -> None:
-    made = job(replace(GPT, layers=10), Layout(pp=stages), global_samples=micros)
-    pipe = Pipe(stages, 1, micros)
-    timeline = check(one_forward_one_backward, pipe)
-    for stage in range(stages):
-        assert in_flight(made, stage) == (timeline.alive(stage),)
-    assert timeline.makespan == 3 * (micros + stages - 1)  # one forward is 1, one backward 2
+PIPES = [Pipe(p, v, m) for p in (1, 2, 4, 5) for v in (1, 2, 3) for m in (1, 2, 4, 7, 12) if p > 1 or v == 1]
+
+# with rounds of unequal length a table takes a little longer than the closed form says
+EVEN = [p for p in PIPES if p.micros >= p.ranks and (p.chunks == 1 or p.micros % p.ranks == 0)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: Schedule) -> None:
+    for pipe in PIPES:
+        layout = Layout(pp=pipe.ranks, vp=pipe.chunks)
+        made = job(replace(GPT, layers=30), layout, global_samples=pipe.micros, schedule=schedule)
+        timeline = simulate([SCHEDULES[schedule](pipe, rank) for rank in range(pipe.ranks)], pipe)
+        for rank in range(pipe.ranks):
+            assert sum(in_flight(made, rank)) == timeline.alive(rank), (pipe, rank)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("pipe", EVEN, ids=str)
+def test_the_bubble_is_that_of_the_schedules_tables(schedule: Schedule, pipe: Pipe) -> None:
+    """Stages are equal where the vocabulary is one token, and transfers free where p2p is."""
+    spec = gpt(layers=60, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
+    made = job(spec, Layout(pp=pipe.ranks, vp=pipe.chunks), global_samples=pipe.micros, schedule=schedule)
+    work = Work.of(made, FREE)
+    costs = Costs(
+        forward=work.layer.seconds,
+        input=work.layer_back.seconds - work.layer_weights,
+        weight=work.layer_weights,
+    )
+    tables = [SCHEDULES[schedule](pipe, rank) for rank in range(pipe.ranks)]
+    layers = 60 / (pipe.ranks * pipe.chunks)
+    wanted = layers * simulate(tables, pipe, costs).makespan
+    spent = estimate(made, FREE).seconds
+    assert spent.step - spent.optimizer == pytest.approx(wanted, rel=0.015)
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=2, vp=2), Layout(pp=2, vp=4), Layout(pp=5)])
@@ -173,7 +197,7 @@ def test_a_search_gives_layouts_that_fit_the_fastest_first() -> None:
         (Layout(tp=8), {}, LayoutError, "layers.0.qkv.weight: 4 heads cannot be cut evenly over tp"),
         (Layout(dp=3), {}, ConfigError, "--global-batch-size: is not a multiple of micro-batch size x data"),
         (Layout(cp=32), {}, LayoutError, "--context-parallel-size: the tokens of a sample cannot be shared"),
-        (Layout(pp=4, vp=2), {"global_samples": 6}, LayoutError, "--num-layers-per-virtual-pipeline-stage: "),
+        (Layout(vp=2), {}, LayoutError, "--num-layers-per-virtual-pipeline-stage: there is no pipeline"),
     ],
 )
 def test_a_layout_that_cannot_be_is_one_line(

@@ -1,17 +1,17 @@
 """Bytes that one micro-batch leaves between its forward and its backward pass, as our layers keep them.
 
 n tokens inside the tensor-parallel regions of a rank and n' outside (n / t with sequence parallelism), e
-bytes of an activation; h hidden, f feed-forward, q and k widths of all query and key heads; t and c ranks of
-tp and cp:
+bytes of an activation; h hidden, f feed-forward, q and k widths of a rank's query and key heads; t and c
+ranks of tp and cp:
 
 | part | keeps |
 |---|---|
 | LayerNorm | its input n'·h·e, and two float32 statistics of a token |
 | RMSNorm | its input in float32 n'·h·4, what it scales n'·h·e, and a statistic |
 | a column-cut linear | its input n'·h·e: with sequence parallelism it is gathered again |
-| attention | q, k and v as one n·(q + 2k)/t·e; with cp whole rows of k and v too, n·c·2k/t·e |
-| rotary positions | turned copies of what attention sees: n·(q + k)/t·e, with cp n·q/t·e alone |
-| attention | its output n·q/t·e, with cp twice, and a float32 per head and token |
+| attention | q, k and v as one n·(q + 2k)·e; with cp whole rows of k and v too, n·c·2k·e |
+| rotary positions | turned copies of what attention sees: n·(q + k)·e, with cp n·q·e alone |
+| attention | its output n·q·e, with cp twice, and a float32 per head and token |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
 | a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
 | the loss | logits n·V/t·e |
@@ -43,25 +43,36 @@ def whole_layer_bytes(job: Job) -> float:
 
 
 def _around_core(job: Job) -> float:
-    """Queries, keys, values and what attention makes of them."""
-    m, e, cp = job.spec, job.precision.weight, job.layout.cp
-    width = job.software.attention_width or e
-    q, kv = m.q_rows, 2 * m.kv_rows
-    if width != e:  # copies are computed with, and the joint q, k and v is let go
-        kept = (q + cp * kv + q) * width + q * e
-    elif cp == 1:
-        kept = (q + kv + (q + m.kv_rows if m.turning else 0) + q) * e
-    else:
-        kept = ((q if m.turning else q + kv) + cp * kv + 2 * q) * e
-    return job.tokens * kept / job.layout.tp
+    """Queries, keys and values as attention is given them, and its output."""
+    e, shares, turns = job.precision.weight, job.cut.shares, job.spec.turning
+    joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
+    if job.recompute == "none":
+        if _copied(job):
+            joint = turned = 0
+        elif job.layout.cp > 1 and turns:
+            joint, turned = 0, shares.queries
+    return job.tokens * (joint + turned + shares.queries) * e
 
 
 def core_bytes(job: Job) -> float:
-    """What attention keeps beside them: a sum per head and token, or the scores themselves."""
-    heads = job.tokens * job.spec.heads / job.layout.tp
-    if job.software.attention == "flash":
-        return heads * 4
-    return heads * job.length * (2 * job.precision.weight + (1 if job.software.keeps_masks else 0))
+    """What attention keeps of its own: a sum per head and token; copies of another width; with cp whole rows
+    of keys and values, and the outputs of two chunks; or the scores.
+    """
+    e, shares, cp = job.precision.weight, job.cut.shares, job.layout.cp
+    heads = job.spec.heads // job.layout.tp
+    if job.software.attention == "scores":
+        per_score = 2 * e + (1 if job.software.keeps_masks else 0)
+        return job.tokens * heads * job.length * per_score
+    copies = 0
+    if _copied(job):
+        copies = (2 * shares.queries + cp * 2 * shares.keys) * (job.software.attention_width or e)
+    elif cp > 1:
+        copies = (shares.queries + cp * 2 * shares.keys) * e
+    return job.tokens * (4 * heads + copies)
+
+
+def _copied(job: Job) -> bool:
+    return job.software.attention_width not in (None, job.precision.weight)
 
 
 def embedding_bytes(job: Job) -> float:

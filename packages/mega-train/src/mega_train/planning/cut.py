@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mega_schema.arch import table
 from mega_schema.layout import Layout, Stage
+from mega_schema.shard import runs
 from mega_schema.spec import ModelSpec
 
 Stages = tuple[Stage, ...]
@@ -23,6 +24,7 @@ class Shares:
         tied: of that tied output weight, which is the embedding where one rank holds both.
         layers: of every layer.
         matrices: (rows, columns) of the matrices of one layer; layers are alike.
+        queries, keys: widths of the queries, and of the keys or values, that a rank computes.
         head: (rows, columns) of the output weight.
     """
 
@@ -31,6 +33,8 @@ class Shares:
     tied: int
     layers: tuple[int, ...]
     matrices: tuple[tuple[int, int], ...]
+    queries: int
+    keys: int
     head: tuple[int, int]
 
     @classmethod
@@ -41,18 +45,30 @@ class Shares:
         """
         ends = {"first": 0, "last": 0, "tied": 0}
         layers = [0] * spec.layers
-        matrices, head = [], (0, 0)
+        matrices, head, queries, keys = [], (0, 0), 0, 0
         for row in table(spec):
             shape = row.local_shape(tp)
             if isinstance(row.stage, int):
                 layers[row.stage] += math.prod(shape)
                 if row.stage == 0 and len(shape) == 2:
                     matrices.append((shape[0], shape[1]))
+                if row.name == "layers.0.qkv.weight":
+                    assert row.split is not None
+                    queries, keys, _ = runs(row.name, row.shape, row.split, tp)
             else:
                 ends["tied" if row.tied_to else row.stage] += math.prod(shape)
                 if row.stage == "last" and len(shape) == 2:
                     head = (shape[0], shape[1])
-        return cls(ends["first"], ends["last"], ends["tied"], tuple(layers), tuple(matrices), head)
+        return cls(
+            ends["first"],
+            ends["last"],
+            ends["tied"],
+            tuple(layers),
+            tuple(matrices),
+            queries,
+            keys,
+            head,
+        )
 
     def held(self, stages: Sequence[Stage]) -> int:
         """Elements that the rank with these stages holds."""

@@ -106,7 +106,7 @@ def estimate(job: Job, hardware: Hardware) -> Estimate:
         tp=spent.tp,
         cp=spent.cp,
         pp=crossing * job.micros,
-        bubble=(each - _seconds(slowest) - crossing) / job.layout.vp,
+        bubble=max(0.0, each - _seconds(slowest) - crossing - _filled(job, work)) / job.layout.vp,
         dp=_exposed(job, hardware, slowest),
         optimizer=_optimizer(job, hardware),
     )
@@ -133,10 +133,19 @@ def _seconds(passes: tuple[Pass, Pass]) -> float:
     return passes[0].seconds + passes[1].seconds
 
 
+def _filled(job: Job, work: Work) -> float:
+    """Seconds of the bubble in which a zero-bubble pipeline does weight gradients that it had put off: of the
+    (p - 1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
+    """
+    if job.schedule != "zero-bubble":
+        return 0.0
+    return 2 * work.layer_weights * sum(sorted(job.cut.depth)[:-1])
+
+
 def _crossing(job: Job, hardware: Hardware) -> float:
     """Seconds of one micro-batch's transfers between stages, there and back, that nothing hides."""
     layout = job.layout
-    if layout.pp == 1 or job.software.overlaps_pp:
+    if layout.pp == 1 or (job.software.overlaps_pp and layout.vp > 1):
         return 0.0
     sent = stage_bytes(job)
     seconds = sent / hardware.reach(2, layout.world // layout.pp)
@@ -149,10 +158,13 @@ def _exposed(job: Job, hardware: Hardware, slowest: tuple[Pass, Pass]) -> float:
     """Seconds of the data-parallel transfers that nothing hides."""
     reach = hardware.reach(job.replicas, job.layout.tp)
     down, up = (n / reach for n in data_parallel_bytes(job))
-    if not job.software.overlaps_dp:
-        return down + up
     forward, back = slowest
-    return max(0.0, down - back.seconds) + max(0.0, up - forward.seconds)
+    times = (
+        job.micros if job.zero > 1 else 1
+    )  # stage 2 sums after every micro-batch, stage 3 gathers for each
+    behind = back.seconds * times if job.software.overlaps_reduce or job.zero == 3 else 0.0
+    before = forward.seconds * times if job.software.overlaps_gather or job.zero == 3 else 0.0
+    return max(0.0, down - behind) + max(0.0, up - before)
 
 
 def _optimizer(job: Job, hardware: Hardware) -> float:

@@ -11,7 +11,7 @@ from mega_schema.spec import ModelSpec
 from mega_train.planning.cut import Cut
 
 Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["gpipe", "1f1b"]  # 1f1b is interleaved where the layout has virtual stages
+Schedule = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,27 +21,32 @@ class Precision:
     Attributes:
         weight: what the model computes with, and the width of its activations.
         gradient: the gradient that micro-batches are added up in.
-        state: the optimizer's: main weights where `weight` is not float32, both moments, and the float32 copy
-            of a 16-bit gradient. ZeRO shares these out first.
+        main: the optimizer's float32 copies: of the weight where that is not float32 itself, and of the
+            gradient where that is not.
+        moments: both of Adam's.
     """
 
     name: str
     weight: int
     gradient: int
-    state: int
+    main: int
+    moments: int = 8
 
-    def per_parameter(self, zero: int, ranks: int) -> float:
-        """Bytes per parameter on each of `ranks` data-parallel ranks (arXiv:1910.02054 §5).
+    def kept(self, zero: int, ranks: int) -> tuple[float, float, float]:
+        """Bytes per parameter on each of `ranks` data-parallel ranks: weight, gradient, optimizer.
 
-        Stage 1 shares out the optimizer's state, 2 the gradients too, 3 the weights too.
+        ZeRO's stage 1 shares out what the optimizer keeps, 2 the gradients too, 3 the weights too
+        (arXiv:1910.02054 §5). At stage 3 our weights are the main weights, gathered as they are needed.
         """
-        kinds = (self.state, self.gradient, self.weight)
-        return sum(n / ranks if zero > i else n for i, n in enumerate(kinds))
+        state, share = self.main + self.moments, 1 / ranks
+        if zero == 3:
+            return 4 * share, self.gradient * share, self.moments * share
+        return self.weight, self.gradient * (share if zero == 2 else 1), state * (share if zero else 1)
 
 
-FLOAT32 = Precision(name="fp32", weight=4, gradient=4, state=8)
-BF16 = Precision(name="bf16", weight=2, gradient=4, state=12)
-FLOAT16 = Precision(name="fp16", weight=2, gradient=4, state=12)
+FLOAT32 = Precision(name="fp32", weight=4, gradient=4, main=0)
+BF16 = Precision(name="bf16", weight=2, gradient=4, main=4)
+FLOAT16 = Precision(name="fp16", weight=2, gradient=4, main=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +62,10 @@ class Software:
         gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
         loss_traffic: bytes moved per logit for the cross-entropy, forward and backward.
         overlaps_tp: which passes hide the tensor-parallel transfers behind matrix products.
-        overlaps_pp: transfers between stages are hidden behind other micro-batches' work.
-        overlaps_dp: data-parallel transfers are hidden behind the last backward and the first forward.
+        overlaps_pp: an interleaved pipeline hides transfers between stages behind other micro-batches' work.
+            One that is not has no micro-batch to spare for that.
+        overlaps_reduce: gradients are summed over the replicas while the backward pass runs.
+        overlaps_gather: shared-out weights are gathered while the next forward pass runs.
     """
 
     attention: Literal["flash", "scores"] = "flash"
@@ -69,8 +76,9 @@ class Software:
     gradient_traffic: int = 8
     loss_traffic: int = 40
     overlaps_tp: Literal["none", "backward", "both"] = "backward"
-    overlaps_pp: bool = False
-    overlaps_dp: bool = False
+    overlaps_pp: bool = True
+    overlaps_reduce: bool = False
+    overlaps_gather: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,8 @@ class Job:
         micro: samples in one forward pass of one rank.
         global_samples: samples per optimizer step.
         sequence: sequence parallelism on the tp axis.
-        zero: what the data-parallel ranks share out, 0 to 3.
+        zero: what the replicas share out, 0 to 3.
+        bucket: gradients that are summed over the replicas at once, in elements.
     """
 
     cut: Cut
@@ -94,6 +103,7 @@ class Job:
     recompute: Recompute = "none"
     zero: int = 0
     schedule: Schedule = "1f1b"
+    bucket: int = 40_000_000
     software: Software = Software()
 
     @property
@@ -152,10 +162,10 @@ def check(job: Job) -> None:
             found=f"{job.tokens} tokens over tp={layout.tp}",
             wanted=f"micro-batch size x sequence length a multiple of {layout.tp}",
         )
-    if layout.vp > 1 and (layout.pp < 2 or job.micros % layout.pp):
+    if layout.vp > 1 and layout.pp == 1:
         raise LayoutError(
             "--num-layers-per-virtual-pipeline-stage",
-            "micro-batches come in groups of pp",
-            found=f"{job.micros} micro-batches, pp={layout.pp}",
-            wanted="pp of 2 or more, and a multiple of it in micro-batches",
+            "there is no pipeline to interleave",
+            found=f"vp={layout.vp}, pp=1",
+            wanted="pp of 2 or more",
         )

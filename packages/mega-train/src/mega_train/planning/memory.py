@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -40,20 +41,34 @@ class Memory:
 def memory(job: Job, place: int) -> Memory:
     """Of the ranks at `place` of pp; they all hold the same."""
     stages, held = job.cut.stages[place], job.cut.held[place]
-    precision, share = job.precision, math.ceil(held / job.replicas)
+    weights, gradients, state = job.precision.kept(job.zero, job.replicas)
     flying = in_flight(job, place)
     kept = sum(
         flying[i] * (len(stage.layers) * layer_bytes(job) + (embedding_bytes(job) if stage.first else 0))
         for i, stage in enumerate(stages)
     )
     return Memory(
-        weights=(share if job.zero > 2 else held) * precision.weight,
-        gradients=(share if job.zero > 1 else held) * precision.gradient,
-        optimizer=(share if job.zero > 0 else held) * precision.state,
+        weights=math.ceil(held * weights),
+        gradients=math.ceil(held * gradients),
+        optimizer=math.ceil(held * state),
         activations=round(kept),
         logits=round(loss_bytes(job)) if stages[-1].last else 0,
-        buffers=round(working_bytes(job, last=stages[-1].last)),
+        buffers=round(working_bytes(job, last=stages[-1].last) + _gathered(job, place)),
     )
+
+
+def _gathered(job: Job, place: int) -> float:
+    """What ZeRO makes whole for a while: at stage 2 the gradients of a bucket; at stage 3 the weights of a
+    block, of the one after it, and of the ends, and a block's gradients (arXiv:1910.02054 §7).
+    """
+    if job.zero < 2 or job.replicas == 1:
+        return 0
+    precision, held, layer = job.precision, job.cut.held[place], job.cut.shares.layers[0]
+    if job.zero == 2:
+        buckets = 2 if job.software.overlaps_reduce else 1
+        return min(held, buckets * job.bucket) * precision.gradient
+    ends = held - layer * job.cut.depth[place]
+    return (ends + 2 * layer) * precision.weight + layer * (precision.weight + 4)
 
 
 def fullest(job: Job) -> Memory:
@@ -62,17 +77,23 @@ def fullest(job: Job) -> Memory:
 
 
 def in_flight(job: Job, place: int) -> tuple[int, ...]:
-    """Micro-batches whose activations each chunk of this place holds when most are held.
+    """Micro-batches whose activations each stage of this place holds when most are held.
 
     GPipe (arXiv:1811.06965) holds all. 1F1B holds as many as there are stages from here to the last.
-    Interleaved, a rank goes forward through its chunks in groups of pp micro-batches, 2·(pp - place - 1) +
-    (vp - 1)·pp times before it first goes back, and once more (arXiv:2104.04473 §2.2).
+    Interleaved, a rank goes forward through its stages in rounds of pp micro-batches, or a few more where pp
+    does not divide them, until the first backward pass reaches it (arXiv:2104.04473 §2.2). Zero-bubble puts
+    off the weight gradients of one pass for every place before it (arXiv:2401.10241 §2).
     """
-    pp, vp = job.layout.pp, job.layout.vp
+    pp, vp, micros = job.layout.pp, job.layout.vp, job.micros
     if job.schedule == "gpipe":
-        return (job.micros,) * vp
+        return (micros,) * vp
+    rounds = max(1, micros // pp)
+    longest, after = math.ceil(micros / rounds), pp - place - 1
+    begun = 1 + (after if vp == 1 else (vp - 1) * longest + 2 * after)
+    begun += place if job.schedule == "zero-bubble" else 0
     if vp == 1:
-        return (min(job.micros, pp - place),)
-    begun = min(2 * (pp - place - 1) + (vp - 1) * pp + 1, job.micros * vp)
-    chunks = Counter(number // pp % vp for number in range(begun))
+        return (min(begun, micros),)
+    lengths = (micros // rounds + (number < micros % rounds) for number in range(rounds))
+    order = (chunk for length in lengths for chunk in range(vp) for _ in range(length))
+    chunks = Counter(itertools.islice(order, begun))
     return tuple(chunks[chunk] for chunk in range(vp))

@@ -46,10 +46,13 @@ def data_parallel_bytes(job: Job) -> tuple[float, float]:
     """Bytes that the fullest rank sends to reduce gradients, and to gather what the reduction left apart.
 
     Without ZeRO an all-reduce, which is a reduce-scatter and a gather of gradients; with it the gather is of
-    weights (arXiv:1910.02054 §7).
+    weights. Stage 2 reduces after every micro-batch; stage 3 does too, and gathers for every micro-batch's
+    forward pass and once more for its backward pass (arXiv:1910.02054 §7).
     """
     d, precision = job.replicas, job.precision
     held = max(job.cut.held)
     ring = (d - 1) / d * held
-    gathered = precision.weight if job.zero else precision.gradient
-    return ring * precision.gradient, ring * gathered
+    if job.zero == 3:
+        return job.micros * ring * precision.gradient, job.micros * 2 * ring * precision.weight
+    times = job.micros if job.zero == 2 else 1
+    return times * ring * precision.gradient, ring * (precision.weight if job.zero else precision.gradient)

@@ -56,10 +56,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of one micro-batch's parts on one rank: a layer, the embedding, the head with the loss."""
+    """Seconds of one micro-batch's parts on one rank: a layer, the embedding, the head with the loss.
+
+    Attributes:
+        layer_weights: of a layer's backward pass, the products that are gradients of weights.
+    """
 
     layer: Pass
     layer_back: Pass
+    layer_weights: float
     embedding: Pass
     embedding_back: Pass
     head: Pass
@@ -82,6 +87,7 @@ class Work:
         return cls(
             layer=forward,
             layer_back=back,
+            layer_weights=product.of_weights(job.cut.shares.matrices),
             embedding=Pass(stream=5 * width * moved, tp=halves.embedding * half),
             embedding_back=Pass(stream=5 * width * moved, tp=halves.embedding_back * half),
             head=Pass(gemm=product.forward((job.cut.shares.head,)), stream=loss / 2, tp=halves.head * half),
@@ -123,7 +129,7 @@ def half_bytes(job: Job) -> float:
 
 def key_bytes(job: Job) -> float:
     """Bytes that one rank sends in one gather of a layer's keys and values over cp."""
-    return (job.layout.cp - 1) * job.tokens * 2 * job.spec.kv_rows / job.layout.tp * job.precision.weight
+    return (job.layout.cp - 1) * job.tokens * 2 * job.cut.shares.keys * job.precision.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,10 @@ class _Products:
 
     def backward(self, weights: tuple[tuple[int, int], ...]) -> float:
         """The gradient of the input, and that of the weight, which is added to what others left."""
-        return self.forward(weights) + sum(
+        return self.forward(weights) + self.of_weights(weights)
+
+    def of_weights(self, weights: tuple[tuple[int, int], ...]) -> float:
+        return sum(
             self.seconds(n, k, self.job.tokens, self.job.software.gradient_traffic) for n, k in weights
         )
 
@@ -152,7 +161,7 @@ class _Products:
 
 def attention_flops(job: Job) -> float:
     """Of one layer and micro-batch on one rank, forward, nothing left out as masked."""
-    return 4.0 * job.tokens * job.length * job.spec.q_rows / job.layout.tp
+    return 4.0 * job.tokens * job.length * job.cut.shares.queries
 
 
 def _core(job: Job, hardware: Hardware, *, back: bool) -> float:
@@ -181,9 +190,10 @@ def _stream(job: Job, hardware: Hardware, *, back: bool) -> float:
     m, t = job.spec, job.layout.tp
     outer = job.outer_tokens * m.hidden * (12 if back else 10)
     act = (5 if back else 3) if m.gated else (3 if back else 2)
-    turned = 2 * (m.q_rows + m.kv_rows) if m.turning else 0
-    joined = 2 * (m.q_rows + 2 * m.kv_rows) if back else 0
-    inner = job.tokens * (act * m.ffn + turned + joined) / t
+    queries, keys = job.cut.shares.queries, job.cut.shares.keys
+    turned = 2 * (queries + keys) if m.turning else 0
+    joined = 2 * (queries + 2 * keys) if back else 0
+    inner = job.tokens * (act * m.ffn / t + turned + joined)
     return (outer + inner) * job.precision.weight / (hardware.stream * hardware.bandwidth)
 
 

@@ -132,7 +132,7 @@ def _tensors(run: Trainer, gradients: bool) -> list[torch.Tensor]:
 
 
 def _fits_one(key: str) -> bool:
-    return not key.startswith("parallel__")
+    return not key.startswith(("parallel__", "recompute__"))
 
 
 def _toml(value: Any) -> str:

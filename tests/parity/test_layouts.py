@@ -113,6 +113,8 @@ SP = {"parallel__sequence": True}
 CP2 = {"parallel__cp": 2}
 DOCUMENTS = {"data__reset_positions": True, "data__reset_attention": True, "data__eod_mask_loss": True}
 DROPOUT = {"train__hidden_dropout": 0.2, "train__attention_dropout": 0.2}
+FULL = {"recompute__granularity": "full"}
+SELECTIVE = {"recompute__selective": True}
 TIED = {"model__untied": False}
 KEYS_2 = {"model__kv_heads": 2}
 CASES: dict[int, dict[str, Body]] = {
@@ -138,6 +140,12 @@ CASES: dict[int, dict[str, Body]] = {
         "dropout_over_pipeline_2_gpt": _cut("gpt", batch__micro=2, **DROPOUT, **PP2),
         "dropout_over_data_2_gpt": _cut("gpt", **DROPOUT),
         "resume_with_dropout_is_bitwise": partial(_resumes, "gpt", CP2 | DROPOUT, CP2 | DROPOUT, True),
+        "full_recomputation_over_tensor_2_sequence_gpt": _cut("gpt", **FULL, **DROPOUT, **TP2, **SP),
+        "shares_kept_over_tensor_2_llama": _cut(
+            "llama", **FULL, recompute__cut=True, recompute__layers=2, **TP2
+        ),
+        "block_recomputation_over_pipeline_2_llama": _cut("llama", **FULL, recompute__method="block", **PP2),
+        "selective_recomputation_over_context_2_llama": _cut("llama", **SELECTIVE, **DROPOUT, **CP2),
         "documents_apart_with_tensor_parallel_2": _cut(
             "gpt",
             data__reset_positions=True,
@@ -166,6 +174,8 @@ CASES: dict[int, dict[str, Body]] = {
         "tensor_2_data_2_llama": _cut("llama", **TP2),
         **ATTENTION,
         "dropout_over_context_2_tensor_2_sequence_gpt": _cut("gpt", **DROPOUT, **CP2, **TP2, **SP),
+        "full_recomputation_over_context_2_pipeline_2_gpt": _cut("gpt", **FULL, **DROPOUT, **CP2, **PP2),
+        "selective_recomputation_over_tensor_2_data_2_llama": _cut("llama", **SELECTIVE, **TP2, **SP),
         "context_parallel_4_llama": _cut("llama", parallel__cp=4),
         "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
         "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),

@@ -9,6 +9,7 @@ import pytest
 
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.params import Init, Param
+from mega_schema.recompute import KEEP_ALL, Recompute
 from mega_schema.shard import Split
 from mega_schema.spec import PRESETS, gpt, preset
 from mega_schema.tokenizer import open_tokenizer
@@ -301,3 +302,68 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
     for vocab, multiple, tp, padded in cases:
         embed = Param("embed.weight", (vocab, 4), "first", Init("zeros"), Split("tp", 0, pad=multiple))
         assert embed.local_shape(tp)[0] * tp == padded, (vocab, multiple, tp)
+
+
+@pytest.mark.parametrize(
+    ("values", "recompute"),
+    [
+        ({}, KEEP_ALL),
+        ({"selective": True}, Recompute("selective")),
+        ({"granularity": "selective", "selective": True}, Recompute("selective")),
+        ({"full": True, "layers": 2}, Recompute("full", "uniform", 2)),
+        ({"granularity": "full"}, Recompute("full", "uniform", 1)),
+        ({"granularity": "full", "method": "block", "layers": 3}, Recompute("full", "block", 3)),
+        ({"full": True, "cut": True}, Recompute("full", cut=True)),
+    ],
+)
+def test_flags_of_recomputation_say_one_thing(
+    planned: Planned, values: dict[str, Any], recompute: Recompute
+) -> None:
+    said = {f"recompute__{name}": value for name, value in values.items()}
+    assert planned(world=2, parallel__tp=2, **said).recompute == recompute
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"recompute__selective": True, "recompute__granularity": "full"},
+            "--recompute-activations: means selective: found full, wanted selective; "
+            "hint: leave --recompute-activations out",
+        ),
+        (
+            {"recompute__selective": True, "recompute__full": True},
+            "--checkpoint-activations: means full: found selective, wanted full; "
+            "hint: leave --checkpoint-activations out",
+        ),
+        (
+            {"recompute__method": "block"},
+            "--recompute-method: is of full recomputation: found no recomputation; "
+            "hint: --recompute-granularity full",
+        ),
+        (
+            {"recompute__layers": 2, "recompute__selective": True},
+            "--recompute-num-layers: is of full recomputation: found selective; "
+            "hint: --recompute-granularity full",
+        ),
+        (
+            {"recompute__layers": 0, "recompute__full": True},
+            "--recompute-num-layers: not a count: found 0, wanted 1 or more",
+        ),
+        (
+            {"recompute__full": True, "recompute__cut": True},
+            "--distribute-saved-activations: what is kept cannot be shared evenly: found 8 tokens over tp=1, "
+            "wanted tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
+        ),
+        (
+            {"recompute__full": True, "recompute__cut": True, "parallel__sequence": True}
+            | {"world": 2, "parallel__tp": 2},
+            "--distribute-saved-activations: each rank keeps its share already: found --sequence-parallel; "
+            "hint: leave --distribute-saved-activations out",
+        ),
+    ],
+)
+def test_flags_of_recomputation_that_disagree_are_refused(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    assert _refused(planned, MegaError, **values) == line

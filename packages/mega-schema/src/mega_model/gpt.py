@@ -18,9 +18,7 @@ from mega_model.attend import Attend
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, PositionTable, RowLinear, norm, sinusoids
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
-
-Angles = tuple[Tensor, Tensor] | None
+from mega_model.stage import Angles, Decoder
 
 
 class GPT(Decoder):
@@ -28,7 +26,6 @@ class GPT(Decoder):
 
     def __init__(self, rt: Runtime) -> None:
         super().__init__(rt, Block)
-        self.tp = rt.tp
         if rt.stage.first and rt.spec.positions == "learned":
             self.position = PositionTable(rt, "position")
 

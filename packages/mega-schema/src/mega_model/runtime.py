@@ -14,6 +14,7 @@ from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
 from mega_schema.layout import WHOLE, Stage
 from mega_schema.params import Param
+from mega_schema.recompute import KEEP_ALL, Recompute
 from mega_schema.shard import runs
 from mega_schema.spec import ModelSpec
 
@@ -26,6 +27,7 @@ class Runtime:
         stage: the pipeline stage that a model built for this holds.
         table: the model's parameters by name; a module takes its shapes from here and from nowhere else.
         weight_gradients: where the layers' backward passes leave the gradients of their weights.
+        recompute: which layers are computed again in backward.
     """
 
     spec: ModelSpec
@@ -36,14 +38,22 @@ class Runtime:
     device: torch.device
     kernels: Kernels
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+    recompute: Recompute = KEEP_ALL
 
     @classmethod
     def on(
-        cls, mesh: Mesh, spec: ModelSpec, *, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE
+        cls,
+        mesh: Mesh,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype = torch.float32,
+        kernels: Kernels = REFERENCE,
+        recompute: Recompute = KEEP_ALL,
     ) -> Self:
         """The runtime of this rank of the mesh; the stage is its first."""
         rows = {row.name: row for row in table(spec)}
-        return cls(spec, rows, mesh.stage(spec.layers), mesh.tp, dtype, mesh.device, kernels)
+        stage = mesh.stage(spec.layers)
+        return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, recompute=recompute)
 
     @classmethod
     def alone(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
 from mega_model.attend import Attend
 from mega_model.dropout import Drop, keep
 from mega_model.layers import ColumnLinear, VocabEmbedding, norm, rotary_angles
+from mega_model.recompute import again, again_from_share
 from mega_model.runtime import Runtime
+
+Angles = tuple[Tensor, Tensor] | None  # cosine and sine, where positions turn heads
 
 
 class Decoder(nn.Module):
@@ -21,7 +25,8 @@ class Decoder(nn.Module):
 
     def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
         super().__init__()
-        self.spec, self.stage = rt.spec, rt.stage
+        self.spec, self.stage, self.tp = rt.spec, rt.stage, rt.tp
+        self.groups, self.cut = rt.recompute.groups(rt.stage.layers), rt.recompute.cut
         if rt.stage.first:
             self.embed = VocabEmbedding(rt, "embed")
         self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
@@ -50,9 +55,20 @@ class Decoder(nn.Module):
         x_TD = drop("embed", self.embedded(x, position_T)) if self.stage.first else x
         turning = self.spec.turning
         angles = rotary_angles(position_T, turning=turning, base=self.spec.rope_base) if turning else None
-        for block in self.layers.values():
-            x_TD = block(x_TD, angles, attend, drop)
+        for layers, recomputed in self.groups:
+            run = partial(self._through, layers, angles, attend, drop)
+            x_TD = self._again(run, x_TD) if recomputed else run(x_TD)
         return self.final_norm(x_TD) if self.stage.last else x_TD
+
+    def _through(
+        self, layers: Sequence[int], angles: Angles, attend: Attend, drop: Drop, x_TD: Tensor
+    ) -> Tensor:
+        for layer in layers:
+            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop)
+        return x_TD
+
+    def _again(self, run: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
+        return again_from_share(run, x_TD, self.tp) if self.cut else again(run, x_TD)
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """This rank's slice of the scores, (T, V): columns past the true vocabulary mean nothing."""

@@ -1,11 +1,13 @@
-"""Checks between two values of a run, for `resolve`: arithmetic and replicas."""
+"""Checks between two values of a run, for `resolve`: arithmetic, recomputation and replicas."""
 
 from __future__ import annotations
 
 import math
 
-from mega_schema.errors import ConfigError
-from mega_train.config import Train
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.layout import Layout
+from mega_schema.recompute import Recompute
+from mega_train.config import Run, Train
 
 
 def check_precision(train: Train) -> None:
@@ -50,3 +52,54 @@ def check_dropout(train: Train) -> None:
         if not 0 <= probability < 1:
             wanted = "0 or more, and less than 1"
             raise ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
+
+
+def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
+    """What backward computes again, from the flags that say it.
+
+    Args:
+        tokens: of a micro-batch, on one rank of cp.
+
+    Raises:
+        ConfigError: two flags disagree.
+        LayoutError: what is kept cannot be cut over tp.
+    """
+    said, asked = run.recompute, run.recompute.granularity
+    for flag, given, means in (
+        ("--recompute-activations", said.selective, "selective"),
+        ("--checkpoint-activations", said.full, "full"),
+    ):
+        if given and asked not in (None, means):
+            raise ConfigError(flag, f"means {means}", found=asked, wanted=means, hint=f"leave {flag} out")
+        asked = means if given else asked  # type: ignore[assignment]
+    of_full = {
+        "--recompute-method": said.method,
+        "--recompute-num-layers": said.layers,
+        "--distribute-saved-activations": said.cut or None,
+    }
+    for flag, value in of_full.items():
+        if value is not None and asked != "full":
+            found = asked or "no recomputation"
+            raise ConfigError(
+                flag, "is of full recomputation", found=found, hint="--recompute-granularity full"
+            )
+    if said.layers is not None and said.layers < 1:
+        raise ConfigError("--recompute-num-layers", "not a count", found=said.layers, wanted="1 or more")
+    if said.cut:
+        _check_share(run.parallel.sequence, layout.tp, tokens)
+    return Recompute(asked, said.method or "uniform", said.layers or 1, said.cut)
+
+
+def _check_share(sequence: bool, tp: int, tokens: int) -> None:
+    flag = "--distribute-saved-activations"
+    if sequence and tp > 1:
+        raise ConfigError(
+            flag, "each rank keeps its share already", found="--sequence-parallel", hint=f"leave {flag} out"
+        )
+    if tp == 1 or tokens % tp:
+        raise LayoutError(
+            flag,
+            "what is kept cannot be shared evenly",
+            found=f"{tokens} tokens over tp={tp}",
+            wanted="tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
+        )

@@ -74,6 +74,36 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What backward computes again, to keep less in memory (arXiv:2205.05198)."""
+
+    selective: bool = option(
+        "--recompute-activations", False, "attention, as --recompute-granularity selective"
+    )
+    full: bool = option(
+        "--checkpoint-activations", False, "every layer, as --recompute-granularity full; Megatron's old name"
+    )
+    granularity: Literal["full", "selective"] | None = option(
+        "--recompute-granularity", None, "selective computes attention again, full whole layers"
+    )
+    method: Literal["uniform", "block"] | None = option(
+        "--recompute-method",
+        None,
+        "of full: uniform, all layers in groups, or block, the first layers of a stage; uniform if not given",
+    )
+    layers: int | None = option(
+        "--recompute-num-layers",
+        None,
+        "layers of a group, or that block computes again; 1 if not given",
+    )
+    cut: bool = option(
+        "--distribute-saved-activations",
+        False,
+        "of full: each tensor-parallel rank keeps a share of what enters a group",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """How much is read at once."""
 
@@ -200,6 +230,7 @@ class Run:
 
     model: Model = Model()
     parallel: Parallel = Parallel()
+    recompute: Recomputation = Recomputation()
     batch: Batch = Batch()
     train: Train = Train()
     optimizer: Optimizer = Optimizer()

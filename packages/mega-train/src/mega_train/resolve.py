@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeVar
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
+from mega_schema.recompute import Recompute
 from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
 from mega_schema.tokenizer import TokenizerIdentity
-from mega_train.checks import check_dropout, check_precision
+from mega_train.checks import check_dropout, check_precision, recomputation
 from mega_train.config import Model, Run
 from mega_train.data.splits import shares
 from mega_train.rates import LearningRate
@@ -34,6 +35,7 @@ class Plan:
         global_samples: samples per optimizer step.
         iterations: optimizer steps in all.
         eod: the token that ends a document, where the run needs to know it.
+        recompute: what backward computes again.
     """
 
     run: Run
@@ -45,6 +47,7 @@ class Plan:
     iterations: int
     rate: LearningRate
     eod: int | None
+    recompute: Recompute
     device: Literal["cpu", "cuda"]
 
     @property
@@ -114,6 +117,7 @@ def resolve(
         iterations=iterations,
         rate=_rate(run, iterations, global_samples),
         eod=_eod(run, corpus),
+        recompute=recomputation(run, layout, micro * length // layout.cp),
         device="cuda" if cuda and run.train.device != "cpu" else "cpu",
     )
 

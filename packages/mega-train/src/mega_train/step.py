@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_model.attend import Packed, documents
+from mega_model.attend import Attend, Packed, documents
 from mega_model.context import places
 from mega_model.dropout import Dropout, keep, token_keys
 from mega_model.loss import IGNORED, token_loss
 from mega_model.mesh import Mesh
+from mega_model.recompute import Recomputed
 from mega_model.stage import Decoder
 from mega_train.precision import scaled
 from mega_train.resolve import Plan
@@ -59,6 +60,8 @@ class MicroBatches:
         dropout = self._dropout(micro)
         position_BS, attend = self._seen(token_BS, dropout)
         x = self._own(token_BS) if received is None else received
+        if self.plan.recompute.granularity == "selective":
+            attend = Recomputed(attend)
         out = model(x, self._own(position_BS), attend, dropout or keep)
         if not model.stage.last:
             return out
@@ -80,7 +83,7 @@ class MicroBatches:
         key_T = token_keys(train.seed, self.samples[micro], self.place_s)
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp)
 
-    def _seen(self, token_BS: Tensor, dropout: Dropout | None) -> tuple[Tensor, Packed]:
+    def _seen(self, token_BS: Tensor, dropout: Dropout | None) -> tuple[Tensor, Attend]:
         """Every token's position, (B, S), and what it attends to."""
         data, (rows, length) = self.plan.run.data, token_BS.shape
         whole = torch.arange(length, device=token_BS.device).expand(rows, length)

@@ -64,7 +64,7 @@ class Trainer:
         """
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
-        self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype)
+        self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype, recompute=plan.recompute)
         self.models = chunks(self.rt, mesh)
         if checkpoint is None:
             values = initial_values(self.rt.table.values(), plan.run.train.seed)

@@ -1,0 +1,43 @@
+"""Computes again in backward what forward did not keep (arXiv:1604.06174, arXiv:2205.05198 §5).
+
+What is run again gives the same bits: nothing in the model draws random numbers (`dropout`), and exchanges
+between ranks are made again in the same order on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from mega_model.attend import Attend
+from mega_model.mesh import Axis
+
+
+def again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """What the function gives. Of it only what is given is kept, and backward calls it once more."""
+    if not torch.is_grad_enabled():
+        return function(*given)
+    done: Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
+    return done
+
+
+def again_from_share(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Axis) -> Tensor:
+    """The same where all ranks of tp are given the same x: each keeps a share, and backward gathers it."""
+    tokens = replace(tp, sequence=True)
+    with saved_tensors_hooks(lambda x: tokens.own(x).clone(), lambda share: tokens.enter(share).wait()):
+        return again(function, x_TD)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """An `Attend` of which only q, k and v are kept."""
+
+    attend: Attend
+
+    def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
+        return again(lambda q, k, v: self.attend(layer, q, k, v), q_TNH, k_TKH, v_TKH)

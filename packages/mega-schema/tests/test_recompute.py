@@ -1,0 +1,140 @@
+"""Computing again in backward: the same gradients bit for bit, from less that was kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mega_model.attend import Packed
+from mega_model.build import build, fill
+from mega_model.dropout import Dropout, token_keys
+from mega_model.init import initial_values
+from mega_model.mesh import Axis
+from mega_model.recompute import Recomputed, again, again_from_share
+from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
+from mega_schema.arch import table
+from mega_schema.recompute import KEEP_ALL, Recompute
+from mega_schema.spec import ModelSpec, gpt, llama
+
+SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "context": 32, "vocab_multiple": 8}
+SPECS: dict[str, ModelSpec] = {"gpt": gpt(**SIZES), "llama": llama(**SIZES, kv_heads=2, ffn=24)}
+ROWS, LENGTH = 2, 32
+KINDS = {
+    "selective": Recompute("selective"),
+    "full": Recompute("full"),
+    "full by three": Recompute("full", layers=3),
+    "block of two": Recompute("full", "block", 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("recompute", "groups"),
+    [
+        (KEEP_ALL, [([4, 5, 6, 7, 8], False)]),
+        (Recompute("selective"), [([4, 5, 6, 7, 8], False)]),
+        (Recompute("full"), [([i], True) for i in range(4, 9)]),
+        (Recompute("full", layers=2), [([4, 5], True), ([6, 7], True), ([8], True)]),
+        (Recompute("full", layers=9), [([4, 5, 6, 7, 8], True)]),
+        (Recompute("full", "block", 2), [([4], True), ([5], True), ([6, 7, 8], False)]),
+        (Recompute("full", "block", 5), [([i], True) for i in range(4, 9)]),
+    ],
+)
+def test_the_layers_of_a_stage_are_grouped(
+    recompute: Recompute, groups: list[tuple[list[int], bool]]
+) -> None:
+    assert recompute.groups(range(4, 9)) == groups
+
+
+def _model(spec: ModelSpec, recompute: Recompute) -> Decoder:
+    model = build(spec, dataclasses.replace(Runtime.alone(spec), recompute=recompute))
+    fill(model, initial_values(table(spec), 1))
+    return model
+
+
+def _forward(model: Decoder, recompute: Recompute, dropout: float, length: int = LENGTH) -> Tensor:
+    token_T = torch.randint(0, 19, (ROWS * length,), generator=torch.Generator().manual_seed(3))
+    drop = Dropout(dropout, dropout, token_keys(1, range(ROWS), torch.arange(length)), Axis("tp"))
+    attend = Packed(ROWS, length, dropout=drop)
+    attended = Recomputed(attend) if recompute.granularity == "selective" else attend
+    scores: Tensor = model(token_T, torch.arange(length).repeat(ROWS), attended, drop)
+    return scores.square().mean()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_are_bit_for_bit_those_of_keeping_everything(name: str, kind: str, dropout: float) -> None:
+    def gradients(recompute: Recompute) -> list[Tensor]:
+        model = _model(SPECS[name], recompute)
+        _forward(model, recompute, dropout).backward()
+        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    kept, recomputed = gradients(KEEP_ALL), gradients(KINDS[kind])
+    assert len(kept) == len(recomputed) == len(list(_model(SPECS[name], KEEP_ALL).parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
+
+
+def _kept_bytes(forward: Callable[[], Tensor], weights: list[Tensor]) -> int:
+    """Bytes that forward leaves for backward, what lies in the same memory counted once, weights not."""
+    storages = {}
+    known = {weight.untyped_storage().data_ptr() for weight in weights}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in known:
+            storages[storage.data_ptr()] = storage
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        forward()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _kept(kind: Recompute, layers: int, dropout: float = 0.0, length: int = LENGTH) -> int:
+    model = _model(gpt(**(SIZES | {"layers": layers})), kind)
+    return _kept_bytes(lambda: _forward(model, kind, dropout, length), list(model.parameters()))
+
+
+def _kept_by_a_layer(kind: Recompute, length: int) -> int:
+    return _kept(kind, 3, 0.3, length) - _kept(kind, 2, 0.3, length)
+
+
+INPUT = ROWS * LENGTH * 16 * 4  # bytes of what enters a layer
+
+
+def test_full_recomputation_keeps_what_enters_a_layer() -> None:
+    assert _kept(KINDS["full"], 4) - _kept(KINDS["full"], 2) == 2 * INPUT
+    assert _kept(KINDS["full by three"], 6) - _kept(KINDS["full by three"], 3) == INPUT
+    one_layer = _kept(KEEP_ALL, 4) - _kept(KEEP_ALL, 3)
+    assert _kept(KINDS["block of two"], 4) == _kept(KEEP_ALL, 4) - 2 * (one_layer - INPUT)
+
+
+def test_selective_recomputation_keeps_nothing_that_grows_with_the_square_of_the_length() -> None:
+    """5·a·s²·b in 16 bits with a mask (arXiv:2205.05198 §4.1): here two copies in 32 bits, and no mask."""
+    selective = [_kept_by_a_layer(KINDS["selective"], length) for length in (16, 32)]
+    everything = [_kept_by_a_layer(KEEP_ALL, length) for length in (16, 32)]
+    assert selective[1] == 2 * selective[0]
+    # the two copies of the probabilities, and a byte for every pair of places: which is seen
+    square = 2 * 4 * ROWS * 4 + 1
+    assert everything[1] - 2 * everything[0] == square * (32 * 32 - 2 * 16 * 16)
+
+
+def test_a_share_of_what_enters_is_enough() -> None:
+    """One rank's share is the whole; the gather over several is tested in tests/parity."""
+    x = torch.randn(8, 4, requires_grad=True)
+    for run in (again, lambda f, x: again_from_share(f, x, Axis("tp"))):
+        (gradient,) = torch.autograd.grad(run(lambda x: x.exp().square(), x).sum(), x)  # type: ignore[operator]
+        torch.testing.assert_close(gradient, 2 * (2 * x).exp().detach())
+
+
+def test_without_gradients_nothing_is_kept_and_nothing_is_computed_twice() -> None:
+    calls = []
+    with torch.no_grad():
+        again(lambda x: calls.append(x) or x, torch.ones(1))
+    assert len(calls) == 1

@@ -367,3 +367,16 @@ def test_flags_of_recomputation_that_disagree_are_refused(
     planned: Planned, values: dict[str, Any], line: str
 ) -> None:
     assert _refused(planned, MegaError, **values) == line
+
+
+def test_the_overlap_of_tensor_parallel_exchanges_is_for_shared_tokens_on_gpus(planned: Planned) -> None:
+    two: dict[str, Any] = {"world": 2, "parallel__tp": 2, "parallel__tp_overlap": True}
+    assert _refused(planned, **two) == (
+        "--tp-comm-overlap: has no tokens to exchange: wanted --sequence-parallel, whose exchanges "
+        "it overlaps"
+    )
+    two["parallel__sequence"] = True
+    line = "--tp-comm-overlap: needs GPUs: found cpu; hint: leave it out on a CPU"
+    assert _refused(planned, **two) == line
+    assert _refused(planned, cuda=True, train__device="cpu", **two) == line
+    assert planned(cuda=True, **two).run.parallel.tp_overlap

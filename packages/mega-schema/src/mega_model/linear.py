@@ -3,7 +3,8 @@
 Between forward and backward a layer keeps its input as this rank holds it: with sequence parallelism a share
 of the tokens, which backward gathers once more. Backward asks for the exchange first and computes while it
 runs: tokens are gathered during the input's gradient, that gradient is summed over the ranks during the
-weight's. Weight gradients go where `WeightGradients` says.
+weight's. Weight gradients go where `WeightGradients` says. On a fused axis (--tp-comm-overlap) an exchange
+that nothing else could run beside is one operation with its product, which torch cuts up to overlap them.
 
 Legend: T tokens (with sequence parallelism, outside a region, this rank's share of them); I, O this rank's
 widths; V its rows of the vocabulary.
@@ -76,6 +77,27 @@ _NATIVE: Mapping[torch.dtype, Callable[[], bool]] = MappingProxyType(
 )
 
 
+def _gathered_product(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis
+) -> tuple[Tensor, Tensor]:
+    """The tokens of all ranks, and x Wᵀ + b of them."""
+    if not tp.fused:
+        whole_TI = tp.enter(x_TI).wait()
+        return whole_TI, _product(whole_TI, weight_OI, bias_O)
+    assert tp.group is not None
+    symmetric = torch.ops.symm_mem
+    whole_TI, (y_TO,) = symmetric.fused_all_gather_matmul(x_TI, [weight_OI.t()], 0, tp.group.group_name)
+    return whole_TI, y_TO if bias_O is None else y_TO + bias_O
+
+
+def _scattered_product(x_TI: Tensor, weight_OI: Tensor, tp: Axis) -> Tensor:
+    """x Wᵀ summed over the ranks, this rank's tokens of it."""
+    if not tp.fused:
+        return tp.leave(_product(x_TI, weight_OI)).wait()
+    assert tp.group is not None
+    return torch.ops.symm_mem.fused_matmul_reduce_scatter(x_TI, weight_OI.t(), "sum", 0, tp.group.group_name)
+
+
 def _apply(function: type[torch.autograd.Function], *given: object) -> Tensor:
     return function.apply(*given)
 
@@ -92,7 +114,7 @@ class _Column(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return _product(tp.enter(x_TI).wait(), weight_OI, bias_O)
+        return _gathered_product(x_TI, weight_OI, bias_O, tp)[1]
 
     @staticmethod
     @once_differentiable
@@ -116,15 +138,17 @@ class _Row(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return tp.leave(_product(x_TI, weight_OI)).wait()
+        return _scattered_product(x_TI, weight_OI, tp)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
         (x_TI,) = ctx.saved_tensors
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        grad_TO = ctx.tp.enter(grad_TO).wait()
-        grad_x = _product(grad_TO, ctx.weight.t()) if needs_x else None
+        if needs_x:
+            grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp)
+        else:
+            grad_TO, grad_x = ctx.tp.enter(grad_TO).wait(), None
         grad_weight = ctx.gradients.add(ctx.weight, lambda: x_TI, grad_TO) if needs_weight else None
         return grad_x, grad_weight, None, None
 

@@ -55,6 +55,8 @@ class Axis:
             (arXiv:2205.05198). Then `enter` gathers tokens where it would pass them on, and `leave` keeps
             this rank's tokens where it would keep all.
         group: None when the axis has one rank.
+        fused: with sequence parallelism on GPUs, an exchange and the product beside it are one operation over
+            symmetric memory.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Axis:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     sequence: bool = False
+    fused: bool = False
 
     def enter(self, x: Tensor) -> Awaited:
         """Begin to enter a tensor-parallel region: with sequence parallelism the tokens of all ranks.
@@ -166,6 +169,7 @@ class Mesh:
         *,
         device: str = "cpu",
         sequence: bool = False,
+        fused: bool = False,
         meet: str = "env://",
         timeout_minutes: float = 10,
     ) -> Mesh:
@@ -174,6 +178,7 @@ class Mesh:
         Args:
             device: "cpu" (gloo) or "cuda" (NCCL).
             sequence: sequence parallelism on the tp axis.
+            fused: exchanges of the tp axis in one operation with the products beside them.
             meet: where the processes find each other, a torch.distributed init_method.
             timeout_minutes: a collective of any axis that takes longer is an error.
         """
@@ -202,12 +207,12 @@ class Mesh:
         if layout.dp > 1 and layout.cp > 1:
             mesh["dp", "cp"]._flatten("replicas")
 
-        def axis(name: str, size: int, rank: int, sequence: bool = False) -> Axis:
+        def axis(name: str, size: int, rank: int, sequence: bool = False, fused: bool = False) -> Axis:
             if size == 1:
                 return Axis(name)
             group = mesh.get_group(name)
             _set_pg_timeout(timeout, group)  # init_device_mesh gives its groups torch's default
-            return Axis(name, size, rank, group, sequence)
+            return Axis(name, size, rank, group, sequence, fused)
 
         at: Coordinates = layout.coordinates(world.rank)
         dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
@@ -216,7 +221,7 @@ class Mesh:
             layout,
             world.rank,
             here,
-            axis("tp", layout.tp, at.tp, sequence),
+            axis("tp", layout.tp, at.tp, sequence, fused),
             dp,
             axis("pp", layout.pp, at.pp),
             cp,

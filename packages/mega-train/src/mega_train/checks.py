@@ -7,7 +7,7 @@ import math
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
-from mega_train.config import Run, Train
+from mega_train.config import Parallel, Run, Train
 
 
 def check_precision(train: Train) -> None:
@@ -103,3 +103,18 @@ def _check_share(sequence: bool, tp: int, tokens: int) -> None:
             found=f"{tokens} tokens over tp={tp}",
             wanted="tp of 2 or more, and tokens of a micro-batch that are a multiple of it",
         )
+
+
+def check_overlap(parallel: Parallel, device: str) -> None:
+    """--tp-comm-overlap where there are tokens to exchange, and symmetric memory to do it in.
+
+    Raises:
+        ConfigError: without sequence parallelism, or on a CPU.
+    """
+    if not parallel.tp_overlap:
+        return
+    if not parallel.sequence:
+        wanted = "--sequence-parallel, whose exchanges it overlaps"
+        raise ConfigError("--tp-comm-overlap", "has no tokens to exchange", wanted=wanted)
+    if device != "cuda":
+        raise ConfigError("--tp-comm-overlap", "needs GPUs", found=device, hint="leave it out on a CPU")

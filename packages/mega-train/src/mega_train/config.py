@@ -70,6 +70,11 @@ class Parallel:
     sequence: bool = option(
         "--sequence-parallel", False, "share the tokens between the tensor-parallel regions"
     )
+    tp_overlap: bool = option(
+        "--tp-comm-overlap",
+        False,
+        "on GPUs, exchange tokens piece by piece beside the products that need them",
+    )
     timeout_minutes: int = option("--distributed-timeout-minutes", 10, "give up a collective after this long")
 
 

@@ -133,6 +133,7 @@ def _train_on(prepared: Prepared, world: World, out: TextIO) -> None:
         world,
         device=plan.device,
         sequence=plan.run.parallel.sequence,
+        fused=plan.run.parallel.tp_overlap,
         timeout_minutes=plan.run.parallel.timeout_minutes,
     )
     trainer = Trainer(

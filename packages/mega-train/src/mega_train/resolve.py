@@ -17,7 +17,7 @@ from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
 from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
 from mega_schema.tokenizer import TokenizerIdentity
-from mega_train.checks import check_dropout, check_precision, recomputation
+from mega_train.checks import check_dropout, check_overlap, check_precision, recomputation
 from mega_train.config import Model, Run
 from mega_train.data.splits import shares
 from mega_train.rates import LearningRate
@@ -107,6 +107,8 @@ def resolve(
         _check_vocabulary(corpus, spec)
     if run.train.device == "cuda" and not cuda:
         raise ConfigError("--device", "no GPU that torch can use", found="cuda", hint="--device cpu")
+    device: Literal["cpu", "cuda"] = "cuda" if cuda and run.train.device != "cpu" else "cpu"
+    check_overlap(run.parallel, device)
     return Plan(
         run=run,
         spec=spec,
@@ -118,7 +120,7 @@ def resolve(
         rate=_rate(run, iterations, global_samples),
         eod=_eod(run, corpus),
         recompute=recomputation(run, layout, micro * length // layout.cp),
-        device="cuda" if cuda and run.train.device != "cpu" else "cpu",
+        device=device,
     )
 
 

@@ -1,0 +1,119 @@
+"""The tensor-parallel products on several ranks against torch's own on one, in float64: parity bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils.checkpoint import checkpoint
+
+from mega_model.linear import column_linear, row_linear, vocabulary_rows
+from mega_model.mesh import Axis, Mesh, World
+from mega_model.weight_gradients import WeightGradients
+from mega_schema.layout import Layout
+
+TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 10
+
+
+def products(world: World, meet: str, folder: Path) -> None:
+    """Column, row and vocabulary layers: values, and every gradient, with tokens shared and not."""
+    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet)
+    for sequence in (False, True):
+        _same(replace(mesh.tp, sequence=sequence))
+    mesh.leave()
+
+
+def fused_products(world: World, meet: str, folder: Path) -> None:
+    """A fused axis calls torch's operations over symmetric memory; these stand in for them on a CPU."""
+    calls: list[str] = []
+
+    def all_gather_matmul(
+        x: Tensor, others: Sequence[Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        calls.append("gather")
+        group = _resolve_process_group(group_name)
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        whole = torch.cat(parts, gather_dim)
+        return whole if return_A else None, [whole @ other for other in others]
+
+    def matmul_reduce_scatter(
+        x: Tensor, other: Tensor, reduce_op: str, scatter_dim: int, group_name: str
+    ) -> Tensor:
+        calls.append("scatter")
+        assert reduce_op == "sum"
+        group = _resolve_process_group(group_name)
+        whole = x @ other
+        dist.all_reduce(whole, group=group)
+        return whole.chunk(group.size(), scatter_dim)[group.rank()].contiguous()
+
+    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet, sequence=True, fused=True)
+    library = torch.library.Library("symm_mem", "IMPL")
+    library.impl("fused_all_gather_matmul", all_gather_matmul, "CPU")
+    library.impl("fused_matmul_reduce_scatter", matmul_reduce_scatter, "CPU")
+    try:
+        _same(mesh.tp)
+    finally:
+        library._destroy()
+    # a column's forward and a row's backward gather, a row's forward scatters; the second of two passes is
+    # computed again in backward
+    assert calls.count("gather") == 5
+    assert calls.count("scatter") == 3
+    mesh.leave()
+
+
+def _same(tp: Axis) -> None:
+    random = torch.Generator().manual_seed(4)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=random).requires_grad_()
+
+    x, up, bias, down, table, grad = (
+        leaf(*shape)
+        for shape in (
+            (TOKENS, INNER),
+            (OUTER, INNER),
+            (OUTER,),
+            (INNER, OUTER),
+            (ROWS, INNER),
+            (TOKENS, INNER),
+        )
+    )
+    token = torch.tensor([3, 9, 0, 3, 5, 4, 9, 1])
+    (F.linear(F.linear(x, up, bias).tanh(), down) + F.embedding(token, table)).backward(grad.detach())
+
+    gradients = WeightGradients()
+    share = x.detach().chunk(tp.size)[tp.rank] if tp.sequence else x.detach()
+    mine = share.clone().requires_grad_()
+    w_up, w_bias, w_table = (nn.Parameter(w.detach().chunk(tp.size)[tp.rank]) for w in (up, bias, table))
+    w_down = nn.Parameter(down.detach().chunk(tp.size, 1)[tp.rank])
+    local = token - tp.rank * len(w_table)
+    here = (local >= 0) & (local < len(w_table))
+
+    def layers(mine: Tensor) -> Tensor:
+        inner = column_linear(mine, w_up, w_bias, tp, gradients).tanh()
+        return row_linear(inner, w_down, tp, gradients)
+
+    def own(whole: Tensor) -> Tensor:
+        return whole.chunk(tp.size)[tp.rank] if tp.sequence else whole
+
+    rows = vocabulary_rows(local.clamp(0, len(w_table) - 1), here, w_table, tp, gradients)
+    for again in (False, True):
+        mine.grad = w_up.grad = w_bias.grad = w_down.grad = w_table.grad = None
+        out = checkpoint(layers, mine, use_reentrant=False) if again else layers(mine)
+        (out + rows).backward(own(grad.detach()), retain_graph=True)
+        held = (mine.grad, w_up.grad, w_bias.grad, w_down.grad, w_table.grad)
+        assert x.grad is not None
+        assert down.grad is not None
+        wanted = (own(x.grad), *(w.grad.chunk(tp.size)[tp.rank] for w in (up, bias)))  # type: ignore[union-attr]
+        wanted += (down.grad.chunk(tp.size, 1)[tp.rank], table.grad.chunk(tp.size)[tp.rank])  # type: ignore[union-attr]
+        for got, want in zip(held, wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    whole = F.linear(F.linear(x, up, bias).tanh(), down) + F.embedding(token, table)
+    torch.testing.assert_close(out + rows, own(whole), rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ from mega_train.planning.flops import hardware_flops, model_flops
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.job import Job, check
 from mega_train.planning.memory import Memory, fullest, memory
-from mega_train.planning.traffic import Traffic, data_parallel_bytes, stage_bytes, traffic
+from mega_train.planning.traffic import Traffic, data_parallel_bytes, stage_bytes, tie_bytes, traffic
 from mega_train.planning.work import Pass, Work
 
 
@@ -105,7 +105,7 @@ def estimate(job: Job, hardware: Hardware) -> Estimate:
         stream=spent.stream,
         tp=spent.tp,
         cp=spent.cp,
-        pp=crossing * job.micros,
+        pp=crossing * job.micros + tie_bytes(job) / hardware.reach(2, job.layout.world // job.layout.pp),
         bubble=max(0.0, each - _seconds(slowest) - crossing - _filled(job, work)) / job.layout.vp,
         dp=_exposed(job, hardware, slowest),
         optimizer=_optimizer(job, hardware),

@@ -31,9 +31,15 @@ def traffic(job: Job) -> Traffic:
         tp = max(tp, job.micros * passes * half_bytes(job))
         cp = max(cp, job.micros * layers * keys * key_bytes(job))
     crossings = 2 * layout.vp if layout.pp > 1 else 0
-    return Traffic(
-        tp=tp, cp=cp, pp=job.micros * crossings * stage_bytes(job), dp=sum(data_parallel_bytes(job))
-    )
+    crossing = job.micros * crossings * stage_bytes(job) + tie_bytes(job)
+    return Traffic(tp=tp, cp=cp, pp=crossing, dp=sum(data_parallel_bytes(job)))
+
+
+def tie_bytes(job: Job) -> float:
+    """Of the gradient of an embedding that scores too, which the first stage and the last add up."""
+    if job.layout.pp == 1:
+        return 0.0
+    return job.cut.shares.tied * job.precision.gradient / (job.replicas if job.zero else 1)
 
 
 def stage_bytes(job: Job) -> float:

@@ -44,7 +44,7 @@ class Prediction:
             "hardware": self.row.hardware,
             "layout": {name: getattr(layout, name) for name in ("tp", "pp", "vp", "dp")},
             "micro_batch": job.micro,
-            "recompute": job.recompute,
+            "recompute": job.recompute.granularity,
             "counted": self.row.counted,
             "published": round(self.row.utilisation, 4),
             "predicted": round(self.utilisation, 4),

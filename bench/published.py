@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mega_schema.layout import Layout
+from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec, gpt
 from mega_train.planning.cut import Cut
 from mega_train.planning.job import BF16, Job, Precision, Software
@@ -80,7 +81,7 @@ def _weak_2021() -> list[Row]:
                 micro=micro,
                 global_samples=batch,
                 precision=FP16_GRADIENTS,
-                recompute="full",
+                recompute=Recompute("full"),
                 software=MEGATRON_2021,
             ),
             tflops / 312,
@@ -107,7 +108,7 @@ def _recompute_2022() -> list[Row]:
             global_samples=batch,
             precision=FP16_GRADIENTS,
             sequence=True,
-            recompute="selective",
+            recompute=Recompute("selective"),
             software=MEGATRON_2022,
         )
         rows += [
@@ -126,7 +127,7 @@ def _recompute_2022() -> list[Row]:
 
 
 def _full(job: Job) -> Job:
-    return replace(job, sequence=False, recompute="full")
+    return replace(job, sequence=False, recompute=Recompute("full"))
 
 
 def _weak_2024() -> list[Row]:

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mega_model.mesh import World
 from mega_train.planning.command import job
-from mega_train.planning.job import Job, Software
+from mega_train.planning.job import Job
 from mega_train.planning.memory import Memory, memory
 from mega_train.trainer import Trainer
 from tests.parity.ranks import Body, on_ranks
@@ -30,12 +31,24 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, an output weight of its own": ("gpt", {"model__untied": True, "model__layers": 3}),
     "llama": ("llama", {"model__ffn": 160}),
     "llama, bfloat16": ("llama", {"model__ffn": 160, "train__bf16": True, "batch__micro": 4}),
+    "gpt, attention again": ("gpt", {"recompute__granularity": "selective", "batch__micro": 2}),
+    "llama, attention again": ("llama", {"model__ffn": 160, "recompute__granularity": "selective"}),
+    "gpt, layers again": ("gpt", {"recompute__granularity": "full"}),
+    "llama, two layers again at once": (
+        "llama",
+        {"model__ffn": 160, "recompute__granularity": "full", "recompute__layers": 2},
+    ),
+    "gpt, one layer again": (
+        "gpt",
+        {"recompute__granularity": "full", "recompute__method": "block"},
+    ),
 }
 TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "tensor": ("gpt", {"parallel__tp": 2}),
     "sequence": ("llama", {"parallel__tp": 2, "parallel__sequence": True}),
     "context": ("gpt", {"parallel__cp": 2}),
     "context, turned": ("llama", {"parallel__cp": 2}),
+    "context, attention again": ("llama", {"parallel__cp": 2, "recompute__granularity": "selective"}),
     "pipeline": ("gpt", {"parallel__pp": 2, "model__layers": 5}),
     "data": ("gpt", {"train__bf16": True}),
 }
@@ -114,8 +127,8 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
 def _planned(run: Trainer) -> tuple[Memory, Job]:
     plan = run.plan
     # torch's own bfloat16 attention is slow on a CPU, so there attention computes in float32
-    software = Software(attention_width=4 if plan.run.train.bf16 else None)
-    made = job(plan.run, plan.spec.family, plan.layout.world, software)
+    made = job(plan.run, plan.spec.family, plan.layout.world)
+    made = replace(made, software=replace(made.software, attention_width=4 if plan.run.train.bf16 else None))
     return memory(made, run.mesh.pp.rank), made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -11,9 +12,10 @@ from bench.plan import Prediction, median, predictions
 from bench.published import FP16_GRADIENTS, PUBLISHED, model
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError, MegaError
-from mega_schema.layout import Layout
+from mega_schema.layout import Layout, Stage
+from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_train.planning.activations import layer_bytes
+from mega_train.planning.activations import layers_bytes
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
@@ -84,24 +86,51 @@ def test_flops_are_those_of_the_papers_closed_forms(row: object) -> None:
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", [1, 2, 8])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("again", [None, "selective", "full"])
 def test_activations_are_those_of_the_paper_with_scores_and_dropout(
-    t: int, sequence: bool, recompute: str
+    t: int, sequence: bool, again: str | None
 ) -> None:
     """arXiv:2205.05198 table 2; it leaves out the norms' statistics."""
     spec = model(48, 6144, 64)
     made = job(
-        spec, Layout(tp=t), sequence=sequence, recompute=recompute,
+        spec, Layout(tp=t), sequence=sequence, recompute=Recompute(again),  # type: ignore[arg-type]
         precision=FP16_GRADIENTS, software=Software(attention="scores", keeps_masks=True),
     )  # fmt: skip
     s, h, a = 2048, 6144, 64
     outer = t if sequence else 1
     wanted = {
-        "none": s * h * (10 / outer + 24 / t + 5 * a * s / (h * t)),
+        None: s * h * (10 / outer + 24 / t + 5 * a * s / (h * t)),
         "selective": s * h * (10 / outer + 24 / t),
         "full": 2 * s * h / outer,
-    }[recompute]
-    assert layer_bytes(made) == pytest.approx(wanted, rel=2e-3)
+    }[again]
+    assert layers_bytes(made, Stage(0, 1, range(1))) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("again", "parts"),
+    [
+        (Recompute("full"), 7),
+        (Recompute("full", "uniform", 3), 3),
+        (Recompute("full", cut=True), 7 / 4),
+        (Recompute("full", "block", 7), 7),
+    ],
+)
+def test_of_layers_computed_again_only_what_enters_a_group_is_kept(again: Recompute, parts: float) -> None:
+    made = job(LLAMA, Layout(tp=4), recompute=again)
+    assert layers_bytes(made, Stage(0, 1, range(7))) == parts * 32 * 64 * 2
+
+
+def test_the_first_layers_of_a_stage_computed_again_take_a_part_of_the_time_and_the_memory() -> None:
+    jobs = [job(LLAMA, recompute=Recompute("full", "block", n)) for n in range(1, 8)]
+    kept = [memory(each, 0).activations for each in jobs]
+    assert kept == sorted(kept, reverse=True)
+    flops = [hardware_flops(each) for each in jobs]
+    seconds = [estimate(each, HARDWARE["h100"]).seconds.step for each in jobs]
+    for told in (flops, seconds):
+        assert told == sorted(told)
+        steps = [b - a for a, b in pairwise(told)]
+        assert steps == pytest.approx([steps[0]] * 6)
+    assert hardware_flops(jobs[-1]) == hardware_flops(job(LLAMA, recompute=Recompute("full")))
 
 
 @pytest.mark.parametrize("spec", [GPT, LLAMA, replace(GPT, tied=False)], ids=["gpt", "llama", "untied"])

@@ -22,31 +22,37 @@ statistics out; its other 2 are masks of dropout, which ours does not keep.
 
 from __future__ import annotations
 
+from mega_schema.layout import Stage
 from mega_train.planning.job import Job
 
 
+def layers_bytes(job: Job, stage: Stage) -> float:
+    """Of the layers of a stage; of a group of them that is computed again only what enters it."""
+    entering = job.outer_tokens * job.spec.hidden * job.precision.weight
+    if job.recompute.cut:
+        entering //= job.layout.tp
+    return sum(
+        entering if recomputed else len(layers) * layer_bytes(job)
+        for layers, recomputed in job.recompute.groups(stage.layers)
+    )
+
+
 def layer_bytes(job: Job) -> float:
-    """Of one layer, by what is recomputed of it."""
-    if job.recompute == "full":
-        return job.outer_tokens * job.spec.hidden * job.precision.weight
-    return whole_layer_bytes(job) - (core_bytes(job) if job.recompute == "selective" else 0)
-
-
-def whole_layer_bytes(job: Job) -> float:
-    """Of one layer of which nothing is recomputed."""
+    """Of one layer that is not computed again as a whole."""
     m, e, t = job.spec, job.precision.weight, job.layout.tp
     norm = m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" else m.hidden * e + 8
     masks = 2 * m.hidden if job.software.keeps_masks else 0
     outer = 2 * (norm + m.hidden * e) + masks
     inner = (4 if m.gated else 2) * m.ffn * e
-    return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core_bytes(job)
+    core = 0 if job.recompute.granularity == "selective" else core_bytes(job)
+    return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core
 
 
 def _around_core(job: Job) -> float:
     """Queries, keys and values as attention is given them, and its output."""
     e, shares, turns = job.precision.weight, job.cut.shares, job.spec.turning
     joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
-    if job.recompute == "none":
+    if job.recompute.granularity != "selective":
         if _copied(job):
             joint = turned = 0
         elif job.layout.cp > 1 and turns:
@@ -88,12 +94,16 @@ def loss_bytes(job: Job) -> float:
 
 
 def working_bytes(job: Job, *, last: bool) -> float:
-    """Of the gradients on their way through one layer, and of a layer that was recomputed for them; or of the
+    """Of the gradients on their way through one layer, and of the layers computed again for them; or of the
     logits' gradients, where they are more.
     """
     m, e, t = job.spec, job.precision.weight, job.layout.tp
     inner = job.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
     outer = 2 * job.outer_tokens * m.hidden * e + (job.tokens * m.hidden * e if job.sequence else 0)
-    again = {"none": 0.0, "selective": core_bytes(job), "full": whole_layer_bytes(job)}[job.recompute]
+    again = {
+        None: 0.0,
+        "selective": core_bytes(job),
+        "full": layer_bytes(job) * (job.recompute.layers if job.recompute.method == "uniform" else 1),
+    }[job.recompute.granularity]
     logits = job.tokens * job.cut.shares.head[0] * e if last else 0
     return max(inner + outer + again, logits)

@@ -49,7 +49,7 @@ def machine_size(run: Run) -> int:
     return max(1, run.parallel.tp) * max(1, run.parallel.pp)
 
 
-def job(run: Run, family: Family | None, world: int | None, software: Software | None = None) -> Job:
+def job(run: Run, family: Family | None, world: int | None) -> Job:
     """The job that this run would be on `world` ranks; one copy of the model's where that is not said.
 
     No corpus is read; with --load the checkpoint says which model it is.
@@ -78,8 +78,9 @@ def job(run: Run, family: Family | None, world: int | None, software: Software |
         micro=plan.micro,
         global_samples=plan.global_samples,
         precision=precision(run),
+        recompute=plan.recompute,
         sequence=run.parallel.sequence and plan.layout.tp > 1,
-        software=software or Software(),
+        software=software(run),
     )
 
 
@@ -101,12 +102,22 @@ def precision(run: Run) -> Precision:
     return BF16 if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
 
 
+def software(run: Run) -> Software:
+    """What of our own program the run's flags choose."""
+    return Software(
+        attention="scores" if run.train.attention_dropout else "flash",
+        overlaps_tp="both" if run.parallel.tp_overlap else "backward",
+    )
+
+
 def words(job: Job) -> str:
     """The flags that make a run this job's layout."""
-    layout = job.layout
+    layout, again = job.layout, job.recompute
+    full = again.granularity == "full"
     flags = {
         "--tensor-model-parallel-size": layout.tp if layout.tp > 1 else None,
         "--sequence-parallel": "" if job.sequence else None,
+        "--tp-comm-overlap": "" if job.sequence and job.software.overlaps_tp == "both" else None,
         "--context-parallel-size": layout.cp if layout.cp > 1 else None,
         "--pipeline-model-parallel-size": layout.pp if layout.pp > 1 else None,
         "--num-layers-per-virtual-pipeline-stage": (
@@ -115,7 +126,8 @@ def words(job: Job) -> str:
         "--micro-batch-size": job.micro,
         "--global-batch-size": job.global_samples,
         "--use-distributed-optimizer": "" if job.zero == 1 else None,
-        "--recompute-granularity": None if job.recompute == "none" else job.recompute,
-        "--recompute-method": "uniform" if job.recompute == "full" else None,
+        "--recompute-granularity": again.granularity,
+        "--recompute-method": again.method if full else None,
+        "--recompute-num-layers": again.layers if full else None,
     }
     return " ".join(f"{flag} {value}".rstrip() for flag, value in flags.items() if value is not None)

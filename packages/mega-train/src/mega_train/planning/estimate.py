@@ -113,15 +113,15 @@ def estimate(job: Job, hardware: Hardware) -> Estimate:
     return Estimate(job=job, hardware=hardware, seconds=seconds)
 
 
-def _kind(job: Job, place: int) -> tuple[int, bool, bool]:
+def _kind(job: Job, place: int) -> tuple[int, int, bool, bool]:
     stages = job.cut.stages[place]
-    return job.cut.depth[place], stages[0].first, stages[-1].last
+    return job.cut.depth[place], job.again(stages), stages[0].first, stages[-1].last
 
 
 def _passes(job: Job, work: Work, place: int) -> tuple[Pass, Pass]:
     """Forward and backward of one micro-batch on the rank at `place` of pp, all of its stages together."""
-    layers, first, last = _kind(job, place)
-    forward, back = work.layer * layers, work.layer_back * layers
+    layers, again, first, last = _kind(job, place)
+    forward, back = work.layer * layers, work.layer_back * layers + work.layer_again * again
     if first:
         forward, back = forward + work.embedding, back + work.embedding_back
     if last:

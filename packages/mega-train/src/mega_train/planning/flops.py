@@ -26,12 +26,11 @@ def model_flops(job: Job) -> float:
 
 def hardware_flops(job: Job) -> float:
     """With what recomputation repeats: the numerator of HFU."""
-    again = {
-        "none": 0.0,
-        "selective": _attention(job),
-        "full": 2.0 * _layers(job.spec) + _attention(job),
-    }[job.recompute]
-    return model_flops(job) + job.global_samples * job.length * again
+    m, forward = job.spec, _attention(job)
+    if job.recompute.granularity == "full":
+        forward += 2.0 * _layers(m)
+    again = sum(job.again(stages) for stages in job.cut.stages) / m.layers
+    return model_flops(job) + job.global_samples * job.length * again * forward
 
 
 def _layers(spec: ModelSpec) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.layout import Layout
+from mega_schema.layout import Layout, Stage
+from mega_schema.recompute import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
 from mega_train.planning.cut import Cut
 
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
@@ -100,7 +101,7 @@ class Job:
     global_samples: int
     precision: Precision = BF16
     sequence: bool = False
-    recompute: Recompute = "none"
+    recompute: Recompute = KEEP_ALL
     zero: int = 0
     schedule: Schedule = "1f1b"
     bucket: int = 40_000_000
@@ -133,6 +134,13 @@ class Job:
     def replicas(self) -> int:
         """Ranks that hold the same weights, among which ZeRO shares."""
         return self.layout.dp * self.layout.cp
+
+    def again(self, stages: Sequence[Stage]) -> int:
+        """Layers of these stages whose forward pass, or their attention's alone, is computed again."""
+        if self.recompute.granularity == "selective":
+            return sum(len(stage.layers) for stage in stages)
+        groups = (group for stage in stages for group in self.recompute.groups(stage.layers))
+        return sum(len(layers) for layers, recomputed in groups if recomputed)
 
 
 def check(job: Job) -> None:

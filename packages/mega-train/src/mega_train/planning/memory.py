@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mega_train.planning.activations import (
     embedding_bytes,
-    layer_bytes,
+    layers_bytes,
     loss_bytes,
     working_bytes,
 )
@@ -44,7 +44,7 @@ def memory(job: Job, place: int) -> Memory:
     weights, gradients, state = job.precision.kept(job.zero, job.replicas)
     flying = in_flight(job, place)
     kept = sum(
-        flying[i] * (len(stage.layers) * layer_bytes(job) + (embedding_bytes(job) if stage.first else 0))
+        flying[i] * (layers_bytes(job, stage) + (embedding_bytes(job) if stage.first else 0))
         for i, stage in enumerate(stages)
     )
     return Memory(

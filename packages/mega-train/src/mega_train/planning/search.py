@@ -7,22 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mega_schema.errors import MegaError
 from mega_schema.layout import Layout
+from mega_schema.recompute import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
 from mega_train.planning.cut import Cut, Shares, Stages, dealt
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.job import Job, Recompute
+from mega_train.planning.job import Job
 from mega_train.planning.memory import fullest
-
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")  # the faster first
 
 
 def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[Estimate]:
     """The fastest ways to run this job's model and batch that fit, fastest first.
 
-    Tried are all tp of a node, all pp and vp, cp, micro-batches and kinds of recomputation that divide, with
-    sequence parallelism and the optimizer's state shared out, which cost nothing. Of recomputation the least
-    that fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more than they save.
+    Tried are all tp of a node, all pp and vp, cp and micro-batches that divide, with sequence parallelism,
+    the optimizer's state shared out and transfers hidden, which cost nothing. Of recomputation the least that
+    fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more than they save.
 
     Args:
         job: its cut, micro-batch, recomputation and ZeRO stage do not matter.
@@ -93,11 +92,29 @@ def _meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> Itera
 
 
 def _fitting(job: Job, memory: float) -> Job | None:
-    for recompute in RECOMPUTES:
-        made = dataclasses.replace(job, recompute=recompute)
-        if fullest(made).total <= memory:
+    """The job with as little computed again as fits: nothing, attention, the fewest layers of a stage."""
+    for some in (KEEP_ALL, Recompute("selective")):
+        if (made := _fits(job, some, memory)) is not None:
             return made
-    return None
+    least, most = 1, max(len(stage.layers) for stages in job.cut.stages for stage in stages)
+    if (found := _fits(job, _block(most), memory)) is None:
+        return None
+    while least < most:
+        middle = (least + most) // 2
+        if (made := _fits(job, _block(middle), memory)) is not None:
+            found, most = made, middle
+        else:
+            least = middle + 1
+    return found
+
+
+def _block(layers: int) -> Recompute:
+    return Recompute("full", "block", layers)
+
+
+def _fits(job: Job, recompute: Recompute, memory: float) -> Job | None:
+    made = dataclasses.replace(job, recompute=recompute)
+    return made if fullest(made).total <= memory else None
 
 
 def divisors(n: int, most: int | None = None) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def show_found(found: Sequence[Estimate], console: Console) -> None:
         degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, job.micro)
         table.add_row(
             *map(str, degrees),
-            job.recompute,
+            kept(job),
             f"{done.fullest.total / GIB:.1f}",
             f"{seconds.bubble / seconds.step:.1%}",
             f"{seconds.step:.3f}",
@@ -102,7 +102,7 @@ def as_dict(done: Estimate) -> dict[str, Any]:
         "global_batch_size": job.global_samples,
         "precision": job.precision.name,
         "sequence_parallel": job.sequence,
-        "recompute": job.recompute,
+        "recompute": asdict(job.recompute),
         "zero_stage": job.zero,
         "memory_bytes": [asdict(place) | {"total": place.total} for place in done.memory],
         "fits": done.fits,
@@ -124,8 +124,15 @@ def mesh(job: Job) -> str:
     layout = job.layout
     more = {"cp": layout.cp, "vp": layout.vp}
     extra = "".join(f" x {axis} {degree}" for axis, degree in more.items() if degree > 1)
-    kept = f"zero {job.zero}, recompute {job.recompute}"
-    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}, {kept}"
+    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}, zero {job.zero}, recompute {kept(job)}"
+
+
+def kept(job: Job) -> str:
+    """What is computed again, in a word or two."""
+    recompute = job.recompute
+    if recompute.granularity != "full":
+        return recompute.granularity or "none"
+    return f"{recompute.method} {recompute.layers}"
 
 
 def batch(job: Job) -> str:

@@ -20,16 +20,16 @@ class Traffic:
 
 def traffic(job: Job) -> Traffic:
     layout, halves = job.layout, transfers(job)
-    again = {"none": 0, "selective": 0, "full": 1}[job.recompute]
-    keys = 2 + (job.recompute != "none")
     tp = cp = 0.0
     for place in job.cut.kinds:
         stages, layers = job.cut.stages[place], job.cut.depth[place]
-        passes = layers * (halves.layer * (1 + again) + halves.layer_back)
+        again = job.again(stages)
+        whole = again if job.recompute.granularity == "full" else 0
+        passes = (layers + whole) * halves.layer + layers * halves.layer_back
         passes += stages[0].first * (halves.embedding + halves.embedding_back)
         passes += stages[-1].last * (halves.head + halves.head_back)
         tp = max(tp, job.micros * passes * half_bytes(job))
-        cp = max(cp, job.micros * layers * keys * key_bytes(job))
+        cp = max(cp, job.micros * (2 * layers + again) * key_bytes(job))
     crossings = 2 * layout.vp if layout.pp > 1 else 0
     crossing = job.micros * crossings * stage_bytes(job) + tie_bytes(job)
     return Traffic(tp=tp, cp=cp, pp=crossing, dp=sum(data_parallel_bytes(job)))

@@ -59,11 +59,13 @@ class Work:
     """Seconds of one micro-batch's parts on one rank: a layer, the embedding, the head with the loss.
 
     Attributes:
+        layer_again: what is computed again of a layer that is.
         layer_weights: of a layer's backward pass, the products that are gradients of weights.
     """
 
     layer: Pass
     layer_back: Pass
+    layer_again: Pass
     layer_weights: float
     embedding: Pass
     embedding_back: Pass
@@ -73,11 +75,6 @@ class Work:
     @classmethod
     def of(cls, job: Job, hardware: Hardware) -> Work:
         forward, core = _layer(job, hardware)
-        back = _layer_back(job, hardware)
-        if job.recompute == "full":
-            back += forward
-        elif job.recompute == "selective":
-            back += core
         halves = transfers(job)
         half = half_bytes(job) / hardware.reach(job.layout.tp, 1)
         width, columns = job.tokens * job.spec.hidden, job.tokens * job.cut.shares.head[0]
@@ -86,7 +83,8 @@ class Work:
         product = _Products(job, hardware)
         return cls(
             layer=forward,
-            layer_back=back,
+            layer_back=_layer_back(job, hardware),
+            layer_again=core if job.recompute.granularity == "selective" else forward,
             layer_weights=product.of_weights(job.cut.shares.matrices),
             embedding=Pass(stream=5 * width * moved, tp=halves.embedding * half),
             embedding_back=Pass(stream=5 * width * moved, tp=halves.embedding_back * half),

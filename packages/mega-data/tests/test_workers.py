@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mega_data.workers import in_order
+from mega_data.workers import AHEAD, SHELF, in_order
 from mega_schema.errors import MegaError
 
 
@@ -42,7 +45,7 @@ def test_items_are_taken_only_as_results_are():
     results = in_order(square, items(), 2)
     for count in range(1, 10):
         next(results)
-        assert len(taken) <= count + 2
+        assert len(taken) <= count + 2 * AHEAD
     results.close()
     assert len(taken) < 20
 
@@ -50,3 +53,45 @@ def test_items_are_taken_only_as_results_are():
 def test_a_process_that_dies_is_told_in_a_line():
     with pytest.raises(MegaError, match="--workers: a worker process died: found 2; hint: fewer workers"):
         list(in_order(die_at_three, range(8), 2))
+
+
+def arrays(item: tuple[int, bytes]) -> tuple[np.ndarray, list[np.ndarray], str]:
+    number, _ = item
+    return np.arange(number, dtype=np.uint16), [np.arange(number % 7)], "x" * (number % 5)
+
+
+def test_arrays_come_whole_whether_they_fit_the_shared_memory_or_not_and_large_items_block_nobody():
+    sizes = [0, 1, 5, 1000, SHELF, SHELF // 2, 3, SHELF // 2 - 64, SHELF // 2 + 1, 7, *range(100, 110)]
+    items = [(size, bytes(3_000_000)) for size in sizes]
+    for size, (ids, (more,), text) in zip(sizes, in_order(arrays, items, 2), strict=True):
+        assert (ids.dtype, len(ids), text) == (np.uint16, size, "x" * (size % 5))
+        assert (ids == np.arange(size, dtype=np.uint16)).all()
+        assert more.tolist() == list(range(size % 7))
+
+
+@dataclass
+class Costly:
+    """Leaves a line in a file each time it is made."""
+
+    made: Path
+
+    def __reduce__(self):
+        return _made, (self.made,)
+
+    def __call__(self, number: int) -> int:
+        return os.getpid()
+
+
+def _made(path: Path) -> Costly:
+    with path.open("a") as file:
+        file.write("made\n")
+    return Costly(path)
+
+
+def test_the_work_is_made_once_for_all_processes_and_these_end_with_it(tmp_path):
+    pids = set(in_order(Costly(tmp_path / "made"), range(12), 3))
+    assert (tmp_path / "made").read_text() == "made\n"
+    assert len(pids) == 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -249,7 +249,7 @@ class Parts:
         return journal
 
     def _grown(self, name: str, sizes: dict[str, int]) -> IO[bytes]:
-        file = (self.folder / name).open("ab", buffering=1 << 20)
+        file = (self.folder / name).open("ab", buffering=1 << 16)
         file.truncate(sizes.get(name, 0))
         file.seek(0, os.SEEK_END)
         return file

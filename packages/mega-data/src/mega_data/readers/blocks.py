@@ -93,12 +93,22 @@ class Lines:
             with self.path.open("rb") as file:
                 file.seek(self.start)
                 data = file.read(self.end - self.start)
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        rows = Rows(len(lines), len(data))
-        for number, line in enumerate(lines):
-            texts = _json_texts(number, line, keys)
+        rows, view, at = Rows(0, len(data)), memoryview(data), 0
+        only = keys[0] if len(keys) == 1 else None
+        while at < len(data):
+            number, begin, end = rows.count, at, data.find(b"\n", at)
+            end = len(data) if end < 0 else end
+            rows.count, at = number + 1, end + 1
+            if only is not None:  # the usual case, without the questions that the others raise
+                try:
+                    text = orjson.loads(view[begin:end])[only]
+                except (ValueError, TypeError, KeyError):
+                    text = None
+                if type(text) is str:
+                    rows.numbers.append(number)
+                    rows.texts.append((text,))
+                    continue
+            texts = _json_texts(number, data[begin:end], keys)
             if isinstance(texts, Fault):
                 rows.faults.append(texts)
             elif texts is not None:

@@ -230,6 +230,7 @@ def test_a_text_that_utf8_cannot_hold_is_the_persons_to_mend(tmp_path):
 
 def test_a_library_that_remembers_too_many_words_is_opened_again(tmp_path, monkeypatch):
     monkeypatch.setattr(encoders, "WORDS_BYTES", 30 << 20)
+    monkeypatch.setattr(encoders, "ASKED_BYTES", 0)
     tokenizer = bpe(tmp_path)
     encode = fastest(tokenizer, [])
     assert isinstance(encode, Gigatoken)

@@ -31,7 +31,8 @@ Flat = tuple[NDArray[Any], NDArray[np.int64]]
 
 WORDS_KEPT = 1 << 20  # of a WordCache: with their ids about 200 MB
 LONGEST_KEPT = 64  # characters: longer ones come once
-WORDS_BYTES = 160 << 20  # of memory for the words that Gigatoken has seen, a million and more
+WORDS_BYTES = 128 << 20  # of memory for the words that Gigatoken has seen, about a million
+ASKED_BYTES = 4 << 20  # of text between two looks at it; they grow it by 40 MB at most
 _ADDED_TRIED = 64  # added tokens that are looked for in a text before a library is trusted
 # Between two texts of one call. It begins and ends with letters that it has nowhere else, so what is found of
 # it is never a text's end and its own beginning.
@@ -157,7 +158,7 @@ class Gigatoken:
     def _open(self) -> None:
         self._library: Any = None  # the memory of the one before is free first
         self._library = import_module("gigatoken.gigatoken_rs").load_hf_json(self.source)
-        self._most = _resident() + WORDS_BYTES
+        self._most, self._unasked = _resident() + WORDS_BYTES, 0
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
         try:
@@ -165,8 +166,11 @@ class Gigatoken:
         except UnicodeEncodeError:
             return Plain(self.tokenizer)(texts, eod)  # it says what is wrong with which text
         ids = self._library.encode(joined)
-        if _resident() > self._most:
-            self._open()
+        self._unasked += len(joined)
+        if self._unasked > ASKED_BYTES:
+            self._unasked = 0
+            if _resident() > self._most:
+                self._open()
         ends = np.flatnonzero(ids == self.mark)
         if len(ends) != len(texts):
             return Plain(self.tokenizer)(texts, eod)  # somebody wrote the mark into a text

@@ -102,7 +102,7 @@ class FastTokenizer:
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
         """Opened when first needed: a process may hold this value and let another library encode."""
-        return _library(self.source, self.identity.type)[0]
+        return _library(self.source, self.identity.type)
 
     @cached_property
     def _bytes(self) -> dict[str, int] | None:
@@ -218,15 +218,15 @@ def open_tokenizer(
     if type in BERT_TYPES:
         path = _given(vocab_file, "--vocab-file", type)
         lower = type == "BertWordPieceLowerCase"
-        source = tokenizer_files.bert(path, _read(path), lower_case=lower, extra_ids=vocab_extra_ids)
-        return _open_named(source, type, path, None, "[BOS]", "[PAD]")
+        content = tokenizer_files.bert(path, _read(path), lower_case=lower, extra_ids=vocab_extra_ids)
+        return _open_named(content, type, path, None, "[BOS]", "[PAD]")
     if type in SENTENCEPIECE_TYPES:
         path = _given(model, "--tokenizer-model", type)
         extra_ids = vocab_extra_ids if type == "SentencePieceTokenizer" else 0
         return tokenizer_sentencepiece.open_model(path, type, extra_ids=extra_ids)
     if type == "TikTokenizer":
         path = _given(model, "--tokenizer-model", type)
-        source = tokenizer_files.tiktoken(
+        content = tokenizer_files.tiktoken(
             path,
             _read_json(path),
             pattern=_given(tiktoken_pattern, "--tiktoken-pattern", type),
@@ -234,7 +234,7 @@ def open_tokenizer(
             specials=tiktoken_num_special_tokens,
             named=tiktoken_special_tokens,
         )
-        return _open_named(source, type, path, "</s>", "<s>", "<pad>")
+        return _open_named(content, type, path, "</s>", "<s>", "<pad>")
     eod = _given(vocab_size, "--vocab-size", type)
     if eod < 1:
         raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
@@ -262,7 +262,7 @@ def open_folder(folder: Path) -> Tokenizer:
         sha256, size = tokenizer_sentencepiece.content_sha256(model), identity.vocab_size
     else:
         source = _read(folder / CONTENT)
-        library, content = _library(source, folder / CONTENT)
+        library, content = _library(source, folder / CONTENT), json.loads(source)
         sha256, size = content_sha256(content), content_vocab_size(content)
         opened = FastTokenizer(source, identity, library)
     if sha256 != identity.sha256:
@@ -289,7 +289,7 @@ def _open_hugging_face(model: Path) -> Tokenizer:
         return saved
     path = model / CONTENT if model.is_dir() else model
     source = _read(path)
-    library, content = _library(source, path)
+    library, content = _library(source, path), json.loads(source)
     config_path = path.parent / HF_CONFIG
     config = _read_json(config_path) if model.is_dir() and config_path.exists() else {}
 
@@ -318,16 +318,20 @@ def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
         )
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    source = tokenizer_files.gpt2(vocab, merges)
-    library, content = _library(source, f"{vocab_file} with {merge_file}")
+    content = tokenizer_files.gpt2(vocab, merges)
+    source = json.dumps(content, ensure_ascii=False)
+    library = _library(source, f"{vocab_file} with {merge_file}")
     eod, sha256 = vocab[_EOD[0]], content_sha256(content)
     identity = TokenizerIdentity("GPT2BPETokenizer", content_vocab_size(content), eod, None, None, sha256)
     return FastTokenizer(source, identity, library)
 
 
-def _open_named(source: str, type: str, where: object, eod: str | None, bos: str, pad: str) -> Tokenizer:
+def _open_named(
+    content: dict[str, Any], type: str, where: object, eod: str | None, bos: str, pad: str
+) -> Tokenizer:
     """A tokenizer.json of ours, whose special tokens have these names."""
-    library, content = _library(source, where)
+    source = json.dumps(content, ensure_ascii=False)
+    library = _library(source, where)
     number = {token["content"]: token["id"] for token in content["added_tokens"]}
     identity = TokenizerIdentity(
         type,
@@ -340,8 +344,8 @@ def _open_named(source: str, type: str, where: object, eod: str | None, bos: str
     return FastTokenizer(source, identity, library)
 
 
-def _library(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The text of a tokenizer.json, opened by the library, and parsed."""
+def _library(source: str, where: object) -> tokenizers.Tokenizer:
+    """The text of a tokenizer.json, opened by the library."""
     from tokenizers import Tokenizer as Library
 
     try:
@@ -352,7 +356,7 @@ def _library(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str
     opened.no_truncation()
     opened.no_padding()
     opened.encode_special_tokens = True
-    return opened, json.loads(source)
+    return opened
 
 
 def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Vocabularies of other programs as the text of a tokenizer.json: GPT-2's, BERT's, tiktoken's.
+"""Vocabularies of other programs as the content of a tokenizer.json: GPT-2's, BERT's, tiktoken's.
 
 One form for all of them means one class that encodes, decodes and saves, and one way to compare contents.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ TIK_PATTERNS: Final = (
 )
 
 
-def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> str:
+def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
     """GPT-2's vocab.json and the lines of its merges.txt."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return _content(
@@ -42,7 +41,7 @@ def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> str:
     )
 
 
-def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> str:
+def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str, Any]:
     """BERT's vocab.txt, a word a line, with what Megatron adds to it.
 
     As Hugging Face has it, a word of more than 100 characters is unknown, and `[MASK]` and the file's other
@@ -79,7 +78,7 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> str:
 
 def tiktoken(
     path: Path, words: Any, *, pattern: str, vocab_size: int, specials: int, named: Sequence[str]
-) -> str:
+) -> dict[str, Any]:
     """NVIDIA's JSON of a tiktoken vocabulary: a list of objects with a rank and its token's bytes in base64.
 
     Ids are ranks after `specials` special tokens. tiktoken joins the two neighbours whose union has the
@@ -172,12 +171,12 @@ def _content(
     pre_tokenizer: dict[str, Any] | None = None,
     post_processor: dict[str, Any] | None = None,
     decoder: dict[str, Any] | None = None,
-) -> str:
-    """The text of a tokenizer.json; `special` tokens are not looked for in text, those of `found` are."""
+) -> dict[str, Any]:
+    """What a tokenizer.json holds; `special` tokens are not looked for in text, those of `found` are."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": i, "content": word, **flags, "special": True} for word, i in special.items()]
     added += [{"id": i, "content": word, **flags, "special": False} for word, i in (found or {}).items()]
-    content = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -188,4 +187,3 @@ def _content(
         "decoder": decoder,
         "model": model,
     }
-    return json.dumps(content, ensure_ascii=False)

@@ -7,6 +7,8 @@ import gzip
 import lzma
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -229,3 +231,32 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
     assert (told["file"], told["byte"], told["to"]) == (str(path), gap.at, gap.until)
     assert {"redirect", "namespace 4", "cut off"} <= {row["dropped"] for row in dropped}
     assert len(list(rows(output))) > 80
+
+
+FRUGAL = """
+import resource, sys
+from pathlib import Path
+from mega_data.extract.dump import dump_pages
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]),) * 2)
+assert sum(1 for _ in dump_pages(Path(sys.argv[1]))) == 150
+try:
+    bytearray(2 * int(sys.argv[2]))
+except MemoryError:
+    sys.exit(0)
+sys.exit("the limit does not hold")
+"""
+
+
+@pytest.mark.parametrize("kind", ["", ".zst"])
+def test_a_dump_may_be_larger_than_memory(tmp_path: Path, kind: str) -> None:
+    noise = random.Random(3).randbytes(125_000)
+    texts = (noise[n * 500 :].hex() + noise[: n * 500].hex() for n in range(150))
+    text = "".join([HEAD, *(page(4, text) for text in texts), "</mediawiki>\n"]).encode()
+    path, memory = tmp_path / f"a.xml{kind}", 18 << 20
+    assert len(text) > 1.9 * memory
+    path.write_bytes(packed(kind[1:])(text) if kind else text)
+    words = [sys.executable, "-c", FRUGAL, str(path), str(memory)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    path.unlink()
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading, inputs_option, run_stages
+from mega_data.commands.common import (
+    ANY_PATH,
+    EXECUTOR,
+    ON_ERROR,
+    WORKERS,
+    Spreading,
+    inputs_option,
+    run_stages,
+)
 
 
 @click.command(cls=Spreading)
@@ -25,7 +33,7 @@ from mega_data.commands.common import ANY_PATH, EXECUTOR, WORKERS, Spreading, in
 )
 @click.option(
     "--on-error",
-    type=click.Choice(["fail", "skip"]),
+    type=ON_ERROR,
     default="fail",
     help="Damaged input: end there, or leave out what is lost, count it and go on.",
 )

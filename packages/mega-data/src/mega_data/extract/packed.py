@@ -18,8 +18,8 @@ from mega_data.readers.packed import PACKED, library
 
 CUTTABLE = ("", ".bz2")  # what can be read from any place on
 _CHUNK = 1 << 20
-_HELD = 1 << 24  # bytes of text
-_PACKED = 1 << 13  # bytes unpacked at a time: what a bomb makes of them has to fit into memory
+_HELD = 1 << 22  # bytes of text
+_PACKED = 1 << 10  # bytes unpacked at a time: what a bomb makes of them has to fit into memory
 _GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 
 

@@ -1,8 +1,9 @@
 """Wikitext to the plain text a reader sees: no templates, tables, notes, files, categories, links or markup.
 
-What is left out or kept follows WikiExtractor (github.com/attardi/wikiextractor): a paragraph, a heading or a
-list item is a line; a heading without text below it goes. Templates are not expanded. Each pass reads the
-text once, whatever is nested or never closed in it, so a page made to be slow is not.
+What is left out or kept follows WikiExtractor (github.com/attardi/wikiextractor) with --no-templates:
+templates are dropped and not expanded; a paragraph, a heading or a list item is a line; a heading without
+text below it goes. Each pass reads the text once, whatever is nested or never closed in it, so a page made
+to be slow is not.
 """
 
 from __future__ import annotations

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
+from mega_schema.params import Param
 from mega_schema.spec import Family
 from mega_schema.tokenizer import open_tokenizer
 from mega_train.config import Run
@@ -107,28 +110,41 @@ def same_as_one_process(model: str, world: World, meet: str, folder: Path, **val
         torch.testing.assert_close(torch.tensor(many), torch.tensor(one), **TOLERANCE)
         if step in (0, STEPS - 1):
             _same_shares(run, reference, gradients=True)
+    run.shards.settle()
     _same_shares(run, reference, gradients=False)
     run.mesh.leave()
 
 
 def _same_shares(run: Trainer, reference: Trainer, *, gradients: bool) -> None:
-    whole = dict(zip((row.name for row, _ in reference.held), _tensors(reference, gradients), strict=True))
-    checked = 0
-    for (row, _), share in zip(run.held, _tensors(run, gradients), strict=True):
-        for slab in row.slabs(run.mesh.tp.rank, run.mesh.tp.size):
-            expected = whole[row.tied_to if row.tied_to in whole and row.name not in whole else row.name]
-            torch.testing.assert_close(
-                share[slab.in_local],
-                expected[slab.in_global],
-                **TOLERANCE,
-                msg=lambda text, name=row.name: f"{name}: {text}",  # type: ignore[misc]
-            )
-            checked += 1
-    assert checked
+    """What this rank keeps of gradients or main weights, and what it computes with."""
+    tp = run.mesh.tp
+    whole = {
+        row.name: values.view(row.local_shape(1))
+        for (row, _), values in zip(reference.held, _kept(reference, gradients), strict=True)
+    }
+
+    def expected(row: Param) -> torch.Tensor:
+        name = row.tied_to if row.name not in whole else row.name
+        assert name is not None
+        local = torch.zeros(row.local_shape(tp.size))
+        for slab in row.slabs(tp.rank, tp.size):
+            local[slab.in_local] = whole[name][slab.in_global]
+        return local
+
+    for stretch, values in zip(run.shards.stretches, _kept(run, gradients), strict=True):
+        _close(values, expected(stretch.row).flatten()[stretch.begin : stretch.end], stretch.row.name)
+    assert sum(stretch.size for stretch in run.shards.stretches)
+    for row, weight in () if gradients else run.held:
+        if not isinstance(weight, DTensor):
+            _close(weight.detach(), expected(row), row.name)
 
 
-def _tensors(run: Trainer, gradients: bool) -> list[torch.Tensor]:
-    return run.gradients.of if gradients else [weight.detach() for _, weight in run.held]
+def _close(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    torch.testing.assert_close(found, expected, **TOLERANCE, msg=lambda text: f"{name}: {text}")
+
+
+def _kept(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
+    return run.gradients.of if gradients else run.shards.main
 
 
 def _fits_one(key: str) -> bool:

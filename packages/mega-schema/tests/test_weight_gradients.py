@@ -30,7 +30,7 @@ def _loss(y: Tensor) -> Tensor:
 def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtype) -> None:
     gradients, weight, x = WeightGradients(), _weight(4, 3, dtype=dtype), _x(dtype)
     main = torch.ones(4, 3)
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     y = column_linear(x, weight, None, ALONE, gradients)
     grad = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
     y.backward(grad)
@@ -42,7 +42,7 @@ def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtyp
 def test_two_backward_passes_add_up() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     for _ in range(2):
         _loss(row_linear(_x(), weight, ALONE, gradients)).backward()
     (once,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
@@ -52,7 +52,7 @@ def test_two_backward_passes_add_up() -> None:
 def test_without_a_main_gradient_autograd_has_it() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     gradients.into(weight, None)
     _loss(column_linear(_x(), weight, None, ALONE, gradients)).backward()
     (wanted,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
@@ -64,7 +64,7 @@ def test_without_a_main_gradient_autograd_has_it() -> None:
 def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
     gradients, table = WeightGradients(), _weight(6, 2)
     main = torch.zeros(6, 2)
-    gradients.into(table, main if into else None)
+    gradients.into(table, (lambda: main) if into else None)
     row, mine = torch.tensor([4, 1, 4]), torch.ones(3, dtype=torch.bool)
     vocabulary_rows(row, mine, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
     wanted = torch.zeros(6, 2)
@@ -77,7 +77,7 @@ def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
 def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight() -> None:
     gradients, weight = WeightGradients(), _weight(6, 3)
     main, seen = torch.zeros(6, 3), []
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     assert gradients.again(weight) is weight
     gradients.ready = lambda w: seen.append((w is weight, main.clone()))
     token, mine = torch.tensor([0, 5, 2]), torch.ones(3, dtype=torch.bool)
@@ -92,7 +92,7 @@ def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight()
 def test_a_deferred_pass_adds_when_it_is_run_and_passes_stay_apart() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main, ready = torch.zeros(4, 3), []
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     gradients.ready = ready.append
     for name, factor in (("first", 1.0), ("second", 10.0)):
         x = _x()
@@ -113,7 +113,7 @@ def test_a_deferred_pass_adds_when_it_is_run_and_passes_stay_apart() -> None:
 def test_a_layer_computed_again_in_backward_adds_once(reentrant: bool) -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, main)
+    gradients.into(weight, lambda: main)
     x = _x()
     y = checkpoint(
         lambda x: column_linear(x, weight, None, ALONE, gradients).tanh(), x, use_reentrant=reentrant

@@ -99,7 +99,7 @@ def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
     run.save()
     again = _trainer(planned, open_corpus, tmp_path)
     for main, (row, weight) in zip(run.adam.main, again.held, strict=True):
-        assert torch.equal(main, weight.detach()), row.name
+        assert torch.equal(main, weight.detach().flatten()), row.name
 
 
 def test_finetuning_takes_the_weights_alone(
@@ -111,7 +111,7 @@ def test_finetuning_takes_the_weights_alone(
     tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
     assert (tuned.iteration, tuned.consumed, tuned.adam.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
-    assert not any(tensor.any() for space, _, tensor in tuned.adam.tensors() if "exp_avg" in space)
+    assert not any(tensor.any() for _, _, tensor in tuned.adam.state())
 
 
 def test_validation_trains_nothing_and_reads_the_validation_split(
@@ -176,7 +176,7 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
         _steps(run, 1)
     assert str(caught.value).startswith(
         "iteration 3: loss or gradient is not finite: found loss nan, gradient norm nan, first in "
-        "final_norm.bias, wanted numbers; hint: a lower --lr"
+        "final_norm.bias, on rank 0, wanted numbers; hint: a lower --lr"
     )
     assert run.iteration == 2
     for name, weight in _weights(run).items():

@@ -99,6 +99,18 @@ class Axis:
             dist.all_reduce(x, _OPS[how], group=self.group)
         return x
 
+    def all_reduce(self, x: Tensor) -> Awaited:
+        """Begin to sum `x` over the ranks, in its place. This and the two below carry no gradient."""
+        return Awaited(x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True))
+
+    def reduce_scatter(self, share: Tensor, whole: Tensor) -> Awaited:
+        """Begin to sum `whole` over the ranks, this rank's part of it into `share`, which may lie in it."""
+        return Awaited(share, _scatter(share, whole, group=self.group, async_op=True), whole)
+
+    def all_gather(self, whole: Tensor, share: Tensor) -> Awaited:
+        """Begin to put the ranks' shares one after another into `whole`, in which this rank's may lie."""
+        return Awaited(whole, _gather(whole, share, group=self.group, async_op=True), share)
+
     def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
         """Send and receive at once, each tensor with the place of its peer on this axis; wait for all.
 

@@ -26,19 +26,21 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self.ready: Callable[[nn.Parameter], None] | None = None
-        self._main: dict[Tensor, Tensor] = {}
+        self._main: dict[Tensor, Callable[[], Tensor]] = {}
         self._uses: Counter[Tensor] = Counter()
         self._added: Counter[Tensor] = Counter()
         self._later: list[Callable[[], None]] | None = None
         self._deferred: dict[Hashable, list[Callable[[], None]]] = {}
 
-    def into(self, weight: nn.Parameter, main: Tensor | None) -> None:
-        """From now on the gradients of `weight` add to `main`, float32 of its shape; None: to autograd."""
+    def into(self, weight: nn.Parameter, main: Callable[[], Tensor] | None) -> None:
+        """From now on the gradients of `weight` add to what `main` gives at that time, float32 of its shape.
+
+        Args:
+            main: None returns them to autograd.
+        """
         if main is None:
             self._main.pop(weight, None)
         else:
-            assert main.shape == weight.shape
-            assert main.dtype == torch.float32
             self._main[weight] = main
 
     def again(self, weight: nn.Parameter) -> nn.Parameter:
@@ -78,7 +80,7 @@ class WeightGradients:
         main = self._main.get(weight)
         if main is None:
             return grad_TO.t() @ x_TI()
-        self._add(weight, lambda: add_product(main, grad_TO, x_TI()))
+        self._add(weight, lambda: add_product(main(), grad_TO, x_TI()))
         return None
 
     def add_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
@@ -87,10 +89,10 @@ class WeightGradients:
         if main is None:
             return torch.ops.aten.embedding_dense_backward(grad_TD, row_T, weight.shape[0], -1, False)
         # on a GPU index_add_ adds in any order, index_put_ sorts: the same bits every time
-        if main.device.type == "cpu":
-            self._add(weight, lambda: main.index_add_(0, row_T, grad_TD.float()))
+        if weight.device.type == "cpu":
+            self._add(weight, lambda: main().index_add_(0, row_T, grad_TD.float()))
         else:
-            self._add(weight, lambda: main.index_put_((row_T,), grad_TD.float(), accumulate=True))
+            self._add(weight, lambda: main().index_put_((row_T,), grad_TD.float(), accumulate=True))
         return None
 
     def _add(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:

@@ -15,6 +15,24 @@ ALIGNMENT = 64  # elements; a GPU reads a weight that begins at a multiple of 12
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """What a run asks of the replicas of its model.
+
+    Attributes:
+        stage: ZeRO's, what is cut over them: 0 nothing, 1 moments and main weights, 2 also gradients, 3 also
+            weights.
+        bucket: elements after which a bucket of gradients is closed.
+        overlap_reduce: whether gradients are added up while the backward pass runs.
+        overlap_gather: whether weights are gathered while the next forward pass runs.
+    """
+
+    stage: int = 0
+    bucket: int = 40_000_000
+    overlap_reduce: bool = False
+    overlap_gather: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """A flat buffer that several parameters share.
 
@@ -28,7 +46,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """What a rank owns of a parameter's gradient, main weight and moments: a stretch of its local tensor,
     flattened. Empty where other replicas own it all."""
 
@@ -70,6 +88,36 @@ def cut(sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int
             close()
     close()
     return tuple(buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter lies.
+
+    Attributes:
+        bucket, begin: the number of its bucket, and its first element there.
+        stretch: what this replica owns of it.
+        own: the stretch's first element in the stretch of the bucket that this replica owns.
+    """
+
+    bucket: int
+    begin: int
+    stretch: Stretch
+    own: int
+
+
+def places(
+    rows: Sequence[Param], sizes: Sequence[int], buckets: Sequence[Bucket], rank: int, replicas: int
+) -> list[Place]:
+    """Where every parameter lies, in the order of `rows`, as replica `rank` of `replicas` sees it."""
+    found: dict[int, Place] = {}
+    for bucket, layout in enumerate(buckets):
+        first, past = share(layout.length, rank, replicas)
+        for number, begin in layout.begins:
+            start, end = owned(begin, sizes[number], first, past)
+            own = begin + start - first if start < end else 0
+            found[number] = Place(bucket, begin, Stretch(rows[number], start, end), own)
+    return [found[number] for number in range(len(rows))]
 
 
 def share(length: int, rank: int, replicas: int) -> tuple[int, int]:

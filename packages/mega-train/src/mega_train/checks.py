@@ -118,3 +118,36 @@ def check_overlap(parallel: Parallel, device: str) -> None:
         raise ConfigError("--tp-comm-overlap", "has no tokens to exchange", wanted=wanted)
     if device != "cuda":
         raise ConfigError("--tp-comm-overlap", "needs GPUs", found=device, hint="leave it out on a CPU")
+
+
+def zero_stage(parallel: Parallel) -> int:
+    """The stage that --zero-stage and --use-distributed-optimizer ask for together."""
+    return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
+
+
+def check_replicas(parallel: Parallel) -> None:
+    """What the replicas share.
+
+    Raises:
+        ConfigError: there is no such stage, or two flags disagree.
+    """
+    stage = zero_stage(parallel)
+    if stage not in range(4):
+        raise ConfigError("--zero-stage", "no such stage", found=stage, wanted="0 | 1 | 2 | 3")
+    if parallel.distributed_optimizer and stage == 0:
+        raise ConfigError(
+            "--zero-stage",
+            "disagrees with --use-distributed-optimizer",
+            found=stage,
+            wanted="1 or more, or not given",
+            hint="--zero-stage 1",
+        )
+    if parallel.overlap_gather and stage == 0:
+        raise ConfigError(
+            "--overlap-param-gather",
+            "there is nothing to gather: every rank updates all weights",
+            wanted="a sharded optimizer",
+            hint="--use-distributed-optimizer",
+        )
+    if parallel.bucket is not None and parallel.bucket < 1:
+        raise ConfigError("--ddp-bucket-size", "not a size", found=parallel.bucket, wanted="1 or more")

@@ -75,6 +75,29 @@ class Parallel:
         False,
         "on GPUs, exchange tokens piece by piece beside the products that need them",
     )
+    ddp_impl: Literal["local", "torch"] = option(
+        "--DDP-impl", "local", "Megatron's; either way gradients add up in our own float32 buckets"
+    )
+    distributed_optimizer: bool = option(
+        "--use-distributed-optimizer", False, "the same as --zero-stage 1, or a higher one given"
+    )
+    zero_stage: int | None = option(
+        "--zero-stage",
+        None,
+        "what the replicas of the model share: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too "
+        "(FSDP2); 0 if not given",
+    )
+    overlap_reduce: bool = option(
+        "--overlap-grad-reduce", False, "add gradients up over the replicas while the backward pass runs"
+    )
+    overlap_gather: bool = option(
+        "--overlap-param-gather", False, "gather updated weights while the next forward pass runs"
+    )
+    bucket: int | None = option(
+        "--ddp-bucket-size",
+        None,
+        "elements of a bucket of gradients; 40,000,000, or 1,000,000 x replicas, if not given",
+    )
     timeout_minutes: int = option("--distributed-timeout-minutes", 10, "give up a collective after this long")
 
 

@@ -1,92 +1,142 @@
-"""Gradients in one contiguous float32 buffer: added up, reduced over ranks, measured and clipped."""
+"""The gradients of a step once replicas have added theirs up: summed over tp and pp, measured, clipped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mega_model.mesh import Mesh
+from mega_model.stage import Decoder
 from mega_schema.params import Param
+from mega_train.buckets import Stretch
 from mega_train.repeated import add_up, answered
 
 
-class Gradients:
-    """The float32 gradients of one rank's parameters.
+class Shards(Protocol):
+    """How the replicas of a model share the work of keeping it: ZeRO's stages (arXiv:1910.02054)."""
 
-    Backward adds to them as each parameter's gradient is ready, whatever the parameter's dtype, and the
-    parameter keeps none of its own (Megatron's --accumulate-allreduce-grads-in-fp32).
+    @property
+    def models(self) -> Sequence[Decoder]:
+        """The stages this rank holds."""
+
+    @property
+    def held(self) -> Sequence[tuple[Param, nn.Parameter]]:
+        """This rank's parameters in the order of the forward pass; those of stage 3 are DTensors."""
+
+    @property
+    def stretches(self) -> Sequence[Stretch]:
+        """What this rank keeps of each of them."""
+
+    @property
+    def main(self) -> Sequence[Tensor]:
+        """The float32 weights of each stretch, flat."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether replicas keep different stretches; else each of them keeps all."""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether this rank's own gradients, before the replicas' were added, were not finite."""
+
+    def begin(self, micros: int) -> None:
+        """Forget the step before. `micros` micro-batches come."""
+
+    def reduce(self) -> Sequence[Tensor]:
+        """The gradient of each stretch, flat and float32: the sum over the replicas, all of them together."""
+
+    def publish(self) -> None:
+        """Make the model's weights those of `main`, on all replicas. A forward pass waits for them."""
+
+    def settle(self) -> None:
+        """Wait until every weight has arrived."""
+
+
+class Gradients:
+    """The gradients of the stretches this rank keeps.
 
     Attributes:
-        of: the gradient of each parameter, in the order given; views of one buffer.
+        of: of each stretch, flat and float32; those of a step after `reduce`.
     """
 
-    def __init__(
-        self, held: Sequence[tuple[Param, nn.Parameter]], mesh: Mesh, shared: Collection[str] = ()
-    ) -> None:
+    def __init__(self, shards: Shards, mesh: Mesh, table: Collection[Param]) -> None:
         """
         Args:
-            shared: names of parameters that one on another pipeline stage is tied to.
+            table: every parameter of the model, in the order of the forward pass.
         """
-        self.mesh, self.rows, self.shared = mesh, [row for row, _ in held], shared
-        weights = [weight for _, weight in held]
-        self.flat = torch.zeros(sum(w.numel() for w in weights), device=mesh.device)
-        parts = self.flat.split([w.numel() for w in weights])
-        self.of = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
-        for weight, gradient in zip(weights, self.of, strict=True):
-            weight.register_post_accumulate_grad_hook(_add_to(gradient))
-
-    def zero(self) -> None:
-        self.flat.zero_()
+        self.shards, self.mesh, self.rows = shards, mesh, [stretch.row for stretch in shards.stretches]
+        self.names = [row.name for row in table]
+        self.shared = tied_over_stages(table, mesh)
+        self.of: Sequence[Tensor] = ()
 
     def reduce(self, scale: float = 1.0) -> None:
         """Make them the whole batch's: mean over replicas, then sums over tp and pp where ranks share work.
 
-        In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in
-        the buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
+        In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in a
+        buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
 
         Args:
             scale: what the loss was multiplied by; they are divided by it.
         """
-        self.mesh.replicas.reduce(self.flat)
+        self.of = self.shards.reduce()
         if (parts := self.mesh.replicas.size * scale) != 1:
-            self.flat.div_(parts)
+            self._multiply(1 / parts)
         if self.mesh.tp.sequence:
             # outside the tensor-parallel regions a rank saw its own tokens only
             whole = [g for row, g in zip(self.rows, self.of, strict=True) if row.split is None]
-            together = self.mesh.tp.reduce(torch.cat([g.flatten() for g in whole]))
+            together = self.mesh.tp.reduce(torch.cat(whole))
             for gradient, total in zip(whole, together.split([g.numel() for g in whole]), strict=True):
-                gradient.copy_(total.view_as(gradient))
+                gradient.copy_(total)
         add_up(self._stretches(), self.mesh.tp)
         self._tie()
 
     def norm(self) -> float:
         """Global L2 norm, every element of every parameter counted on one rank."""
-        owned = answered(self._stretches(), self.mesh.tp)
-        square = torch.stack([g.square().sum() for g in owned]).sum() if owned else self.flat.new_zeros(())
+        norms = [torch.linalg.vector_norm(g) for g in answered(self._stretches(), self.mesh.tp)]
+        square = torch.stack(norms).square().sum() if norms else torch.zeros((), device=self.mesh.device)
+        if self.shards.sharded:
+            self.mesh.replicas.reduce(square)
         return float(self.mesh.pp.reduce(self.mesh.tp.reduce(square)).sqrt())
 
     def first_non_finite(self) -> str:
-        """The parameter whose gradient was the first to be not finite, in the order of the backward pass."""
-        for row, gradient in zip(reversed(self.rows), reversed(self.of), strict=True):
-            if not gradient.isfinite().all():
-                return row.name
-        return "no parameter"
+        """The first parameter in the order of the backward pass whose gradient is not finite.
+
+        With it the lowest rank whose own part of the batch gave such a gradient, where that is known.
+        """
+        late = len(self.names)
+        place = min(
+            (
+                late - self.names.index(row.name)
+                for row, gradient in zip(self.rows, self.of, strict=True)
+                if not gradient.isfinite().all()
+            ),
+            default=late + 1,
+        )
+        rank = self.mesh.rank if self.shards.spoiled else self.mesh.layout.world
+        first = torch.tensor([place, rank], device=self.mesh.device)
+        for axis in (self.mesh.tp, self.mesh.replicas, self.mesh.pp):
+            axis.reduce(first, "min")
+        place, rank = first.tolist()
+        name = self.names[late - place] if place <= late else "no parameter"
+        return f"{name}, on rank {rank}" if rank < self.mesh.layout.world else name
 
     def clip(self, norm: float, most: float) -> None:
         """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""
         if most > 0 and (scale := most / (norm + 1e-6)) < 1:
-            self.flat.mul_(scale)
+            self._multiply(scale)
+
+    def _multiply(self, factor: float) -> None:
+        torch._foreach_mul_(list(self.of), factor)
 
     def _stretches(self) -> list[tuple[Param, int, Tensor]]:
-        return [(row, 0, g.view(-1)) for row, g in zip(self.rows, self.of, strict=True)]
+        return [(s.row, s.begin, g) for s, g in zip(self.shards.stretches, self.of, strict=True)]
 
     def _tie(self) -> None:
         """Add the two gradients of a parameter that the first stage reads and the last stage scores with."""
         pp = self.mesh.pp
-        if pp.size == 1:
-            return
         for row, gradient in zip(self.rows, self.of, strict=True):
             if (row.tied_to or row.name) in self.shared:
                 other, end = torch.empty_like(gradient), pp.size - 1 - pp.rank
@@ -94,10 +144,6 @@ class Gradients:
                 gradient.add_(other)
 
 
-def _add_to(gradient: Tensor) -> Callable[[Tensor], None]:
-    def hook(weight: Tensor) -> None:
-        if weight.grad is not None:  # a linear layer has added its own already: mega_model.weight_gradients
-            gradient.add_(weight.grad)
-            weight.grad = None
-
-    return hook
+def tied_over_stages(table: Collection[Param], mesh: Mesh) -> Collection[str]:
+    """Names of the parameters that one on another pipeline stage is tied to."""
+    return {row.tied_to for row in table if row.tied_to} if mesh.pp.size > 1 else ()

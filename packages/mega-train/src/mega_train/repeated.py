@@ -13,10 +13,10 @@ from torch import Tensor
 from mega_model.mesh import Axis
 from mega_schema.params import Param
 
-Stretch = tuple[Param, int, Tensor]
+Part = tuple[Param, int, Tensor]
 
 
-def add_up(gradients: Iterable[Stretch], tp: Axis) -> None:
+def add_up(gradients: Iterable[Part], tp: Axis) -> None:
     """Sum what several ranks hold over its holders, in place: each has the part of its own query heads.
 
     Every group of holders has a row of its own in one sum over tp, so that no groups of processes are needed
@@ -33,7 +33,7 @@ def add_up(gradients: Iterable[Stretch], tp: Axis) -> None:
         part.copy_(mine)
 
 
-def answered(gradients: Iterable[Stretch], tp: Axis) -> list[Tensor]:
+def answered(gradients: Iterable[Part], tp: Axis) -> list[Tensor]:
     """The parts of them that this rank answers for: over tp, every element once, of tied parameters none."""
     found: list[Tensor] = []
     for row, begin, gradient in gradients:

@@ -17,7 +17,15 @@ from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
 from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
 from mega_schema.tokenizer import TokenizerIdentity
-from mega_train.checks import check_dropout, check_overlap, check_precision, recomputation
+from mega_train.buckets import Sharing
+from mega_train.checks import (
+    check_dropout,
+    check_overlap,
+    check_precision,
+    check_replicas,
+    recomputation,
+    zero_stage,
+)
 from mega_train.config import Model, Run
 from mega_train.data.splits import shares
 from mega_train.rates import LearningRate
@@ -54,6 +62,17 @@ class Plan:
     def accumulation(self) -> int:
         """Forward passes of one rank per optimizer step."""
         return self.global_samples // (self.micro * self.layout.dp)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How the replicas of the model share the work of keeping it."""
+        p, replicas = self.run.parallel, self.layout.dp * self.layout.cp
+        return Sharing(
+            stage=zero_stage(p),
+            bucket=p.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
+            overlap_reduce=p.overlap_reduce,
+            overlap_gather=p.overlap_gather,
+        )
 
     @property
     def tokens_per_step(self) -> int:
@@ -103,6 +122,7 @@ def resolve(
     _check_optimizer(run)
     check_dropout(run.train)
     check_precision(run.train)
+    check_replicas(run.parallel)
     if corpus is not None:
         _check_vocabulary(corpus, spec)
     if run.train.device == "cuda" and not cuda:

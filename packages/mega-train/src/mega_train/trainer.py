@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_model.build import chunks, fill, parameters
 from mega_model.init import initial_values
 from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
@@ -30,6 +29,7 @@ from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
 from mega_train.schedule import Pipe, forward_only, one_forward_one_backward
 from mega_train.step import MicroBatches
+from mega_train.zero import shards
 
 
 class Trainer:
@@ -65,23 +65,19 @@ class Trainer:
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
         self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype, recompute=plan.recompute)
-        self.models = chunks(self.rt, mesh)
-        if checkpoint is None:
-            values = initial_values(self.rt.table.values(), plan.run.train.seed)
-            for model in self.models:
-                fill(model, values, self.rt)
-        else:
-            store.load(checkpoint, self.models, self.rt)
-        order = {name: place for place, name in enumerate(self.rt.table)}  # of the forward pass
-        held = (pair for model in self.models for pair in parameters(model, self.rt))
-        self.held = sorted(held, key=lambda pair: order[pair[0].name])
-        shared = {row.tied_to for row in self.rt.table.values() if row.tied_to}
-        self.gradients = Gradients(self.held, mesh, shared)
-        for (_, weight), main in zip(self.held, self.gradients.of, strict=True):
-            self.rt.weight_gradients.into(weight, main)
+        self.shards = shards(self.rt, mesh, plan.sharing)
+        self.models, self.held = self.shards.models, self.shards.held
+        rows = self.rt.table.values()
+        initial = initial_values(rows, plan.run.train.seed)
+        store.fill(self.shards, initial if checkpoint is None else store.weights(checkpoint), self.rt)
+        self.gradients = Gradients(self.shards, mesh, rows)
         o = plan.run.optimizer
         self.adam = AdamW(
-            self.held, self.gradients.of, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.weight_decay
+            self.shards.stretches,
+            self.shards.main,
+            betas=(o.beta1, o.beta2),
+            eps=o.eps,
+            weight_decay=o.weight_decay,
         )
         self.iteration = self.consumed = self.skipped = 0
         self.saved_at: int | None = None
@@ -159,6 +155,7 @@ class Trainer:
                 break
         if intervals.checkpoint.save is not None and self.saved_at != self.iteration:
             self.save()
+        self.shards.settle()
 
     def step(self, rate: float) -> tuple[float, float]:
         """One optimizer step. Where loss or gradient are not finite on any rank, every rank skips the update.
@@ -172,7 +169,7 @@ class Trainer:
                 updated.
         """
         train = self.plan.run.train
-        self.gradients.zero()
+        self.shards.begin(self.plan.accumulation)
         mean = self._loss(self.train, self.consumed, train=True)
         self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
@@ -185,7 +182,8 @@ class Trainer:
         self.scale.update(overflow=not math.isfinite(norm))
         if math.isfinite(norm):
             self.gradients.clip(norm, self.plan.run.optimizer.clip)
-            self.adam.step(rate)
+            self.adam.step(self.gradients.of, rate)
+            self.shards.publish()
         else:
             self.skipped += self.plan.global_samples
         self.iteration += 1
@@ -230,7 +228,7 @@ class Trainer:
             self.plan.run,
             self.mesh,
             self.rt,
-            self.held,
+            self.shards,
             self.adam,
             iteration=self.iteration,
             state={

@@ -79,6 +79,7 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
         global_samples=plan.global_samples,
         precision=precision(run),
         recompute=plan.recompute,
+        zero=plan.sharing.stage,
         sequence=run.parallel.sequence and plan.layout.tp > 1,
         software=software(run),
     )

@@ -1,0 +1,58 @@
+"""What the replicas of a model share: which flags say it, and which pairs of them are refused."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+from mega_schema.errors import ConfigError
+from mega_train.buckets import Sharing
+from mega_train.resolve import Plan
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, Sharing()),
+        ({"distributed_optimizer": True}, Sharing(stage=1)),
+        ({"distributed_optimizer": True, "zero_stage": 3}, Sharing(stage=3)),
+        ({"zero_stage": 2, "bucket": 100}, Sharing(stage=2, bucket=100)),
+        ({"overlap_reduce": True, "ddp_impl": "'torch'"}, Sharing(overlap_reduce=True)),
+        ({"zero_stage": 1, "overlap_gather": True}, Sharing(stage=1, overlap_gather=True)),
+    ],
+)
+def test_flags_say_what_replicas_share(planned: Planned, values: dict[str, Any], expected: Sharing) -> None:
+    assert planned(**{f"parallel__{name}": value for name, value in values.items()}).sharing == expected
+
+
+def test_buckets_grow_with_the_replicas_as_megatrons(planned: Planned) -> None:
+    assert planned(world=64, batch__global_samples=64).sharing.bucket == 64_000_000
+    assert planned(world=16, batch__global_samples=16).sharing.bucket == 40_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"zero_stage": 4}, "--zero-stage: no such stage: found 4, wanted 0 | 1 | 2 | 3"),
+        (
+            {"zero_stage": 0, "distributed_optimizer": True},
+            "--zero-stage: disagrees with --use-distributed-optimizer: found 0, wanted 1 or more, or not "
+            "given; hint: --zero-stage 1",
+        ),
+        (
+            {"overlap_gather": True, "overlap_reduce": True},
+            "--overlap-param-gather: there is nothing to gather: every rank updates all weights: wanted "
+            "a sharded optimizer; hint: --use-distributed-optimizer",
+        ),
+        ({"bucket": 0}, "--ddp-bucket-size: not a size: found 0, wanted 1 or more"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(**{f"parallel__{name}": value for name, value in values.items()})
+    assert str(caught.value) == line

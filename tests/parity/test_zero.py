@@ -1,0 +1,252 @@
+"""Replicas that share the work of keeping a model train as one process does, whatever they share and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mega_model.mesh import World
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import MegaError
+from mega_schema.shard import Slab
+from mega_train.trainer import Trainer
+from tests.parity.ranks import Body, on_ranks
+from tests.parity.runs import same_as_one_process, steps, trainer
+
+SMALL = {"parallel__bucket": 3000}  # some ten buckets, ragged ones among them
+OVERLAP = {"parallel__overlap_reduce": True}
+GATHER = OVERLAP | {"parallel__overlap_gather": True}
+TP2 = {"parallel__tp": 2}
+ONE_MICRO = {"batch__micro": 4, "optimizer__clip": 0.0}
+PP2 = {"parallel__pp": 2}
+SP = TP2 | {"parallel__sequence": True}
+
+
+def _zero(stage: int) -> dict[str, object]:
+    return {"parallel__zero_stage": stage}
+
+
+def _same(model: str, *values: dict[str, object]) -> Body:
+    return partial(_compare, model, _all(*values))
+
+
+def _all(*values: dict[str, object]) -> dict[str, object]:
+    return {key: value for part in values for key, value in part.items()}
+
+
+def _compare(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+    same_as_one_process(model, world, meet, folder, **values)
+
+
+def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: str, folder: Path) -> None:
+    """Runs that differ in what overlaps or in what is cut take bitwise the same steps."""
+    seen = []
+    for number, values in enumerate(some):
+        run = trainer(model, world, f"{meet}{number}", folder, **values)
+        # stages measure the gradient in other orders: then its norm is the same but for the last bits
+        both = [run.step(run.rate) for _ in range(4)]
+        losses = [loss for loss, _ in both] if values.get("optimizer__clip") == 0.0 else both
+        run.shards.settle()
+        weights = [weight.detach().clone() for _, weight in run.held]
+        run.mesh.leave()
+        seen.append((losses, weights))
+    (first, weights), *others = seen
+    for losses, theirs in others:
+        assert losses == first
+        assert all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
+
+
+def _resumes(
+    model: str,
+    before: dict[str, object],
+    after: dict[str, object],
+    exact: bool,
+    world: World,
+    meet: str,
+    folder: Path,
+) -> None:
+    """Three steps, a checkpoint that every rank wrote its part of, and on from it."""
+    run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
+    steps(run, 3)
+    run.save()
+    on = steps(run, 2)
+    run.mesh.leave()
+    written = Checkpoint.open(folder / "run")
+    writers = {name.rpartition("-")[2] for name in written.files}
+    assert len(writers) == world.size, "every rank writes"
+    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
+    resumed = steps(again, 2)
+    again.mesh.leave()
+    assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
+
+
+def _same_files(world: World, meet: str, folder: Path) -> None:
+    """What stages write is the same run, number for number."""
+    saved = []
+    for stage in range(4):
+        where = folder / f"stage{stage}"
+        run = trainer(
+            "gpt", world, f"{meet}{stage}", folder, checkpoint__save=str(where), **_zero(stage), **SMALL
+        )
+        steps(run, 3)
+        run.save()
+        run.mesh.leave()
+        saved.append(Checkpoint.open(where))
+    first, *others = saved
+    for other in others:
+        assert {space: set(tensors) for space, tensors in other.tensors.items()} == {
+            space: set(tensors) for space, tensors in first.tensors.items()
+        }
+        for space, tensors in first.tensors.items():
+            for name, tensor in tensors.items():
+                whole = Slab((0,) * len(tensor.shape), tensor.shape, (0,) * len(tensor.shape))
+                np.testing.assert_allclose(
+                    other.read(space, name, whole),
+                    first.read(space, name, whole),
+                    rtol=1e-5,
+                    atol=1e-6,
+                    err_msg=f"{space} {name}",
+                )
+
+
+def _spoil(run: Trainer, value: float, *, on: int) -> None:
+    """Let one rank's own part of the batch give gradients that are not finite, from a norm of layer 1 on."""
+
+    def spoil(module: nn.Module, given: object, out: torch.Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(lambda gradient: gradient * value)
+
+    if run.mesh.rank == on:
+        run.models[0].get_submodule("layers.1.ffn_norm").register_forward_hook(spoil)
+
+
+def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> None:
+    """All ranks see what one alone computed, before any of them updates."""
+    run = trainer("gpt", world, meet, folder, **_zero(stage), **SMALL)
+    steps(run, 1)
+    before = [main.clone() for main in run.shards.main]
+    _spoil(run, float("nan"), on=1)
+    try:
+        line = f"took {len(steps(run, 1))} step"
+    except MegaError as error:
+        line = str(error)
+    run.mesh.leave()
+    assert f"gradient norm nan, first in layers.1.ffn_norm.bias{named}, wanted" in line
+    assert line.startswith("iteration 2: loss or gradient is not finite: found loss 4.")
+    assert all(torch.equal(a, b) for a, b in zip(before, run.shards.main, strict=True))
+
+
+def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
+    """A gradient that overflows on one rank is skipped on all, and the scale is theirs together."""
+    run = trainer("gpt", world, meet, folder, train__fp16=True, train__loss_scale_window=2, **_zero(stage))
+    run.scale.value, run.scale.patience = 1024.0, 1
+    steps(run, 2)
+    assert (run.scale.value, run.skipped) == (2048.0, 0)
+    _spoil(run, float("inf"), on=1)
+    steps(run, 1)
+    assert (run.scale.value, run.skipped, run.adam.steps, run.iteration) == (2048.0, 8, 2, 3)
+    steps(run, 1)
+    assert (run.scale.value, run.skipped) == (1024.0, 16)
+    run.mesh.leave()
+
+
+CASES: dict[int, dict[str, Body]] = {
+    2: {
+        **{
+            f"stage_{stage}_{model}": _same(model, _zero(stage), SMALL, {"batch__micro": 2})
+            for stage in range(4)
+            for model in ("gpt", "llama")
+        },
+        "stage_1_in_one_bucket": _same("gpt", _zero(1)),
+        "stage_1_overlapped": _same("gpt", _zero(1), SMALL, GATHER),
+        "stage_2_overlapped": _same("llama", _zero(2), SMALL, GATHER),
+        "overlap_changes_no_bit_of_stage_0": partial(
+            _alike, "gpt", tuple(_all(_zero(0), SMALL, {"batch__micro": 2}, o) for o in ({}, OVERLAP))
+        ),
+        "overlap_changes_no_bit_of_stage_1": partial(
+            _alike, "gpt", tuple(_all(_zero(1), SMALL, {"batch__micro": 2}, o) for o in ({}, OVERLAP, GATHER))
+        ),
+        "overlap_changes_no_bit_of_stage_2": partial(
+            _alike, "llama", tuple(_all(_zero(2), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
+        ),
+        "stages_keep_the_same_bfloat16_weights": partial(
+            _alike,
+            "llama",
+            tuple(_all(_zero(stage), SMALL, ONE_MICRO | {"train__bf16": True}) for stage in range(3)),
+        ),
+        "stages_keep_the_same_float16_weights": partial(
+            _alike,
+            "gpt",
+            tuple(
+                _all(
+                    _zero(stage),
+                    ONE_MICRO | {"train__fp16": True, "train__initial_loss_scale": 4096.0},
+                )
+                for stage in range(3)
+            ),
+        ),
+        "stages_write_the_same_checkpoint": _same_files,
+        **{
+            f"resume_stage_{stage}_is_bitwise": partial(_resumes, "gpt", _zero(stage), _zero(stage), True)
+            for stage in range(4)
+        },
+        "resume_bfloat16_stage_3_is_bitwise": partial(
+            _resumes, "llama", _zero(3) | {"train__bf16": True}, _zero(3) | {"train__bf16": True}, True
+        ),
+        "resume_from_stage_3_on_tensor": partial(_resumes, "gpt", _zero(3), TP2, False),
+        "resume_from_stage_1_on_pipeline": partial(_resumes, "gpt", _zero(1) | SMALL, PP2, False),
+        "resume_from_stage_0_on_3": partial(_resumes, "llama", _zero(0), _zero(3), False),
+        **{
+            f"stage_{stage}_stops_everywhere": partial(_stops, stage, ", on rank 1" if stage < 3 else "")
+            for stage in range(4)
+        },
+        **{f"stage_{stage}_skips_everywhere": partial(_skips, stage) for stage in range(4)},
+    },
+    4: {
+        **{
+            f"stage_{stage}_data_4": _same("gpt", _zero(stage), SMALL, GATHER if stage else OVERLAP)
+            for stage in range(4)
+        },
+        **{f"stage_{stage}_tensor_2": _same("llama", _zero(stage), SMALL, SP, OVERLAP) for stage in range(4)},
+        **{
+            f"stage_{stage}_pipeline_2_tied_gpt": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP)
+            for stage in range(4)
+        },
+        "stage_1_pipeline_2_llama_gathers_late": _same("llama", _zero(1), SMALL, PP2, GATHER),
+        "overlap_changes_no_bit_over_4": partial(
+            _alike, "gpt", tuple(_all(_zero(1), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
+        ),
+        "resume_from_stage_2_tensor_2_on_stage_3_pipeline_2": partial(
+            _resumes, "llama", _zero(2) | TP2 | SMALL, _zero(3) | PP2, False
+        ),
+        "resume_from_stage_3_pipeline_2_on_stage_1_tensor_2": partial(
+            _resumes, "gpt", _zero(3) | PP2, _zero(1) | SP, False
+        ),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], str]:
+    """How a case went; the first question about a number of ranks runs all cases of that number."""
+    known: dict[int, dict[str, str]] = {}
+
+    def of(ranks: int, case: str) -> str:
+        if ranks not in known:
+            known[ranks] = on_ranks(ranks, CASES[ranks], tmp_path_factory.mktemp(f"ranks{ranks}"))
+        return known[ranks][case]
+
+    return of
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
+def test_replicas_train_as_one_process_does(
+    outcome: Callable[[int, str], str], ranks: int, case: str
+) -> None:
+    assert outcome(ranks, case) == ""

@@ -25,6 +25,9 @@ GATHER = OVERLAP | {"parallel__overlap_gather": True}
 TP2 = {"parallel__tp": 2}
 ONE_MICRO = {"batch__micro": 4, "optimizer__clip": 0.0}
 PP2 = {"parallel__pp": 2}
+FULL = {"recompute__granularity": "full", "recompute__layers": 2}
+SELECTIVE = {"recompute__granularity": "selective"}
+DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
 SP = TP2 | {"parallel__sequence": True}
 
 
@@ -162,6 +165,15 @@ CASES: dict[int, dict[str, Body]] = {
             f"stage_{stage}_{model}": _same(model, _zero(stage), SMALL, {"batch__micro": 2})
             for stage in range(4)
             for model in ("gpt", "llama")
+        },
+        **{
+            f"stage_{stage}_recomputed": _same("gpt", _zero(stage), SMALL, OVERLAP, FULL, DROPOUT)
+            for stage in range(1, 4)
+        },
+        "stage_3_with_attention_recomputed": _same("llama", _zero(3), SELECTIVE, {"batch__micro": 2}),
+        **{
+            f"stage_{stage}_context_2": _same("llama", _zero(stage), SMALL, OVERLAP, {"parallel__cp": 2})
+            for stage in range(1, 4)
         },
         "stage_1_in_one_bucket": _same("gpt", _zero(1)),
         "stage_1_overlapped": _same("gpt", _zero(1), SMALL, GATHER),

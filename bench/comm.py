@@ -1,0 +1,241 @@
+"""Bytes and calls of every exchange in a training step, counted, against what the papers' formulas say.
+
+    python bench/comm.py [--json FILE]
+
+Small models on gloo ranks of this machine; every collective and message of one optimizer step is counted as torch
+dispatches it, on every rank, and compared with `formulas`: equal to the byte, or the command fails. Bytes of a call
+are those of the whole tensor: what an all-reduce sums, an all-gather makes, a reduce-scatter is given, a message
+carries. On a ring of n ranks each of them sends 2(n-1)/n of an all-reduce's and (n-1)/n of the other two's.
+
+tensor      4 all-reduces of tokens x hidden per layer and micro-batch (arXiv:1909.08053 §3)
+sequence    each of them a reduce-scatter and an all-gather, the same bytes on a ring (arXiv:2205.05198 §4.2.2);
+            and what backward gathers again since only a share of it was kept: 2 per layer
+pipeline    tokens x hidden per micro-batch, direction and stage boundary (arXiv:2104.04473 §3.2)
+context     keys and values of all tokens gathered, their gradients scattered (arXiv:2407.21783 §3.3.2)
+data        the gradients once per step (arXiv:1910.02054 §7.1)
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mega_model import attend
+from mega_model.mesh import Mesh, World
+from mega_schema.config import load
+from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.config import Run
+from mega_train.resolve import resolve
+from mega_train.trainer import Trainer
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "allreduce": "all-reduce",
+        "allgather_base": "all-gather",
+        "reduce_scatter_base": "reduce-scatter",
+        "recv": "receive",
+    }
+)
+Count = dict[str, tuple[int, int]]  # "axis operation" -> calls, bytes
+
+FLOAT = 4
+VOCAB = 101
+COMMON = (
+    f"model.vocab={VOCAB}", "model.vocab_multiple=8", "model.layers=4", "model.hidden=32", "model.heads=8",
+    "batch.length=16", "batch.global_samples=8", "train.iterations=10", "optimizer.lr=0.01",
+    "evaluation.iterations=0",
+)  # fmt: skip
+TP2, TP4, PP2, CP2 = "parallel.tp=2", "parallel.tp=4", "parallel.pp=2", "parallel.cp=2"
+SEQUENCE, KEYS_2, BF16 = "parallel.sequence=true", "model.kv_heads=2", "train.bf16=true"
+LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
+    {
+        2: ((TP2,), (TP2, SEQUENCE), (PP2,), (CP2,), ()),
+        4: (
+            (TP4,),
+            (TP4, SEQUENCE, BF16),
+            (TP4, SEQUENCE, KEYS_2),
+            (TP2, PP2, SEQUENCE),
+            (TP2, CP2, KEYS_2),
+            (TP2,),
+            ("parallel.pp=4", "batch.micro=2"),
+        ),
+    }
+)
+
+
+class Counted(TorchDispatchMode):
+    """Counts what goes over each axis while it is on."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        axes = (mesh.cp, mesh.tp, mesh.dp, mesh.pp, mesh.replicas)
+        self.names = {axis.group.group_name: axis.name for axis in axes if axis.group is not None}
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::").strip("_")
+            tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+            box = next(a for a in args if isinstance(a, torch.ScriptObject) and _is_group(a))
+            # a pipeline's lines are groups of their own
+            key = f"{self.names.get(dist.ProcessGroup.unbox(box).group_name, 'pp')} {NAMES.get(name, name)}"
+            self.calls[key] += 1
+            self.bytes[key] += max(t.numel() * t.element_size() for t in tensors)
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def found(self) -> Count:
+        return {key: (self.calls[key], self.bytes[key]) for key in self.calls}
+
+
+def _is_group(box: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(box._type())
+
+
+def formulas(run: Trainer) -> Count:
+    """What this rank's step exchanges by the papers, and what the loss and the optimizer ask about."""
+    plan, mesh, found = run.plan, run.mesh, Counted(run.mesh)
+    t, spec, micros, stage = mesh.tp.size, plan.spec, plan.accumulation, mesh.stage(plan.spec.layers)
+    layers = len(stage.layers)
+    activation = 2 if plan.run.train.bf16 else FLOAT
+    tokens = plan.micro * plan.length // mesh.cp.size
+    stream = tokens * spec.hidden * activation  # of one micro-batch, whole
+
+    def add(key: str, calls: int, size: int) -> None:
+        if calls:
+            found.calls[key] += calls
+            found.bytes[key] += calls * size
+
+    if t > 1:
+        if mesh.tp.sequence:
+            add("tp all-gather", micros * (4 * layers + stage.first + stage.last), stream)
+            add("tp reduce-scatter", micros * (4 * layers + stage.first + stage.last), stream)
+            add("tp all-gather", micros * (2 * layers + stage.last), stream)  # of what was kept in shares
+            whole = sum(row.size for row, _ in run.held if row.split is None)
+            add("tp all-reduce", 1, FLOAT * whole)  # gradients of norms and biases, over the shares
+        else:
+            add("tp all-reduce", micros * (4 * layers + stage.first + stage.last), stream)
+        if stage.last:  # the loss: a maximum and two sums per token
+            add("tp all-reduce", micros, FLOAT * tokens)
+            add("tp all-reduce", micros, FLOAT * 2 * tokens)
+        if spec.kv_heads < t:  # gradients of heads that several ranks hold
+            rows = 2 * spec.kv_heads * spec.head_width
+            add("tp all-reduce", layers, FLOAT * rows * spec.hidden)
+            add("tp all-reduce", layers * spec.qkv_bias, FLOAT * rows)
+        add("tp all-reduce", 1, FLOAT)  # the gradient's norm
+    if mesh.pp.size > 1:
+        passed = stream // (t if mesh.tp.sequence else 1)
+        add("pp send", micros * ((not stage.first) + (not stage.last)), passed)
+        add("pp receive", micros * ((not stage.first) + (not stage.last)), passed)
+        if spec.tied and (stage.first or stage.last):
+            head = FLOAT * spec.hidden * run.rt.table["embed.weight"].local_shape(t)[0]
+            add("pp send", 1, head)
+            add("pp receive", 1, head)
+        add("pp all-reduce", 2, FLOAT)  # the loss, the gradient's norm
+    if mesh.cp.size > 1:
+        keys = 2 * max(spec.kv_rows // t, spec.head_width) * tokens * mesh.cp.size * activation
+        add("cp all-gather", micros * layers, keys)
+        add("cp reduce-scatter", micros * layers, keys)
+    if mesh.replicas.size > 1:
+        name = mesh.replicas.name
+        add(f"{name} all-reduce", 1, FLOAT * sum(weight.numel() for _, weight in run.held))
+        add(f"{name} all-reduce", 1, FLOAT)  # the loss
+    return found.found
+
+
+def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path) -> None:
+    torch.set_num_threads(1)
+    # a dispatch mode and this tensor subclass exclude each other; the mask it stands for is the same
+    attend.causal_lower_right = lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q)  # type: ignore
+    corpus = IndexedDataset(folder / "data")
+    assert corpus.info is not None
+    found = []
+    for number, values in enumerate(cases):
+        run = load(Run, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
+        plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded=None, cuda=False)
+        meet = f"file://{folder / f'meet{ranks}-{number}'}"
+        mesh = Mesh.join(plan.layout, World(ranks, rank, rank), sequence=run.parallel.sequence, meet=meet)
+        trainer = Trainer(plan, mesh, corpus)
+        with Counted(mesh) as counted:
+            trainer.step(0.01)
+        found.append({"counted": counted.found, "formula": formulas(trainer)})
+        mesh.leave()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def _measure(ranks: int, cases: Sequence[tuple[str, ...]]) -> list[list[dict[str, Count]]]:
+    """Counted and computed: of every case, of every rank."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        identity = open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).identity
+        rng = np.random.default_rng(1)
+        with IndexedWriter(folder / "data", np.dtype("uint16"), DatasetInfo(identity)) as out:
+            for _ in range(100):
+                out.add(rng.integers(0, VOCAB, 50))
+                out.end_document()
+        torch.multiprocessing.start_processes(
+            _rank, (ranks, cases, folder), nprocs=ranks, start_method="spawn"
+        )
+        by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return [[found[number] for found in by_rank] for number in range(len(cases))]
+
+
+def _name(ranks: int, values: Sequence[str]) -> str:
+    return f"{ranks}: " + (" ".join(value.partition(".")[2] for value in values) or "dp=2")
+
+
+def _show(name: str, each: Sequence[dict[str, Count]]) -> int:
+    """Print a row for every axis and operation; ranks that are alike are shown once.
+
+    Returns:
+        how many of all ranks' counts are not the formula's.
+    """
+    wrong, seen = 0, set()
+    for rank, one in enumerate(each):
+        rows = []
+        for key in sorted(one["counted"] | one["formula"]):
+            (calls, size), (wanted, bytes_) = (one[k].get(key, (0, 0)) for k in ("counted", "formula"))
+            wrong += (calls, size) != (wanted, bytes_)
+            rows.append(f"{key} | {calls} | {wanted} | {size:,} | {bytes_:,} |")
+        if (text := "\n".join(rows)) not in seen:
+            seen.add(text)
+            for row in rows:
+                print(f"| {name} | {rank} | {row}")
+    return wrong
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    results, wrong = [], 0
+    print("| layout | rank | axis and operation | calls | by the formula | bytes | by the formula |")
+    print("|---|---|---|---|---|---|---|")
+    for ranks, cases in LAYOUTS.items():
+        for values, each in zip(cases, _measure(ranks, cases), strict=True):
+            wrong += _show(_name(ranks, values), each)
+            results.append({"ranks": ranks, "values": values, "each": each})
+    print(f"\n{wrong} of the counts differ from the formulas")
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

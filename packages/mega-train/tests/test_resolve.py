@@ -147,7 +147,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint__interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
     (
         {"parallel__timeout_minutes": 0},
-        "--distributed-timeout-minutes: not a time: found 0, wanted 1 or more",
+        "--distributed-timeout-minutes: not a time: found 0.0, wanted more than 0",
     ),
     ({"data__split": "all"}, "--split: is not three shares: found 'all', wanted such as 969,30,1"),
     ({"optimizer__lr": None}, "--lr: missing: wanted a learning rate; hint: --lr 3e-4"),

@@ -12,7 +12,7 @@ import pytest
 from mega_schema.command import run
 from mega_schema.errors import ConfigError
 from mega_train.launch import _ended_from_outside
-from mega_train.voice import PATIENCE, LostRank, OneVoice
+from mega_train.voice import PATIENCE, OneVoice
 
 PAIR = (
     "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23704: "
@@ -28,11 +28,6 @@ def app() -> None:
 @app.command()
 def mistake() -> None:
     raise ConfigError("key", "is wrong")
-
-
-@app.command()
-def lost() -> None:
-    raise LostRank("rank 1", "lost another rank")
 
 
 @app.command()
@@ -78,15 +73,6 @@ def test_torchrun_finds_the_line_of_a_mistake(
     assert f"traceback : {line}\n" in str(ChildFailedError("mega_train", {rank: failure}))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_lost_another_waits_and_is_not_the_cause(
-    rank: int, waited: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _left("lost", rank, tmp_path / "error.json", monkeypatch) == 2
-    assert waited == [PATIENCE]
-    assert not (tmp_path / "error.json").exists()
-
-
 @pytest.mark.parametrize(("rank", "said"), [(0, "\ninterrupted\n"), (1, "")])
 def test_an_interruption_is_said_by_the_first_rank_alone(
     rank: int,
@@ -116,17 +102,21 @@ def _trainer(saved_at: int | None) -> Any:
 def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(saved_at: int | None, hint: str) -> None:
     with (
         pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}"),
-        _ended_from_outside(_trainer(saved_at)),
+        _ended_from_outside(_trainer(saved_at), None),
     ):
         raise KeyboardInterrupt
-    with pytest.raises(LostRank) as found, _ended_from_outside(_trainer(saved_at)):
-        raise RuntimeError(PAIR)
-    assert str(found.value) == (
-        "rank 1, after iteration 7: lost another rank: found Read error [127.0.0.1]:23704: "
-        f"Connection reset by peer; hint: {hint}"
-    )
+
+
+def test_a_lost_rank_is_the_watchdogs_matter() -> None:
+    told: list[Exception] = []
+    watchdog: Any = SimpleNamespace(lost=told.append)
+    error = RuntimeError(PAIR)
+    with _ended_from_outside(_trainer(None), watchdog):
+        raise error
+    assert told == [error]
 
 
 def test_an_error_of_ours_keeps_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), _ended_from_outside(_trainer(None)):
+    watchdog: Any = SimpleNamespace(lost=pytest.fail)
+    with pytest.raises(RuntimeError, match="shapes"), _ended_from_outside(_trainer(None), watchdog):
         raise RuntimeError("shapes cannot be multiplied")

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 
 from mega_model.lines import Lines
+from mega_model.meeting import of_this_start
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout, Stage
 
@@ -161,6 +162,7 @@ class Mesh:
         replicas: dp and cp together: the ranks that hold the same weights, and whose gradients are parts of
             one. `replicas.rank` is dp.rank · cp.size + cp.rank.
         lines: to the neighbours in the pipeline.
+        store: where the processes met; None where there is one.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -172,6 +174,7 @@ class Mesh:
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     replicas: Axis = field(default_factory=lambda: Axis("replicas"))
     lines: Lines = field(default_factory=Lines)
+    store: Store | None = None
 
     @classmethod
     def join(
@@ -201,20 +204,17 @@ class Mesh:
             torch.cuda.set_device(here)
         if world.size == 1:
             return cls(layout, 0, here)
+        store = of_this_start(meet, world.rank, world.size, timeout)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            init_method=meet,
+            store=PrefixStore("ranks", store),
             rank=world.rank,
             world_size=world.size,
             timeout=timeout,
             device_id=here if device == "cuda" else None,
         )
-        sizes = {
-            "pp": layout.pp,
-            "dp": layout.dp,
-            "cp": layout.cp,
-            "tp": layout.tp,
-        }  # slowest first, as Layout
+        # slowest first, as Layout numbers ranks
+        sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
         mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         if layout.dp > 1 and layout.cp > 1:
             mesh["dp", "cp"]._flatten("replicas")
@@ -228,7 +228,9 @@ class Mesh:
 
         at: Coordinates = layout.coordinates(world.rank)
         dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
-        both = layout.dp > 1 and layout.cp > 1
+        replicas = dp if cp.size == 1 else cp
+        if layout.dp > 1 and layout.cp > 1:
+            replicas = axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
         return cls(
             layout,
             world.rank,
@@ -237,12 +239,9 @@ class Mesh:
             dp,
             axis("pp", layout.pp, at.pp),
             cp,
-            axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
-            if both
-            else dp
-            if cp.size == 1
-            else cp,
+            replicas,
             Lines.join(layout, world.rank, timeout=timeout),
+            store,
         )
 
     def stage(self, layers: int, chunk: int = 0) -> Stage:

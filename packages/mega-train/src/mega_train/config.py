@@ -98,7 +98,9 @@ class Parallel:
         None,
         "elements of a bucket of gradients; 40,000,000, or 1,000,000 x replicas, if not given",
     )
-    timeout_minutes: int = option("--distributed-timeout-minutes", 10, "give up a collective after this long")
+    timeout_minutes: float = option(
+        "--distributed-timeout-minutes", 10.0, "end a run whose ranks wait for each other for this long"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 from mega_model.mesh import Mesh, World
@@ -25,7 +27,7 @@ from mega_train.metrics import Record, only_run
 from mega_train.resolve import Plan, resolve
 from mega_train.screen import Quiet, Terminal
 from mega_train.trainer import Trainer
-from mega_train.voice import LostRank
+from mega_train.watchdog import Watchdog
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -114,17 +116,20 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
             )
 
 
-def train_on(prepared: Prepared, world: World, out: TextIO) -> None:
+def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> None:
     """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record.
+
+    Args:
+        meet: where the ranks find each other, a torch.distributed init_method.
 
     Raises:
         MegaError: another run saves to the same folder, or the run cannot go on.
     """
     with only_run(prepared.plan.run.checkpoint.save if world.rank == 0 else None):
-        _train_on(prepared, world, out)
+        _train_on(prepared, world, out, meet)
 
 
-def _train_on(prepared: Prepared, world: World, out: TextIO) -> None:
+def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> None:
     plan = prepared.plan
     if plan.device == "cpu":
         keep_freed_memory()
@@ -134,12 +139,13 @@ def _train_on(prepared: Prepared, world: World, out: TextIO) -> None:
         device=plan.device,
         sequence=plan.run.parallel.sequence,
         fused=plan.run.parallel.tp_overlap,
-        timeout_minutes=plan.run.parallel.timeout_minutes,
+        meet=meet,
+        timeout_minutes=plan.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
     )
     trainer = Trainer(
         plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
-    with _ended_from_outside(trainer):
+    with _watched(trainer) as watchdog, _ended_from_outside(trainer, watchdog):
         if mesh.rank:
             trainer.fit(Quiet(), Record(None))
         else:
@@ -151,19 +157,33 @@ def _train_on(prepared: Prepared, world: World, out: TextIO) -> None:
     mesh.leave()
 
 
+def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
+    """A watchdog over a rank that has others to wait for."""
+    mesh = trainer.mesh
+    if mesh.store is None:
+        return nullcontext()
+    return Watchdog(
+        mesh.store,
+        mesh.rank,
+        mesh.layout.world,
+        limit=60 * trainer.plan.run.parallel.timeout_minutes,
+        progress=lambda: (trainer.iteration, trainer.batches),
+        standing=lambda: (f"after iteration {trainer.iteration}", _goes_on(trainer)),
+        out=sys.stderr,
+    )
+
+
 @contextmanager
-def _ended_from_outside(trainer: Trainer) -> Iterator[None]:
+def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
     """Say where a run stood when a person interrupted it, or when another rank of it was lost."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {_goes_on(trainer)}") from None
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if watchdog is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        found = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
-        where = f"rank {trainer.mesh.rank}, after iteration {trainer.iteration}"
-        raise LostRank(where, "lost another rank", found=found, hint=_goes_on(trainer)) from error
+        watchdog.lost(error)
 
 
 def _goes_on(trainer: Trainer) -> str:

@@ -45,6 +45,7 @@ class Trainer:
             through the corpus, as in Megatron.
         skipped: those of them whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
+        batches: batches begun, those of validations too: a sign of life.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 
@@ -79,7 +80,7 @@ class Trainer:
             eps=o.eps,
             weight_decay=o.weight_decay,
         )
-        self.iteration = self.consumed = self.skipped = 0
+        self.iteration = self.consumed = self.skipped = self.batches = 0
         self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             store.load_optimizer(checkpoint, self.adam, self.rt)
@@ -246,6 +247,7 @@ class Trainer:
 
     def _loss(self, samples: Samples, consumed: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh
+        self.batches += 1
         numbers = list(
             micro_batches(
                 consumed,

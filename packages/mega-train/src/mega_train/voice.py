@@ -23,15 +23,14 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class LostRank(MegaError):
-    """Another rank is gone or does not answer. Not this one's mistake, so it speaks last."""
+    """Another rank is gone or does not answer."""
 
 
 class OneVoice(click.Group):
     """Commands that leave it to the first rank to say what all ranks find.
 
     When it leaves, torchrun ends the others. A rank that found something by itself, such as a file its
-    machine lacks, says so when nothing ended it. A rank that lost another waits too, also the first: the
-    other one knows why, or torchrun does.
+    machine lacks, says so when nothing ended it. What ranks find out about each other, the watchdog says.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -41,13 +40,11 @@ class OneVoice(click.Group):
             if _rank():
                 sys.exit(INTERRUPTED)
             raise
-        except LostRank:
-            time.sleep(PATIENCE)
-            raise
         except (MegaError, click.ClickException) as error:
             if _rank():
                 time.sleep(PATIENCE)
-            _tell_torchrun(error.format_message() if isinstance(error, click.ClickException) else str(error))
+            text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            tell_torchrun(f"error: {text}")
             raise
 
 
@@ -60,8 +57,8 @@ def _rank() -> int:
     return World.from_env().rank
 
 
-def _tell_torchrun(line: str) -> None:
-    """Leave the line where torchrun looks for the cause; a rank that others lost leaves none."""
+def tell_torchrun(line: str) -> None:
+    """Leave the line where torchrun looks for the cause."""
     if file := os.environ.get(_ERROR_FILE):
-        told = {"message": f"error: {line}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        told = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(file).write_text(json.dumps({"message": told}), "utf-8")

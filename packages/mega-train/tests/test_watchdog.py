@@ -1,0 +1,165 @@
+"""What the watchdog says, and when. Whole runs that are killed and stopped are in tests/faults."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from torch.distributed import HashStore
+
+from mega_model.mesh import Axis
+from mega_train.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
+
+
+class Rank:
+    """A watchdog over this thread, as one rank of several in one process."""
+
+    def __init__(self, store: HashStore, rank: int, world: int, limit: float = 60) -> None:
+        self.out, self.codes, self.beats = io.StringIO(), list[int](), 0
+        self.left = threading.Event()
+        self.watchdog = Watchdog(
+            store,
+            rank,
+            world,
+            limit=limit,
+            progress=lambda: self.beats,
+            standing=lambda: ("after iteration 7", "--load RUN goes on from iteration 5"),
+            out=self.out,
+            patience=0.5,
+            tick=0.02,
+            leave=self._leave,
+        )
+
+    def _leave(self, code: int) -> None:
+        self.codes.append(code)
+        self.left.set()
+
+
+def _said(rank: Rank) -> str:
+    assert rank.left.wait(10)
+    return rank.out.getvalue()
+
+
+def _wait_over(axis: Axis, left: threading.Event) -> None:
+    """A function of ours, as far as `place` can see, that waits over an axis."""
+    assert axis.name
+    assert left.wait(10)
+
+
+_wait_over = type(_wait_over)(  # what `place` goes by is the module a function says it is of
+    _wait_over.__code__, _wait_over.__globals__ | {"__name__": "mega_model.mesh"}
+)
+
+
+def test_a_hang_is_said_with_the_place_the_axis_and_who_does_not_answer() -> None:
+    store = HashStore()
+    store.set("watchdog/host 1", "node7")
+    rank = Rank(store, 0, 2, limit=0.1)
+    with rank.watchdog:
+        _wait_over(Axis("dp"), rank.left)
+    line, *rest = _said(rank).splitlines()
+    assert line.startswith(
+        "error: rank 0, after iteration 7: no progress for 0 s: found rank 1 (node7) does not"
+    )
+    assert "_wait_over over dp (mesh.py:" in line
+    assert line.endswith("; hint: --load RUN goes on from iteration 5")
+    assert rest[0].startswith("--- stacks of rank 0")
+    assert any("in _wait_over" in text for text in rest)
+    assert rank.codes == [LOST]
+
+
+def test_progress_is_no_hang() -> None:
+    rank = Rank(HashStore(), 0, 1, limit=0.3)
+    with rank.watchdog:
+        for _ in range(20):
+            rank.beats += 1
+            time.sleep(0.04)
+    assert rank.codes == []
+    assert rank.out.getvalue() == ""
+
+
+def test_a_lost_peer_is_told_with_what_the_collective_said() -> None:
+    store = HashStore()
+    store.set("watchdog/host 0", "node1")
+    rank = Rank(store, 1, 2)
+    error = (
+        "[/build/gloo/pair.cc:537] Read error [127.0.0.1]:23704: Connection reset by peer. This is typically"
+    )
+
+    def lost() -> None:
+        try:
+            raise RuntimeError(error)
+        except RuntimeError as found:
+            rank.watchdog.lost(found)
+
+    with rank.watchdog:
+        threading.Thread(target=lost, daemon=True).start()
+        said = _said(rank)
+    assert "lost another rank (Read error [127.0.0.1]:23704: Connection reset by peer): found " in said
+    assert "found rank 0 (node1) does not answer" in said
+    assert rank.codes == [LOST]
+
+
+def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> None:
+    rank = Rank(HashStore(), 0, 1)
+    with rank.watchdog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        said = _said(rank)
+    told = "rank 0, after iteration 7: was told to end (SIGTERM)"
+    assert said == f"error: {told}; hint: --load RUN goes on from iteration 5\n"
+    assert rank.codes == [TOLD]
+
+
+def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut(HashStore):
+        def clone(self) -> HashStore:
+            return self
+
+    def hang(*_: object) -> int:
+        time.sleep(60)
+        return 1
+
+    rank = Rank(Cut(), 0, 1, limit=0.1)
+    monkeypatch.setattr(rank.watchdog, "_meet", hang)
+    with rank.watchdog:
+        said = _said(rank)
+    assert "and the ranks' meeting place does not answer (for 1 s)" in said
+    assert rank.codes == [LOST]
+
+
+def test_the_signals_are_given_back() -> None:
+    before: Callable[..., object] | int | None = signal.getsignal(signal.SIGTERM)
+    rank = Rank(HashStore(), 0, 1)
+    with rank.watchdog:
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def _sign(rank: int, where: str, idle: float = 61.0) -> Sign:
+    return Sign(rank, f"node{rank // 2}", where, idle, f"stack of {rank}\n")
+
+
+def test_the_verdict_names_the_missing_then_the_fewest() -> None:
+    hosts = {rank: f"node{rank // 2}" for rank in range(6)}
+    signs = [_sign(0, "a"), _sign(1, "a"), _sign(2, "a"), _sign(4, "b", 3.2)]
+    assert verdict(signs, hosts) == (
+        "rank 3 (node1) does not answer, rank 5 (node2) does not answer, "
+        "rank 4 (node2) in b for 3 s, ranks 0-2 in a for 61 s"
+    )
+    assert verdict([_sign(0, "a"), _sign(2, "a"), _sign(3, "a")], {}) == "ranks 0 and 2-3 in a for 61 s"
+
+
+def test_every_rank_has_its_stack() -> None:
+    assert stacks([_sign(0, "a"), _sign(2, "a")]) == (
+        "--- stacks of rank 0 (node0)\nstack of 0\n--- stacks of rank 2 (node1)\nstack of 2\n"
+    )
+
+
+def test_a_stack_without_ours_is_code_of_others() -> None:
+    assert place(sys._getframe()) == "code of others"

@@ -1,0 +1,173 @@
+"""Small training runs whose ranks are killed, stopped or poisoned, as forks of one warm process.
+
+A fork starts in milliseconds where a new interpreter takes seconds, so dozens of runs fit into a minute. A
+rank meets the others at a file and ends through the same doors as a rank of torchrun: `train_on` under the
+command's own error handling.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch._dynamo  # torch imports it with the first optimizer: once here, not in every fork
+
+from mega_model.mesh import World
+from mega_schema.command import run as run_command
+from mega_schema.config import load
+from mega_train import voice
+from mega_train.cli import app
+from mega_train.config import Run
+from mega_train.launch import prepare, train_on
+from mega_train.trainer import Trainer
+from tests.parity.runs import corpus
+
+STEPS, EVERY = 12, 3  # optimizer steps of a run, and between its checkpoints
+
+Fault = Callable[[Trainer], None]  # what befalls a rank before a step
+
+CONFIG = f"""
+[model]
+layers = 4
+hidden = 16
+heads = 2
+vocab = 101
+vocab_multiple = 8
+[batch]
+length = 16
+global_samples = 8
+[train]
+iterations = {STEPS}
+seed = 7
+device = "cpu"
+[optimizer]
+lr = 0.01
+[evaluation]
+iterations = 0
+[checkpoint]
+interval = {EVERY}
+[log]
+interval = 1
+"""
+
+
+@dataclass
+class Running:
+    """The processes of a run.
+
+    Attributes:
+        codes: exit code of each rank that has ended, negative for a signal.
+    """
+
+    folder: Path
+    pids: list[int]
+    codes: dict[int, int] = field(default_factory=dict)
+
+    def wait(self, seconds: float, *, without: int | None = None) -> bool:
+        """Whether all ranks, but for one, ended in time."""
+        wanted = set(range(len(self.pids))) - {without}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for rank in set(range(len(self.pids))) - self.codes.keys():
+                pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+                if pid:
+                    self.codes[rank] = os.waitstatus_to_exitcode(status)
+            if wanted <= self.codes.keys():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def kill(self) -> None:
+        """End what is left."""
+        for rank in set(range(len(self.pids))) - self.codes.keys():
+            os.kill(self.pids[rank], signal.SIGKILL)
+        assert self.wait(10)
+
+    def said(self) -> str:
+        """What all ranks wrote to stderr."""
+        return "".join(path.read_text("utf-8") for path in sorted(self.folder.glob("stderr-*")))
+
+
+def start(
+    folder: Path, save: Path, ranks: int, sets: tuple[str, ...] = (), faults: dict[int, Fault] | None = None
+) -> Running:
+    """Begin a run, or go on with the one in `save`; `folder` takes what the ranks say."""
+    folder.mkdir()
+    config = folder / "run.toml"
+    config.write_text(CONFIG)
+    data = corpus(folder)
+    sets = (*sets, f'data.path="{data}"', f'checkpoint.save="{save}"', f'checkpoint.load="{save}"')
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            _rank(folder, config, sets, World(ranks, rank, rank), (faults or {}).get(rank))
+        pids.append(pid)
+    return Running(folder, pids)
+
+
+def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault: Fault | None) -> None:
+    """Be one rank until the process ends."""
+    code = 70  # an error of the test itself
+    try:
+        stderr = os.open(folder / f"stderr-{world.rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(stderr, 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
+        torch.set_num_threads(1)
+        voice.PATIENCE = 1.0  # under torchrun the first rank's end ends the others
+        if fault is not None:
+            _inject(fault)
+
+        @app.command("as-configured")
+        def _train() -> None:
+            run = load(Run, config, {}, sets)
+            train_on(prepare(run, "gpt", world), world, io.StringIO(), meet=f"file://{folder / 'meet'}")
+
+        run_command(app, ["as-configured"])
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 0
+    except BaseException as error:  # no child goes on as the test that forked it
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _inject(fault: Fault) -> None:
+    step = Trainer.step
+
+    def disturbed(trainer: Trainer, rate: float) -> tuple[float, float]:
+        fault(trainer)
+        return step(trainer, rate)
+
+    Trainer.step = disturbed  # type: ignore[method-assign]
+
+
+def signal_at(iteration: int, number: signal.Signals, after: float) -> Fault:
+    """The rank gets this signal so many seconds into the step after `iteration`."""
+
+    def fault(trainer: Trainer) -> None:
+        if trainer.iteration == iteration:
+            threading.Timer(after, os.kill, (os.getpid(), number)).start()
+
+    return fault
+
+
+def poison_at(iteration: int) -> Fault:
+    """A weight of the rank becomes NaN before the step after `iteration`."""
+
+    def fault(trainer: Trainer) -> None:
+        if trainer.iteration == iteration:
+            with torch.no_grad():
+                trainer.held[-1][1].view(-1)[0] = torch.nan
+
+    return fault

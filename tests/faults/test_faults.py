@@ -1,0 +1,151 @@
+"""Whatever befalls a rank, no rank hangs, one line says what happened, and the last checkpoint is whole."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mega_ckpt.verify import verify
+from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_train.watchdog import LOST
+from tests.faults.ranks import STEPS, Fault, Running, poison_at, signal_at, start
+
+LIMIT = 8.0  # seconds that a hang may last; a crowded machine can be silent for some
+LAYOUTS = (
+    (2, ()),
+    (2, ("parallel.tp=2",)),
+    (2, ("parallel.pp=2",)),
+    (4, ("parallel.tp=2", "parallel.pp=2")),
+    (4, ("parallel.pp=2",)),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rank, a step, and what happens there."""
+
+    kind: str
+    ranks: int
+    sets: tuple[str, ...]
+    victim: int
+    iteration: int
+    after: float
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The layout, and where a hang is awaited, a limit to it."""
+        return (*self.sets, f"parallel.timeout_minutes={LIMIT / 60}") if self.kind == "stop" else self.sets
+
+    @property
+    def fault(self) -> Fault:
+        if self.kind == "nan":
+            return poison_at(self.iteration)
+        number = signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP
+        return signal_at(self.iteration, number, self.after)
+
+
+def _cases() -> list[Case]:
+    rng = random.Random(20)
+    kinds = ["kill"] * 17 + ["stop"] * 17 + ["nan"] * 16
+    return [
+        Case(kind, ranks, sets, rng.randrange(ranks), rng.randrange(1, STEPS), rng.uniform(0, 0.05))
+        for kind in kinds
+        for ranks, sets in [rng.choice(LAYOUTS)]
+    ]
+
+
+CASES = _cases()
+AT_ONCE = 6  # runs that mostly wait
+TIME = LIMIT + 2 * 5 + 30  # the limit, the watchdog's patience twice, and a crowded machine
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, tuple[str, ...]], Path]:
+    """A whole run on each layout."""
+    runs = {}
+    for number, layout in enumerate(LAYOUTS):
+        folder = tmp_path_factory.mktemp(f"whole{number}")
+        running = start(folder / "run", folder / "save", *layout)
+        assert running.wait(60), running.said()
+        assert set(running.codes.values()) == {0}, running.said()
+        runs[layout] = folder / "save"
+    return runs
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, undisturbed: dict[tuple[int, tuple[str, ...]], Path]
+) -> dict[Case, str]:
+    """What went wrong with each case; all of them run here, some at a time."""
+    found: dict[Case, str] = {}
+    waiting = list(CASES)
+    while waiting:
+        some, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        runs = []
+        for case in some:
+            folder = tmp_path_factory.mktemp("fault")
+            runs.append(
+                (
+                    case,
+                    start(
+                        folder / "run", folder / "save", case.ranks, case.watched, {case.victim: case.fault}
+                    ),
+                )
+            )
+        for case, running in runs:
+            found[case] = _ended_well(case, running)
+        for case, running in runs:
+            save, sets = running.folder.parent / "save", case.sets
+            again = start(running.folder.parent / "again", save, case.ranks, sets)
+            found[case] = found[case] or _goes_on(again, save, undisturbed[case.ranks, sets])
+    return found
+
+
+def _ended_well(case: Case, running: Running) -> str:
+    try:
+        victim = case.victim if case.kind == "stop" else None
+        if not running.wait(TIME, without=victim):
+            return f"hangs; ended so far: {running.codes}\n{running.said()}"
+        codes = {rank: code for rank, code in running.codes.items() if rank != victim}
+    finally:
+        running.kill()
+    said = running.said()
+    lines = re.findall(r"^error: .*$", said, re.MULTILINE)
+    if case.kind == "nan":
+        good = set(codes.values()) == {2} and all("not finite" in line for line in lines) and lines
+    elif set(codes.values()) == {0}:
+        good = not lines  # the run was over before the signal came
+    else:
+        survivors = {code for rank, code in codes.items() if rank != case.victim}
+        named = re.compile(rf"rank {case.victim} \(\S+\) does not answer")
+        good = survivors == {LOST} and len(lines) == 1 and bool(named.search(lines[0]))
+    return "" if good else f"ended with {codes}\n{said}"
+
+
+def _goes_on(running: Running, save: Path, whole: Path) -> str:
+    """Nothing that looks finished is broken, and from there the run ends as if nothing had been."""
+    if not running.wait(TIME) or set(running.codes.values()) != {0}:
+        running.kill()
+        return f"does not go on: {running.codes}\n{running.said()}"
+    for folder in sorted(save.glob("iter_*")):
+        verify(Checkpoint(folder))
+    ours, theirs = Checkpoint.open(save), Checkpoint.open(whole)
+    if ours.iteration != STEPS:
+        return f"ends at iteration {ours.iteration}"
+    for name, tensor in theirs.tensors[MODEL].items():
+        for piece in tensor.pieces:
+            (other,) = [p for p in ours.tensors[MODEL][name].pieces if p.start == piece.start]
+            if not np.array_equal(theirs.values(tensor, piece), ours.values(tensor, other)):
+                return f"{name} is not what an undisturbed run gives"
+    return ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-rank{case.victim}of{case.ranks}")
+def test_a_fault_ends_the_run_with_its_cause_and_loses_nothing(outcomes: dict[Case, str], case: Case) -> None:
+    assert outcomes[case] == ""

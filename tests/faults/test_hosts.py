@@ -1,0 +1,135 @@
+"""Runs over two hosts: as one process does, and what happens when the cable is cut or a host is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mega_ckpt.verify import verify
+from mega_schema.checkpoint import LATEST, Checkpoint
+from tests.faults.hosts import Host, refused, two_hosts
+from tests.faults.ranks import CONFIG
+from tests.parity.runs import corpus
+
+PORT = "29400"  # of a namespace: nobody else's
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    if why := refused():
+        pytest.skip(why)
+    with two_hosts() as both:
+        yield both
+
+
+def _arguments(folder: Path, save: str, *sets: str) -> list[str]:
+    config = folder / "run.toml"
+    if not config.exists():
+        config.write_text(CONFIG + f'[data]\npath = "{corpus(folder)}"\n')
+    where = ["--save", str(folder / save), "--load", str(folder / save)]
+    return ["gpt", "--config", str(config), *where, *(word for one in sets for word in ("--set", one))]
+
+
+def _static(hosts: Sequence[Host], number: int, ranks: int = 1) -> list[str]:
+    there = ["--master-addr", hosts[0].address, "--master-port", PORT]
+    return ["--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks), "--node-rank", str(number), *there]
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float, log: Path) -> int:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"does not end within {seconds:g} s:\n{log.read_text('utf-8')}")
+
+
+def _await(true: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def _iteration(save: Path) -> int:
+    file = save / LATEST
+    return int(file.read_text()) if file.exists() else 0
+
+
+@pytest.mark.parametrize("cut", [[], ["parallel.pp=2"]], ids=["data_parallel", "pipeline_parallel"])
+def test_two_hosts_train_what_one_process_does(
+    hosts: tuple[Host, Host], tmp_path: Path, cut: list[str]
+) -> None:
+    logs = [tmp_path / f"log{i}" for i in range(2)]
+    arguments = _arguments(tmp_path, "save", *cut)
+    both = [host.torchrun(_static(hosts, i), arguments, logs[i]) for i, host in enumerate(hosts)]
+    assert [_ended(process, 240, log) for process, log in zip(both, logs, strict=True)] == [0, 0]
+    alone = hosts[0].torchrun(_static(hosts[:1], 0), _arguments(tmp_path, "alone"), tmp_path / "log")
+    assert _ended(alone, 240, tmp_path / "log") == 0
+    ours, one = (_losses(tmp_path / name) for name in ("save", "alone"))
+    assert ours == pytest.approx(one, abs=1e-5)
+
+
+def _events(save: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (save / "events.jsonl").read_text("utf-8").splitlines()]
+
+
+def _losses(save: Path) -> list[float]:
+    return [event["loss"] for event in _events(save) if event["event"] == "train"]
+
+
+def test_torchrun_starts_a_run_again_that_lost_a_rank(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    host, log, save = hosts[0], tmp_path / "log", tmp_path / "save"
+    options = [*_static(hosts[:1], 0, 2), "--max-restarts", "1"]
+    running = host.torchrun(options, _arguments(tmp_path, "save", "train.iterations=300"), log)
+    _await(lambda: _iteration(save) >= 30, 240, "no checkpoint")
+    host.kill(rank=1)
+    assert _ended(running, 240, log) == 0
+    said = log.read_text("utf-8")
+    assert re.search(r"error: rank 0, .*rank 1 \(\S+\) does not answer", said), said
+    assert Checkpoint.open(save).iteration == 300
+    assert "from iteration" in said
+
+
+def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    logs, save = [tmp_path / f"log{i}" for i in range(2)], tmp_path / "save"
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:{PORT}", "--rdzv-id", "few"]
+    waits = ["--rdzv-conf", "last_call_timeout=2,join_timeout=60"]
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *meet, *waits]
+    arguments = _arguments(tmp_path, "save", "train.iterations=400")
+    running = [
+        host.torchrun([*options, "--local-addr", host.address], arguments, log)
+        for host, log in zip(hosts, logs, strict=True)
+    ]
+    _await(lambda: _iteration(save) >= 30, 240, "no checkpoint")
+    hosts[1].kill()
+    running[1].wait()
+    assert _ended(running[0], 240, logs[0]) == 0
+    starts = [event for event in _events(save) if event["event"] == "start"]
+    assert [start["layout"]["dp"] for start in starts] == [2, 1]
+    assert starts[1]["iteration"] >= 30
+    assert Checkpoint.open(save).iteration == 400
+
+
+def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
+    hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    logs = [tmp_path / f"log{i}" for i in range(2)]
+    endless = ("train.iterations=1000000", "checkpoint.interval=20", "parallel.timeout_minutes=0.15")
+    arguments = _arguments(tmp_path, "save", *endless)
+    both = [host.torchrun(_static(hosts, i), arguments, logs[i]) for i, host in enumerate(hosts)]
+    _await(lambda: _iteration(tmp_path / "save") >= 40, 240, logs[0].read_text("utf-8"))
+    hosts[1].cut()
+    # nine seconds of silence, the watchdog's patience, torchrun's own end
+    assert [_ended(process, 90, log) for process, log in zip(both, logs, strict=True)] == [1, 1]
+    ours, theirs = (log.read_text("utf-8") for log in logs)
+    assert re.search(rf"error: rank 0, .*rank 1 \({hosts[1].name}\) does not answer", ours), ours
+    assert re.search(r"error: rank 1, .*the ranks' meeting place does not answer", theirs), theirs
+    checkpoint = Checkpoint.open(tmp_path / "save")
+    assert verify(checkpoint).tensors
+    assert checkpoint.iteration >= 40

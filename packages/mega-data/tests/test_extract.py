@@ -136,6 +136,18 @@ def test_a_dump_is_read_compressed_and_in_its_encoding(tmp_path: Path, encoding:
     assert [page.title for page in read(file)[0]] == ["Eins", "Vier &amp; mehr"]
 
 
+@pytest.mark.parametrize("encoding", ["klingon", "shift_jis"])
+def test_a_dump_in_an_encoding_that_is_not_read_is_named(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "dump.xml"
+    file.write_text(f'<?xml version="1.0" encoding="{encoding}"?>{DUMP}')
+    with pytest.raises(FormatError, match=rf"dump\.xml: encoding {encoding}: found .*wanted utf-8"):
+        read(file)
+    file.write_bytes(
+        f'<?xml version="1.0" encoding="windows-1254"?>{DUMP}'.replace("Vier<", "Çay<").encode("cp1254")
+    )
+    assert [page.text for page in read(file)[0]][-1] == "Çay"
+
+
 def test_a_dump_that_is_cut_off_gives_the_pages_before(tmp_path: Path) -> None:
     file = tmp_path / "dump.xml"
     file.write_text(DUMP[: DUMP.index("<page><title>Vier")])

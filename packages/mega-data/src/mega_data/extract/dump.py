@@ -154,8 +154,11 @@ def _header(path: Path) -> _Header:
     try:
         known = _Element(encoding, 0)
         known.feed(before)
-    except LookupError as error:
-        raise FormatError(path, "an encoding that is not known", found=error, wanted="utf-8") from None
+    except (
+        LookupError,
+        ValueError,
+    ) as error:  # ValueError: several bytes a letter, which expat does not read
+        raise FormatError(path, f"encoding {encoding}", found=error, wanted="utf-8") from None
     return _Header(encoding, wide, known.found.base, tuple(known.found.hidden))
 
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing
 
@@ -33,6 +34,20 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
         texts = [(folder / f"{name}-{rank}.txt").read_text("utf-8") for rank in range(ranks)]
         found[name] = next((text for text in texts if text), "")
     return found
+
+
+class Outcomes:
+    """How cases went, by number of ranks; the first question about a number of ranks runs all its cases."""
+
+    def __init__(self, cases: Mapping[int, Mapping[str, Body]], folders: pytest.TempPathFactory) -> None:
+        self.cases, self.folders = cases, folders
+        self.known: dict[int, dict[str, str]] = {}
+
+    def of(self, ranks: int, case: str) -> str:
+        if ranks not in self.known:
+            folder = self.folders.mktemp(f"ranks{ranks}")
+            self.known[ranks] = on_ranks(ranks, self.cases[ranks], folder)
+        return self.known[ranks][case]
 
 
 def _rank(rank: int, ranks: int, cases: Mapping[str, Body], folder: Path) -> None:

@@ -15,7 +15,7 @@ from mega_model.context import places
 from mega_model.mesh import Axis, Mesh, World
 from mega_schema.layout import Layout
 from tests.parity.linear import fused_products, products
-from tests.parity.ranks import Body, on_ranks
+from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import same_as_one_process, steps, trainer
 
 
@@ -215,15 +215,7 @@ CASES: dict[int, dict[str, Body]] = {
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], str]:
-    """How a case went; the first question about a number of ranks runs all cases of that number."""
-    known: dict[int, dict[str, str]] = {}
-
-    def of(ranks: int, case: str) -> str:
-        if ranks not in known:
-            known[ranks] = on_ranks(ranks, CASES[ranks], tmp_path_factory.mktemp(f"ranks{ranks}"))
-        return known[ranks][case]
-
-    return of
+    return Outcomes(CASES, tmp_path_factory).of
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])

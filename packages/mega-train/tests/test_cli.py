@@ -90,7 +90,7 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
         "iteration": 0,
         "consumed_samples": 0,
         "parameters": Checkpoint.open(trained[0]).spec.vocab * 16 + 16 * 16 + 2 * 3280 + 32,
-        "layout": {"tp": 1, "pp": 1, "cp": 1, "dp": 1},
+        "layout": {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "dp": 1},
         "global_batch_size": 8,
         "seq_length": 16,
         "device": "cpu",

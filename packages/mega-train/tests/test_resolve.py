@@ -228,6 +228,57 @@ def test_a_run_that_cannot_begin_is_refused_by_name(
     assert _refused(planned, **values).startswith(line)
 
 
+PIPELINES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"parallel__virtual": 2},
+        "--num-virtual-stages-per-pipeline-rank: there is one pipeline rank: found pp=1, wanted 2 or more; "
+        "hint: leave it out, or --pipeline-model-parallel-size 2",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 0},
+        "--num-layers-per-virtual-pipeline-stage: not a count: found 0, wanted 1 or more",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 1, "parallel__virtual": 2},
+        "--num-virtual-stages-per-pipeline-rank: excludes --num-layers-per-virtual-pipeline-stage: found",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "parallel__layers_per_virtual": 1, "parallel__first_layers": 1},
+        "--num-layers-per-virtual-pipeline-stage: excludes --decoder-first-pipeline-num-layers: found both; "
+        "hint: --num-virtual-stages-per-pipeline-rank N, with --decoder-first-pipeline-num-layers 1",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "parallel__count_head": True, "parallel__last_layers": 1},
+        "--account-for-loss-in-pipeline-split: excludes --decoder-last-pipeline-num-layers: found both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), PIPELINES)
+def test_pipeline_flags_that_disagree_are_refused(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    assert _refused(planned, **values).startswith(line)
+
+
+def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
+    def dealt(**values: Any) -> tuple[int, tuple[int, ...]]:
+        layout = planned(world=4, parallel__pp=4, batch__global_samples=None, **values).layout
+        return layout.vp, layout.dealt
+
+    assert dealt(model__layers=8) == (1, ())
+    assert dealt(model__layers=8, parallel__layers_per_virtual=1) == (2, ())
+    assert dealt(model__layers=9, parallel__virtual=2) == (2, ())
+    assert dealt(model__layers=14, parallel__count_embedding=True, parallel__count_head=True) == (1, ())
+    assert dealt(model__layers=2, parallel__count_embedding=True, parallel__count_head=True) == (
+        1,
+        (0, 1, 1, 0),
+    )
+    ends = {"parallel__count_embedding": True, "parallel__count_head": True}
+    assert dealt(model__layers=14, parallel__layers_per_virtual=2, **ends) == (2, ())
+    assert dealt(model__layers=8, parallel__first_layers=1, parallel__last_layers=3) == (1, (1, 2, 2, 3))
+
+
 LAYOUTS: list[tuple[dict[str, Any], str]] = [
     ({"parallel__tp": 0}, "--tensor-model-parallel-size: not a degree: found 0, wanted 1 or more"),
     (
@@ -238,6 +289,23 @@ LAYOUTS: list[tuple[dict[str, Any], str]] = [
     (
         {"world": 4, "parallel__pp": 4},
         "--pipeline-model-parallel-size: a stage would have no layer: found 4 stages for 2 layers",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "model__layers": 12, "parallel__layers_per_virtual": 4},
+        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 4 for 12 layers "
+        "over pp=2, wanted a number that divides 12 / 2: 1, 2, 3, 6; "
+        "hint: --num-layers-per-virtual-pipeline-stage 3",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "model__layers": 7, "parallel__layers_per_virtual": 1},
+        "--num-layers-per-virtual-pipeline-stage: does not deal the layers evenly: found 1 for 7 layers over "
+        "pp=2, wanted a number of layers that pp=2 divides; "
+        "hint: --num-virtual-stages-per-pipeline-rank 2 deals unevenly",
+    ),
+    (
+        {"world": 2, "parallel__pp": 2, "parallel__virtual": 3},
+        "--num-virtual-stages-per-pipeline-rank: a stage would have no layer: found 2 x 3 stages for 2 "
+        "layers, wanted at most 1; hint: --num-virtual-stages-per-pipeline-rank 1",
     ),
     (
         {"world": 4, "parallel__tp": 4},

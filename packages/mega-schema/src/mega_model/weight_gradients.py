@@ -63,6 +63,7 @@ class WeightGradients:
         finally:
             self._later = None
 
+    @torch.no_grad()
     def run(self, pass_: Hashable) -> None:
         """Make the additions that were put off under this name."""
         for addition in self._deferred.pop(pass_):

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mega_schema.errors import LayoutError
 
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -45,6 +48,7 @@ class Layout:
     Attributes:
         tp, cp, dp, pp: ranks that share every layer, every sequence, every batch, and the depth.
         vp: stages of the pipeline that each rank of pp holds; it multiplies no ranks.
+        dealt: layers of every stage, where `deal` was asked for something else than evenly.
     """
 
     tp: int = 1
@@ -52,6 +56,7 @@ class Layout:
     dp: int = 1
     cp: int = 1
     vp: int = 1
+    dealt: tuple[int, ...] = ()
 
     @property
     def world(self) -> int:
@@ -99,26 +104,92 @@ class Layout:
         """The stage that chunk `chunk` of pipeline place `pp` is, in a model of `layers` layers.
 
         Stages go around the places: the second round of them lies on each place's chunk 1, and so on.
-        Layers that are left over go to the middle stages first: the ends carry the embedding and the head.
 
         Raises:
             LayoutError: a stage would have no layer.
         """
-        stages, index = self.pp * self.vp, chunk * self.pp + pp
-        if layers < stages:
-            raise LayoutError(
-                "--pipeline-model-parallel-size",
-                "a stage would have no layer",
-                found=f"{stages} stages for {layers} layers",
-                wanted=f"at most {layers // self.vp}",
-                hint=f"--pipeline-model-parallel-size {layers // self.vp}",
-            )
-        each, rest = divmod(layers, stages)
-        inner_first = sorted(range(stages), key=lambda i: (i in (0, stages - 1), i))
-        extra = set(inner_first[:rest])
-        sizes = [each + (i in extra) for i in range(stages)]
+        sizes = self.dealt or deal(layers, pp=self.pp, vp=self.vp)
+        assert sum(sizes) == layers
+        index = chunk * self.pp + pp
         begin = sum(sizes[:index])
-        return Stage(index, stages, range(begin, begin + sizes[index]))
+        return Stage(index, len(sizes), range(begin, begin + sizes[index]))
+
+
+def deal(
+    layers: int,
+    *,
+    pp: int,
+    vp: int = 1,
+    first: int | None = None,
+    last: int | None = None,
+    embedding: bool = False,
+    head: bool = False,
+) -> tuple[int, ...]:
+    """How many layers each stage has, in the order of the stages, as evenly as can be.
+
+    Layers that are left over go to the middle stages first: the ends carry the embedding and the head.
+
+    Args:
+        first, last: layers of the first and of the last place, all its stages together; None deals them too.
+        embedding, head: count the embedding, the head, as a layer of the stage that holds it. Such a stage
+            may then have no other.
+
+    Raises:
+        LayoutError: a stage would have no layer, or some layers no stage.
+    """
+    stages = pp * vp
+    sizes: dict[int, int] = {}
+    # what is left over goes to the chunks that hold neither the embedding nor the head
+    for flag, given, held in (
+        (FIRST, first, range(0, stages, pp)[::-1]),
+        (LAST, last, range(pp - 1, stages, pp)),
+    ):
+        if given is not None:
+            sizes |= _given(flag, given, layers, held, pp)
+    free = [stage for stage in range(stages) if stage not in sizes]
+    units = layers + embedding + head - sum(sizes.values())
+    if not free and units:
+        found = f"{first} + {last} of {layers} layers"
+        raise LayoutError(
+            LAST, "does not leave every layer a stage", found=found, wanted=layers - (first or 0)
+        )
+    if units < len(free):
+        raise _too_few(units, len(free), layers, pp, vp, bool(sizes))
+    each, rest = divmod(units, max(1, len(free)))
+    ends = {*([] if embedding else [0]), *([] if head else [stages - 1])}
+    more = sorted(free, key=lambda stage: (stage in ends, stage))[:rest]
+    sizes |= {stage: each + (stage in more) for stage in free}
+    sizes[0] -= embedding
+    sizes[stages - 1] -= head
+    return tuple(sizes[stage] for stage in range(stages))
+
+
+def _given(flag: str, given: int, layers: int, stages: range, pp: int) -> dict[int, int]:
+    """The layers that were asked for one place, over its stages."""
+    if pp == 1:
+        raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
+    if not len(stages) <= given < layers:
+        wanted = f"{len(stages)} to {layers - 1}"
+        raise LayoutError(flag, "not a number of layers that a stage can have", found=given, wanted=wanted)
+    each, rest = divmod(given, len(stages))
+    return {stage: each + (number < rest) for number, stage in enumerate(stages)}
+
+
+def _too_few(units: int, free: int, layers: int, pp: int, vp: int, some_given: bool) -> LayoutError:
+    what = "a stage would have no layer"
+    if some_given:
+        found = f"{units} layers left for {free} stages"
+        return LayoutError(f"{FIRST}, {LAST}", what, found=found, wanted=f"at least {free} left")
+    if vp > 1:
+        found, most = f"{pp} x {vp} stages for {layers} layers", layers // pp
+        return LayoutError(
+            VIRTUAL, what, found=found, wanted=f"at most {most}", hint=f"{VIRTUAL} {most}" if most else ""
+        )
+    found = f"{pp} stages for {layers} layers"
+    hint = f"--pipeline-model-parallel-size {layers}"
+    return LayoutError(
+        "--pipeline-model-parallel-size", what, found=found, wanted=f"at most {layers}", hint=hint
+    )
 
 
 WHOLE = Layout()

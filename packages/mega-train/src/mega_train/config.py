@@ -64,6 +64,37 @@ class Parallel:
 
     tp: int = option("--tensor-model-parallel-size", 1, "ranks that share every layer")
     pp: int = option("--pipeline-model-parallel-size", 1, "stages that the layers are dealt to")
+    layers_per_virtual: int | None = option(
+        "--num-layers-per-virtual-pipeline-stage",
+        None,
+        "interleave: each pipeline rank holds several stages, of this many layers",
+    )
+    virtual: int | None = option(
+        "--num-virtual-stages-per-pipeline-rank", None, "the same, as the number of stages of a rank"
+    )
+    schedule: Literal["gpipe", "1f1b", "zero-bubble"] = option(
+        "--pipeline-schedule",
+        "1f1b",
+        "order of passes; 1f1b is interleaved over virtual stages; zero-bubble puts weight gradients off",
+    )
+    first_layers: int | None = option(
+        "--decoder-first-pipeline-num-layers",
+        None,
+        "layers of the first pipeline rank; an even share if not given",
+    )
+    last_layers: int | None = option(
+        "--decoder-last-pipeline-num-layers",
+        None,
+        "layers of the last pipeline rank; an even share if not given",
+    )
+    count_embedding: bool = option(
+        "--account-for-embedding-in-pipeline-split",
+        False,
+        "count the embedding as a layer of the first stage",
+    )
+    count_head: bool = option(
+        "--account-for-loss-in-pipeline-split", False, "count head and loss as a layer of the last stage"
+    )
     cp: int = option(
         "--context-parallel-size", 1, "ranks that share every sequence, an early and a late chunk of it each"
     )

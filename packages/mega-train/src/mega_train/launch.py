@@ -211,7 +211,7 @@ def _description(trainer: Trainer) -> dict[str, object]:
         "iteration": trainer.iteration,
         "consumed_samples": trainer.consumed,
         "parameters": count(trainer.rt.table.values()),
-        "layout": {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp},
+        "layout": {"tp": layout.tp, "pp": layout.pp, "vp": layout.vp, "cp": layout.cp, "dp": layout.dp},
         "global_batch_size": plan.global_samples,
         "seq_length": plan.length,
         "device": plan.device,
@@ -222,6 +222,7 @@ def _headline(trainer: Trainer) -> str:
     plan, layout = trainer.plan, trainer.plan.layout
     begins = f"from iteration {trainer.iteration}" if trainer.iteration else "from new weights"
     size = f"{plan.spec.family}, {count(trainer.rt.table.values()):,} parameters"
+    vp = f" x vp {layout.vp}" if layout.vp > 1 else ""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    cut = f"tp {layout.tp} x pp {layout.pp}{cp} x dp {layout.dp}"
+    cut = f"tp {layout.tp} x pp {layout.pp}{vp}{cp} x dp {layout.dp}"
     return f"{size} | {cut} | {plan.global_samples} samples x {plan.length} tokens a step | {begins}"

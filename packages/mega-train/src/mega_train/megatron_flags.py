@@ -15,6 +15,7 @@ from mega_schema.errors import ConfigError
 
 _KERNELS = "the machine decides which kernels run"
 _PROCESSES = "the device decides how processes meet, gloo on CPUs and NCCL on GPUs"
+_TRAVELS = "messages between pipeline stages travel while ranks compute"
 _TOKENIZER = "a corpus carries its tokenizer"
 _SELF_TOLD = "a checkpoint says what it holds"
 
@@ -36,6 +37,8 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--no-async-tensor-model-parallel-allreduce": _KERNELS,
         "--distributed-backend": _PROCESSES,
         "--lazy-mpu-init": _PROCESSES,
+        "--overlap-p2p-communication": _TRAVELS,
+        "--no-overlap-p2p-communication": _TRAVELS,
         "--local-rank": _PROCESSES,
         "--local_rank": _PROCESSES,
         "--use-cpu-initialization": "initial values never depend on the layout",
@@ -93,7 +96,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 # what a run would need and cannot have, with the nearest there is
 ABSENT: Mapping[str, str] = MappingProxyType(
     {
-        "--num-layers-per-virtual-pipeline-stage": "leave it out",
         "--num-experts": "",
         "--expert-model-parallel-size": "",
         "--moe-": "",

@@ -28,6 +28,7 @@ from mega_train.checks import (
 )
 from mega_train.config import Model, Run
 from mega_train.data.splits import shares
+from mega_train.dealing import dealt
 from mega_train.rates import LearningRate
 
 N = TypeVar("N", int, float)
@@ -112,6 +113,7 @@ def resolve(
     """
     layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp, cp=run.parallel.cp)
     spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
+    layout = dealt(run.parallel, spec.layers, layout)
     _check_cut(spec, layout)
     length = spec.context if run.batch.length is None else run.batch.length
     _check_length(run, spec, length, layout)
@@ -232,7 +234,6 @@ def _check_family(family: Family, spec: ModelSpec) -> None:
 
 def _check_cut(spec: ModelSpec, layout: Layout) -> None:
     """Cut every parameter as the ranks will, so that no rank finds out while it builds its model."""
-    layout.stage(0, spec.layers)
     for row in table(spec):
         row.local_shape(layout.tp)
 

@@ -27,7 +27,7 @@ from mega_train.optim import AdamW
 from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
-from mega_train.schedule import Pipe, forward_only, one_forward_one_backward
+from mega_train.schedule import SCHEDULES, Pipe, forward_only
 from mega_train.step import MicroBatches
 from mega_train.zero import shards
 
@@ -259,7 +259,7 @@ class Trainer:
             )
         )
         batches = [self._tokens(samples, some) for some in numbers]
-        schedule = one_forward_one_backward if train else forward_only
+        schedule = SCHEDULES[plan.run.parallel.schedule] if train else forward_only
         table = schedule(Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation), mesh.pp.rank)
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(table, work, mesh.lines, self.rt.weight_gradients, dtype=self.dtype, device=mesh.device)

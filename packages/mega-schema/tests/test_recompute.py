@@ -138,3 +138,32 @@ def test_without_gradients_nothing_is_kept_and_nothing_is_computed_twice() -> No
     with torch.no_grad():
         again(lambda x: calls.append(x) or x, torch.ones(1))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("put_off", [False, True])
+def test_weights_main_gradients_get_every_product_once(kind: str, put_off: bool) -> None:
+    """Also where a zero-bubble pipeline makes the products after the backward pass."""
+
+    def mains(recompute: Recompute, put_off: bool) -> dict[str, Tensor]:
+        spec = SPECS["llama"]
+        runtime = dataclasses.replace(Runtime.alone(spec), recompute=recompute)
+        model = build(spec, runtime)
+        fill(model, initial_values(table(spec), 1))
+        main = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+        for name, weight in model.named_parameters():
+            runtime.weight_gradients.into(weight, main[name])
+        for micro in range(2):
+            loss = _forward(model, recompute, 0.3)
+            if put_off:
+                with runtime.weight_gradients.deferred(micro):
+                    loss.backward()
+            else:
+                loss.backward()
+        for micro in range(2 if put_off else 0):
+            runtime.weight_gradients.run(micro)
+        return main
+
+    kept, recomputed = mains(KEEP_ALL, False), mains(KINDS[kind], put_off)
+    assert sum(bool(main.any()) for main in kept.values()) > 10
+    assert all(torch.equal(recomputed[name], main) for name, main in kept.items())

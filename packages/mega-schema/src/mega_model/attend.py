@@ -185,8 +185,8 @@ def _dropping(
 
 
 def _computed(x: Tensor) -> Tensor:
-    # torch's own bfloat16 attention takes twice as long on a CPU: bench/cpu_training.py
-    return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
+    # torch's own attention in half precision takes two to five times as long on a CPU: bench/cpu_training.py
+    return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

@@ -104,8 +104,9 @@ class _Drop(torch.autograd.Function):
 def _scaled(x: Tensor, row: Tensor, probability: float) -> Tensor:
     """x with elements dropped, and the rest larger so that the mean stays; a row of x for every key."""
     steps = min(round(probability * 65536), 65535)
-    dropped = _uniform(row.flatten(), x.shape[-1]) < steps - 32768
-    return (x * (65536 / (65536 - steps))).masked_fill_(dropped.reshape(x.shape), 0)
+    kept = torch.empty((row.numel(), x.shape[-1]), dtype=x.dtype, device=x.device)
+    torch.ge(_uniform(row.flatten(), x.shape[-1]), steps - 32768, out=kept)  # as numbers: no bools to convert
+    return (x * kept.view(x.shape)).mul_(65536 / (65536 - steps))
 
 
 def _uniform(key_R: Tensor, width: int) -> Tensor:

@@ -139,10 +139,10 @@ class Recomputation:
     """What backward computes again, to keep less in memory (arXiv:2205.05198)."""
 
     selective: bool = option(
-        "--recompute-activations", False, "attention, as --recompute-granularity selective"
+        "--recompute-activations", False, "attention again, as --recompute-granularity selective"
     )
     full: bool = option(
-        "--checkpoint-activations", False, "every layer, as --recompute-granularity full; Megatron's old name"
+        "--checkpoint-activations", False, "every layer again, as --recompute-granularity full"
     )
     granularity: Literal["full", "selective"] | None = option(
         "--recompute-granularity", None, "selective computes attention again, full whole layers"

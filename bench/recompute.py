@@ -1,0 +1,109 @@
+"""What recomputation saves and costs: bytes that forward keeps, and CPU seconds of forward and backward.
+
+    python bench/recompute.py [--pairs 5] [--json FILE]
+
+A GPT of 6 layers in float32, 2 samples of 512 tokens, with and without dropout. Every way is timed in turn
+with keeping everything; the ratio is the median of the pairs (above 1: recomputing is slower, by as much).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mega_model.attend import Packed
+from mega_model.build import build, fill
+from mega_model.dropout import Dropout, token_keys
+from mega_model.init import initial_values
+from mega_model.mesh import Axis
+from mega_model.recompute import Recomputed
+from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
+from mega_schema.arch import table
+from mega_schema.recompute import KEEP_ALL, Recompute
+from mega_schema.spec import gpt
+from mega_train.launch import keep_freed_memory
+
+SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, context=512)
+ROWS, LENGTH = 2, 512
+WAYS = (
+    ("selective", Recompute("selective")),
+    ("full", Recompute("full")),
+    ("full by 3", Recompute("full", layers=3)),
+    ("block of 3", Recompute("full", "block", 3)),
+)
+
+
+class Training:
+    """A model, and one micro-batch of random tokens."""
+
+    def __init__(self, recompute: Recompute, dropout: float) -> None:
+        self.model: Decoder = build(SPEC, dataclasses.replace(Runtime.alone(SPEC), recompute=recompute))
+        fill(self.model, initial_values(table(SPEC), 1))
+        self.token_T = torch.randint(0, 1000, (ROWS * LENGTH,), generator=torch.Generator().manual_seed(1))
+        self.place_T = torch.arange(LENGTH).repeat(ROWS)
+        self.drop = Dropout(dropout, dropout, token_keys(1, range(ROWS), torch.arange(LENGTH)), Axis("tp"))
+        attend = Packed(ROWS, LENGTH, dropout=self.drop)
+        self.attend = Recomputed(attend) if recompute.granularity == "selective" else attend
+
+    def forward(self) -> Tensor:
+        scores: Tensor = self.model(self.token_T, self.place_T, self.attend, self.drop)
+        return scores.square().mean()
+
+    def kept(self) -> int:
+        """Bytes, each storage once, weights not."""
+        weights = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
+        storages = {}
+
+        def pack(x: Tensor) -> Tensor:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        with saved_tensors_hooks(pack, lambda x: x):
+            self.forward()
+        return sum(s.nbytes() for pointer, s in storages.items() if pointer not in weights)
+
+    def seconds(self) -> float:
+        """CPU seconds of a forward and backward pass."""
+        began = time.process_time()
+        self.forward().backward()
+        return time.process_time() - began
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    print(f"{platform.machine()}, torch {torch.__version__}, {given.pairs} pairs, CPU seconds, one thread")
+    results = []
+    for dropout in (0.0, 0.1):
+        everything = Training(KEEP_ALL, dropout)
+        print(f"dropout {dropout}   {'keeps all':10} {everything.kept() / 1e6:7.1f} MB")
+        for name, recompute in WAYS:
+            way = Training(recompute, dropout)
+            for each in (everything, way):
+                each.seconds()
+            pairs = [(way.seconds(), everything.seconds()) for _ in range(given.pairs)]
+            ratio = statistics.median(a / b for a, b in pairs)
+            print(f"dropout {dropout}   {name:10} {way.kept() / 1e6:7.1f} MB   {ratio:5.2f} times the time")
+            bytes_kept = {"kept": way.kept(), "kept_of_all": everything.kept()}
+            results.append({"dropout": dropout, "name": name, "pairs": pairs, "ratio": ratio, **bytes_kept})
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ def test_weights_main_gradients_get_every_product_once(kind: str, put_off: bool)
         fill(model, initial_values(table(spec), 1))
         main = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
         for name, weight in model.named_parameters():
-            runtime.weight_gradients.into(weight, main[name])
+            runtime.weight_gradients.into(weight, partial(main.__getitem__, name))
         for micro in range(2):
             loss = _forward(model, recompute, 0.3)
             if put_off:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,21 @@ def test_a_document_without_an_id_is_named_or_set_apart(tmp_path: Path, command:
     flags[3] = tmp_path / "kept"
     assert "note: 2 lines" in done(command, *flags, "--on-error", "skip").stderr
     assert rows(tmp_path / "kept/a.jsonl") == [{"id": 7, "text": "x"}]
+
+
+@pytest.mark.parametrize("command", ["dedup", "clean"])
+def test_what_is_read_and_how_fast_is_told_after_each_file(tmp_path: Path, command: str) -> None:
+    task = tmp_path / "task.txt"
+    task.write_text("words that no document of them has in it at all\n")
+    for name in "ab":
+        jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps({"text": "x" * 400_000})] * 2)
+    how = ["--preset", "exact"] if command == "dedup" else ["--step", f"decontaminate:tasks={task}"]
+    said = done(command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how).stderr.splitlines()
+    stages = ["keys", "filter"] if command == "dedup" else ["00-pass: count", "00-pass: pass"]
+    for stage in stages:
+        first, last = (line for line in said if line.startswith(f"{stage} "))
+        assert re.fullmatch(rf"{stage} 1/2: 0\.8 of 1\.6 MB, [0-9.]+ MB/s, 2 documents, \d+ s left", first), (
+            first
+        )
+        assert last.startswith(f"{stage} 2/2: 1.6 of 1.6 MB")
+        assert last.endswith("4 documents, 0 s left")

@@ -181,6 +181,11 @@ def identity(files: Sequence[Path]) -> list[list[str | int]]:
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
+def size(file: Path) -> int:
+    """Bytes on disk; 0 where the stage that writes the file is still to run."""
+    return file.stat().st_size if file.exists() else 0
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends well; its folder is made."""

@@ -24,7 +24,7 @@ from mega_data.clean.rows import Row, Work
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import Deduplication
-from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, writing
+from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, size, writing
 from mega_data.steps import Result, Stage, plan, result, results
 from mega_schema.errors import ConfigError
 
@@ -52,22 +52,33 @@ class Pass:
     id_key: str
 
     def stages(self) -> list[Stage]:
-        stages = list[Stage]()
-        if any(isinstance(named.step, Decontaminate) for named in self.steps):
-            stages.append(Stage("count", len(self.inputs), self.count))
-            stages.append(Stage("total", 1, self.total, after=stages[-1]))
+        sizes = tuple(map(size, self.inputs))
+        stages = self._counting(sizes)
         after = stages[-1] if stages else None
-        return [*stages, Stage("pass", len(self.inputs), self.run, after=after)]
+        return [*stages, Stage("pass", len(self.inputs), self.run, after=after, sizes=sizes)]
+
+    def _counting(self, sizes: tuple[int, ...] = ()) -> list[Stage]:
+        """The stages before a decontamination."""
+        if not any(isinstance(named.step, Decontaminate) for named in self.steps):
+            return []
+        count = Stage("count", len(self.inputs), self.count, sizes=sizes)
+        return [count, Stage("total", 1, self.total, after=count)]
 
     def count(self, shard: int) -> Result:
         """How often a shard has the n-grams of each decontamination."""
         steps = [named.step for named in self.steps if isinstance(named.step, Decontaminate)]
-        counts = []
         faults = pass_over if self.quarantine else refuse
-        for step in steps:
-            read = documents(self.inputs[shard], self.key, faults, self.id_key)
-            counts.append(step.count(values[self.key] for _, _, values in read))
-        return {"counts": counts}
+        seen = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal seen
+            seen = 0
+            for _, _, values in documents(self.inputs[shard], self.key, faults, self.id_key):
+                seen += 1
+                yield values[self.key]
+
+        counts = [step.count(texts()) for step in steps]
+        return {"counts": counts, "read": size(self.inputs[shard]), "documents": seen}
 
     def run(self, shard: int) -> Result:
         """Write what is left of a shard, and count."""
@@ -89,20 +100,21 @@ class Pass:
                     kept = line if left is row else orjson.dumps(left.values)
                     out.write(kept.rstrip(b"\r\n") + b"\n")
         skipped = wrong.count if wrong else 0
-        return {"steps": [tally.to_dict() for tally in tallies], "skipped": skipped}
+        seen = {"read": size(path), "documents": tallies[0].documents_in}
+        return {"steps": [tally.to_dict() for tally in tallies], "skipped": skipped, **seen}
 
     def total(self, _: int) -> Result:
         """How often the corpus has the n-grams of each decontamination."""
         totals = [Counter[str]() for named in self.steps if isinstance(named.step, Decontaminate)]
-        for found in results(self.stages()[0], self.work):
+        for found in results(self._counting()[0], self.work):
             for total, counts in zip(totals, found["counts"], strict=True):
                 total.update(counts)
         return {"counts": totals}
 
     def _counted(self) -> list[Named]:
         """The steps, decontaminations with the corpus's counts."""
-        stages, made = self.stages(), list[Named]()
-        counts = iter(result(stages[1], 0, self.work)["counts"] if len(stages) > 1 else ())
+        stages, made = self._counting(), list[Named]()
+        counts = iter(result(stages[-1], 0, self.work)["counts"] if stages else ())
         for named in self.steps:
             if isinstance(named.step, Decontaminate):
                 named = replace(named, step=replace(named.step, counts=next(counts)))

@@ -41,6 +41,7 @@ from mega_data.shards import (
     output_name,
     pass_over,
     refuse,
+    size,
     writing,
 )
 from mega_data.steps import Result, Stage, plan
@@ -87,13 +88,13 @@ class Deduplication:
 
     def stages(self) -> list[Stage]:
         """The stages, each to be done whole before the next begins."""
-        shards = len(self.inputs)
-        stages = [Stage("keys", shards, self.keys)]
+        shards, sizes = len(self.inputs), tuple(map(size, self.inputs))
+        stages = [Stage("keys", shards, self.keys, sizes=sizes)]
         stages.append(Stage("pairs", self.preset.bands, self.pairs, after=stages[-1]))
         if self.preset.jaccard is not None:
-            stages.append(Stage("sets", shards, self.sets, after=stages[-1]))
+            stages.append(Stage("sets", shards, self.sets, after=stages[-1], sizes=sizes))
         stages.append(Stage("groups", 1, self.groups, after=stages[-1]))
-        stages.append(Stage("filter", shards, self.filter, after=stages[-1]))
+        stages.append(Stage("filter", shards, self.filter, after=stages[-1], sizes=sizes))
         return stages
 
     def keys(self, shard: int) -> Result:
@@ -113,7 +114,7 @@ class Deduplication:
                 else:
                     table = signatures(shingles.keys(texts), len(texts), self.preset.bins)
                     put(band_keys(table, self.preset.bands))
-        return {"lines": count}
+        return {"read": size(self.inputs[shard]), "documents": count}
 
     def pairs(self, band: int) -> Result:
         """Write a band's pairs, and which documents are in one; the first band, also where shards begin."""
@@ -148,7 +149,7 @@ class Deduplication:
                 yield shingles.keys(list(compress(texts, flags))), flags
 
         write_sets(self.work / "sets", shard, chosen())
-        return {"documents": int(np.count_nonzero(wanted))}
+        return {"read": size(self.inputs[shard]), "documents": int(np.count_nonzero(wanted))}
 
     def groups(self, _: int) -> Result:
         """Write the root of each document."""
@@ -181,7 +182,8 @@ class Deduplication:
             np.memmap(self._roots(), "<u8", "r")[mine] if mine.stop > mine.start else np.empty(0, np.uint64)
         )
         wrong = self._wrong(shard).places() if self.quarantine else set()
-        counts = {"documents": 0, "bytes": 0, "kept": 0, "kept_bytes": 0, "skipped": len(wrong)}
+        counts = dict.fromkeys(("documents", "bytes", "kept", "kept_bytes"), 0)
+        counts |= {"skipped": len(wrong), "read": size(source)}
         folders = [self.output] if self.dropped is None else [self.output, self.dropped]
         with _all([folder / output_name(source) for folder in folders]) as outs:
             for place, line in enumerate(lines(source)):

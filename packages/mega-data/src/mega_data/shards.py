@@ -10,7 +10,7 @@ from typing import IO, Any, Self
 import orjson
 
 from mega_data.readers.blocks import Fault
-from mega_data.readers.inputs import STDIN, form_of, found
+from mega_data.readers.inputs import NAMED, form_of, found
 from mega_data.readers.packed import opened, unpacked_name
 from mega_data.readers.tables import rows
 from mega_schema.commit import replacing
@@ -23,13 +23,18 @@ def shards(words: Iterable[str | Path]) -> list[Path]:
     Raises:
         ConfigError: two files have one output, or there is no file.
     """
-    given = {one.path for one in found([str(word) for word in words])}
-    if any(str(path) == STDIN for path in given):
-        raise ConfigError("--input", "stdin is read once, and this command reads twice", hint="name a file")
+    given = {one.path: one for one in found([str(word) for word in words])}
+    for one in given.values():
+        if one.form == NAMED:
+            hint = f"datasets.load_dataset({one.named.name!r}, ...).save_to_disk('saved'), then --input saved"
+            raise ConfigError("--input", "tasks are files, and this is a name", found=one.path, hint=hint)
+        if one.stdin:
+            what, hint = "stdin is read once, and this command reads twice", "name a file"
+            raise ConfigError("--input", what, hint=hint)
     files = sorted(given, key=lambda path: (output_name(path), path))
-    for one, other in zip(files, files[1:], strict=False):
-        if output_name(one) == output_name(other):
-            raise ConfigError("--input", f"two files of one name: {one} and {other}", hint="rename one")
+    for file, other in zip(files, files[1:], strict=False):
+        if output_name(file) == output_name(other):
+            raise ConfigError("--input", f"two files of one name: {file} and {other}", hint="rename one")
     return files
 
 

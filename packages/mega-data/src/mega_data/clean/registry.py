@@ -99,14 +99,14 @@ def from_flag(text: str) -> Named:
 
 def _made(name: object, values: Mapping[str, Any], where: str) -> Named:
     if not isinstance(name, str) or name not in STEPS:
-        hint = f"did you mean {guess}?" if (guess := closest(str(name), list(STEPS))) else ""
-        raise ConfigError(where, "unknown step", found=name or "no name", wanted=" | ".join(STEPS), hint=hint)
+        found, hint = name or "no name", closest(str(name), list(STEPS))
+        raise ConfigError(where, "unknown step", found=found, wanted=" | ".join(STEPS), hint=hint)
     kind = STEPS[name]
     hints = get_type_hints(kind)
     known = [field.name for field in fields(kind) if field.name not in _FILLED_IN]
     for key in values:
         if key not in known:
-            hint = f"did you mean {guess}?" if (guess := closest(key, known)) else ""
+            hint = closest(key, known)
             raise ConfigError(f"{where}: {key}", "unknown key", wanted=" | ".join(known) or "none", hint=hint)
     made = {key: _typed(value, hints[key], f"{where}: {key}") for key, value in values.items()}
     return Named(name, kind(**made))

@@ -16,6 +16,7 @@ from mega_data.commands.common import (
     documents_options,
     run_stages,
     tell_skipped,
+    work_folder,
 )
 
 
@@ -65,27 +66,25 @@ def clean(
     from mega_schema.errors import ConfigError
 
     steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
-    folder = work or output / ".work"
-    skip = on_error == "skip"
-    files = tuple(shards(inputs))
-    job = Cleaning(
-        files, output, folder, steps, json_key, keep_dropped=keep_dropped, skip=skip, id_key=id_key
-    )
-    job.begin()
-    wanted, _, stage = (only or "").partition("/")
-    passes = {one.work.name: one for one in job.passes()}
-    if only and wanted not in {"plan", *passes}:
-        raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
-    for name, one in passes.items():
-        if only and name != wanted:
-            continue
-        here = stage or None
-        run_stages(one.stages(), one.work, executor=executor, workers=workers, only=here, told=f"{name}: ")
+    files, skip = tuple(shards(inputs)), on_error == "skip"
+    with work_folder(work, output / ".work", output, alone=only is None) as folder:
+        job = Cleaning(
+            files, output, folder, steps, json_key, keep_dropped=keep_dropped, skip=skip, id_key=id_key
+        )
+        job.begin()
+        wanted, _, stage = (only or "").partition("/")
+        passes = {one.work.name: one for one in job.passes()}
+        if only and wanted not in {"plan", *passes}:
+            raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
+        for name, one in passes.items():
+            if not only or name == wanted:
+                part, told = stage or None, f"{name}: "
+                run_stages(one.stages(), one.work, executor=executor, workers=workers, only=part, told=told)
     if only:
         return
     report, skipped = job.report(), job.skipped()
-    told = {"skipped": skipped, "steps": report}
-    write(output / "report.json", json.dumps(told, indent=1, ensure_ascii=False))
+    values = {"skipped": skipped, "steps": report}
+    write(output / "report.json", json.dumps(values, indent=1, ensure_ascii=False))
     write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
     if not work:
         shutil.rmtree(folder)

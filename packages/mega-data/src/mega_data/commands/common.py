@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from mega_schema.errors import FormatError
 
 if TYPE_CHECKING:
     from mega_data.steps import Result, Stage
@@ -49,6 +52,29 @@ def tell_skipped(count: int, folder: Path) -> None:
     """Say how many lines are in the quarantine, where there are any."""
     if count:
         click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
+
+
+@contextmanager
+def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool) -> Iterator[Path]:
+    """The folder of a run's intermediate files.
+
+    After a file that is not what it should be nothing in it is of use, for the next run is another one: of a
+    file that was mended, or with its lines passed over. So the folder goes, unless a person named it or other
+    processes work in it.
+
+    Args:
+        given: by a person, else `usual`.
+        alone: this process does all of the run.
+    """
+    folder = given or usual
+    try:
+        yield folder
+    except FormatError:
+        if given is None and alone:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                output.rmdir()  # where nothing is in it
+        raise
 
 
 def run_stages(

@@ -15,6 +15,7 @@ from mega_data.commands.common import (
     documents_options,
     run_stages,
     tell_skipped,
+    work_folder,
 )
 
 
@@ -68,22 +69,22 @@ def dedup(
                 "--jaccard", "says nothing of equal texts", hint="leave it out with --preset exact"
             )
         how = replace(how, jaccard=jaccard)
-    folder = work or output / ".work"
     dropped = output / "dropped" if keep_dropped else None
     quarantine = output / "quarantine" if on_error == "skip" else None
-    job = Deduplication(
-        tuple(shards(inputs)),
-        output,
-        folder,
-        how,
-        key=json_key,
-        memory=memory << 20,
-        dropped=dropped,
-        quarantine=quarantine,
-        id_key=id_key,
-    )
-    job.begin()
-    found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
+    with work_folder(work, output / ".work", output, alone=only is None) as folder:
+        job = Deduplication(
+            tuple(shards(inputs)),
+            output,
+            folder,
+            how,
+            key=json_key,
+            memory=memory << 20,
+            dropped=dropped,
+            quarantine=quarantine,
+            id_key=id_key,
+        )
+        job.begin()
+        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
     if found is None:
         return
     counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}

@@ -14,6 +14,7 @@ from mega_data.commands.common import (
     Spreading,
     inputs_option,
     run_stages,
+    work_folder,
 )
 
 
@@ -73,11 +74,12 @@ def extract(
     from mega_data.extract.forms import cut, sources
     from mega_data.extract.run import Extraction
 
-    folder = work or output.with_name(f"{output.name}.work")
     parts = cut(sources(inputs), form, part_mb * 1_000_000)
-    job = Extraction(parts, output, folder, form, whole_page, on_error == "skip", keep_dropped)
-    job.begin()
-    found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
+    usual = output.with_name(f"{output.name}.work")
+    with work_folder(work, usual, output, alone=only is None) as folder:
+        job = Extraction(parts, output, folder, form, whole_page, on_error == "skip", keep_dropped)
+        job.begin()
+        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
     if found is None:
         return
     if not work:

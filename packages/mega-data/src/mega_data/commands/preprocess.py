@@ -8,7 +8,10 @@ import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar
 
-INPUT = "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, or - for stdin."
+INPUT = (
+    "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets, "
+    "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
+)
 
 
 @click.command(cls=Spreading)

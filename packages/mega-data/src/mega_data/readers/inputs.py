@@ -1,4 +1,4 @@
-"""What `--input` means: files, globs, folders, saved datasets or stdin, each with its form."""
+"""What `--input` means: files, globs, folders, datasets saved or by name, or stdin, each with its form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.hub import PREFIX, Named
 from mega_data.readers.packed import PACKED, unpacked_name
 from mega_schema.errors import ConfigError
 
 STDIN = "-"
 FORMS = ("jsonl", "text", "table")
+NAMED = "named"
 _FORM_OF = MappingProxyType(
     {
         ".arrow": "table",
@@ -27,10 +29,10 @@ _FORM_OF = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file, or stdin when its path is `-`.
+    """A file, or stdin when its path is `-`, or a dataset by its name.
 
     Attributes:
-        form: one of FORMS.
+        form: one of FORMS, or NAMED.
     """
 
     path: Path
@@ -41,6 +43,11 @@ class Input:
         return str(self.path) == STDIN
 
     @property
+    def named(self) -> Named:
+        """What a path that is a name means."""
+        return Named.parse(str(self.path))
+
+    @property
     def packing(self) -> str:
         """The ending of its compression, "" without one."""
         return self.path.suffix if self.path.suffix in PACKED else ""
@@ -48,10 +55,12 @@ class Input:
     @property
     def size(self) -> int:
         """Bytes on disk; 0 where they are not known."""
-        return 0 if self.stdin else self.path.stat().st_size
+        return 0 if self.stdin or self.form == NAMED else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
-        """What tells that it is still the same file: its path, size and time of change."""
+        """What tells that it is still the same: of a file its path, size and time of change."""
+        if self.form == NAMED:
+            return [str(self.path), self.named.state()]
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
 
@@ -67,6 +76,9 @@ def found(words: Sequence[str], form: str | None = None) -> list[Input]:
     """
     inputs = list[Input]()
     for word in words:
+        if word.startswith(PREFIX):
+            inputs.append(Input(Path(Named.parse(word).word), NAMED))
+            continue
         paths = list(_paths(word))
         if not paths:
             wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
@@ -77,6 +89,8 @@ def found(words: Sequence[str], form: str | None = None) -> list[Input]:
 
 def form_of(path: Path) -> str:
     """The form that a file's name tells."""
+    if str(path).startswith(PREFIX):
+        return NAMED
     return _FORM_OF.get(_ending(path), "jsonl")
 
 

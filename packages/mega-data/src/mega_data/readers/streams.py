@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from mega_data.readers.blocks import Block, Lines, PlainText
-from mega_data.readers.inputs import Input
+from mega_data.readers.inputs import NAMED, Input
 from mega_data.readers.packed import counted
 from mega_schema.errors import FormatError
 
@@ -36,6 +36,10 @@ def blocks(
         from mega_data.readers.tables import batches
 
         yield from batches(given.path, start, keys, size)
+    elif given.form == NAMED:
+        from mega_data.readers.tables import named_batches
+
+        yield from named_batches(given.named, start, keys, size)
     elif given.form == "jsonl" and not given.packing and not given.stdin:
         yield from _places(given.path, start, size)
     else:

@@ -1,4 +1,4 @@
-"""Parquet files and datasets that Hugging Face's `save_to_disk` wrote, as blocks of rows."""
+"""Parquet files and Hugging Face's datasets, saved or by name, as blocks of rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_data.readers.blocks import Block, Table
+from mega_data.readers.hub import Named
 from mega_schema.errors import ConfigError, FormatError
 
 _ROWS = 1000  # read at a time; a block holds fewer where rows are long
@@ -21,20 +22,35 @@ def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[
         ConfigError: pyarrow is not installed, or there is no such column.
         FormatError: the file is damaged.
     """
-    at, taken, total = 0, 0, path.stat().st_size
+    taken, total = 0, path.stat().st_size
     with _reading(path, keys) as (count, reading):
-        for batch in reading:
-            first, at = at, at + batch.num_rows
-            if at <= start:
-                continue
-            batch = batch.slice(max(0, start - first))
-            step = max(1, batch.num_rows * size // max(1, batch.nbytes))
-            for offset in range(0, batch.num_rows, step):
-                part = batch.slice(offset, step)
-                end = at - batch.num_rows + offset + part.num_rows
-                now = total * end // max(1, count or end)
-                yield Table(end, now - taken, _bytes(part))
-                taken = now
+        for end, part in _parts(reading, 0, start, size):
+            now = total * end // max(1, count or end)
+            yield Table(end, now - taken, _bytes(part))
+            taken = now
+
+
+def named_batches(named: Named, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+    """As `batches`, of a dataset by its name.
+
+    Raises:
+        MegaError: as `Named.batches`.
+    """
+    for end, part in _parts(named.batches(keys, start), start, start, size):
+        yield Table(end, part.nbytes, _bytes(part))
+
+
+def _parts(reading: Iterator[Any], at: int, start: int, size: int) -> Iterator[tuple[int, Any]]:
+    """Rows from number `start` of batches that begin at number `at`, and the number after each part."""
+    for batch in reading:
+        first, at = at, at + batch.num_rows
+        if at <= start:
+            continue
+        batch = batch.slice(max(0, start - first))
+        step = max(1, batch.num_rows * size // max(1, batch.nbytes))
+        for offset in range(0, batch.num_rows, step):
+            part = batch.slice(offset, step)
+            yield at - batch.num_rows + offset + part.num_rows, part
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,121 @@
+"""Datasets by the name that Hugging Face's `load_dataset` takes: on the hub, or a folder of data files.
+
+    hf:NAME    hf:NAME:KEY=VALUE,KEY=VALUE    with the keys split (train), config and revision
+
+Rows are streamed, nothing is stored here; only of a part of a split (`split=train[:1%]`), which cannot be
+streamed, the library keeps its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mega_schema.config import closest
+from mega_schema.errors import ConfigError, MegaError
+
+PREFIX = "hf:"
+_KEYS = ("split", "config", "revision")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a word of `--input` means.
+
+    Attributes:
+        word: the whole of it.
+    """
+
+    word: str
+    name: str
+    split: str = "train"
+    config: str | None = None
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, word: str) -> Named:
+        """
+        Raises:
+            ConfigError: a key is not known.
+        """
+        name, _, options = word.removeprefix(PREFIX).partition(":")
+        values = dict[str, str]()
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            if key not in _KEYS or not value:
+                hint = (closest(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
+                wanted = " | ".join(f"{key}=..." for key in _KEYS)
+                raise ConfigError(
+                    "--input", f"no option of {PREFIX}{name}", found=option, wanted=wanted, hint=hint
+                )
+            values[key] = value
+        return cls(word, name, **values)
+
+    def state(self) -> str:
+        """What tells that the rows are still the same: of a folder its files, on the hub the commit.
+
+        Raises:
+            ConfigError: there is no such dataset, or the hub is not reached.
+        """
+        with self._asked():
+            return str(self._builder().hash)
+
+    def batches(self, keys: Sequence[str], start: int) -> Iterator[Any]:
+        """The columns `keys` of the rows from number `start`, as Arrow's record batches.
+
+        Raises:
+            ConfigError: there is no such dataset, split or column, or the hub is not reached.
+            MegaError: it could not be read to its end.
+        """
+        with self._asked():
+            builder = self._builder()
+            if "[" in self.split:
+                builder.download_and_prepare()
+                rows = builder.as_dataset(split=self.split)
+                rows = rows.select(range(min(start, len(rows)), len(rows)))
+            else:
+                rows = builder.as_streaming_dataset(split=self.split)
+                rows = rows.skip(start) if start else rows
+            names = list(rows.column_names or keys)
+        if lacking := [key for key in keys if key not in names]:
+            found = ", ".join(names)
+            raise ConfigError(self.word, f"no column {lacking[0]!r}", found=found, hint="see --json-keys")
+        try:
+            for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
+                yield from table.to_batches()
+        except Exception as error:  # a library of every protocol there is: what it raises has no common root
+            hint = "the same command goes on where this one ended"
+            raise MegaError(self.word, "not read to its end", found=_line(error), hint=hint) from None
+
+    def _builder(self) -> Any:
+        try:
+            datasets = import_module("datasets")
+        except ImportError:
+            what, hint = "needs a library that is not installed", "pip install 'mega-data[datasets]'"
+            raise ConfigError(self.word, what, wanted="datasets", hint=hint) from None
+        return datasets.load_dataset_builder(self.name, self.config, revision=self.revision)
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except MegaError:
+            raise
+        except Exception as error:  # as above
+            there = Path(self.name).exists() or not isinstance(error, OSError)
+            hint = (
+                f"{PREFIX}NAME:config=...,split=..."
+                if there
+                else "a folder or file needs no hf:; is the network there?"
+            )
+            raise ConfigError(
+                self.word, "not a dataset that can be read", found=_line(error), hint=hint
+            ) from None
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -122,7 +122,7 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
             "hf:org/rows:split=test",
             "found ValueError: Bad split: test. Available splits: ['train']; hint: hf:NAME",
         ),
-        ("hf:org/rows:splt=test", "--input: of hf:org/rows:splt=test: found splt=test, wanted split=... |"),
+        ("hf:org/rows:splt=test", "--input: no option of hf:org/rows: found splt=test, wanted split=... |"),
         (
             "hf:org/broken",
             "hf:org/broken: not read to its end: found TimeoutError: the network went away; hint:",

@@ -215,8 +215,9 @@ def test_what_is_read_and_how_fast_is_told_after_each_file(tmp_path: Path, comma
     stages = ["keys", "filter"] if command == "dedup" else ["00-pass: count", "00-pass: pass"]
     for stage in stages:
         first, last = (line for line in said if line.startswith(f"{stage} "))
-        assert re.fullmatch(rf"{stage} 1/2: 0\.8 of 1\.6 MB, [0-9.]+ MB/s, 2 documents, \d+ s left", first), (
+        assert re.fullmatch(rf"{stage} 1/2: 0\.8 of 1\.6 MB, 2 documents, [0-9.]+ MB/s, \d+ s left", first), (
             first
         )
         assert last.startswith(f"{stage} 2/2: 1.6 of 1.6 MB")
-        assert last.endswith("4 documents, 0 s left")
+        assert ", 4 documents, " in last
+        assert last.endswith("0 s left")

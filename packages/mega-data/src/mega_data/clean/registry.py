@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from mega_data.clean.language import Language
 from mega_data.clean.ngrams import Decontaminate
 from mega_data.clean.quality import C4, GopherQuality, GopherRepetition, Javascript, Length, Tokens
+from mega_data.clean.spans import Spans
 from mega_data.clean.text import FixText, Punctuation, Whitespace
 from mega_data.clean.urls import Urls
 from mega_schema.config import closest
@@ -54,6 +55,7 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "urls": Urls,
         "decontaminate": Decontaminate,
         "duplicates": Duplicates,
+        "spans": Spans,
     }
 )
 _FILLED_IN = frozenset({"counts"})  # fields that are no option

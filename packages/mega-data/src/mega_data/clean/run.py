@@ -1,8 +1,8 @@
 """A list of steps over the shards of a corpus.
 
 Steps that look at one document follow each other in one pass over a shard. A step that looks at all of them
-(duplicates, the counts before decontamination) ends a pass; the next goes on from the files the one before
-has left.
+(duplicates, spans, the counts before decontamination) ends a pass; the next goes on from the files the one
+before has left.
 
     WORK/00-pass/…  WORK/01-duplicates/…  WORK/02-pass/…  ->  OUTPUT/SHARD, OUTPUT/dropped/…, OUTPUT/report.*
 """
@@ -21,9 +21,10 @@ import orjson
 from mega_data.clean.ngrams import Decontaminate
 from mega_data.clean.registry import Duplicates, Named
 from mega_data.clean.rows import Row, Work
+from mega_data.clean.spans import SpanPass, Spans
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
-from mega_data.dedup.run import Deduplication
+from mega_data.dedup.run import MEMORY, Deduplication
 from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, size, writing
 from mega_data.steps import Result, Stage, plan, result, results
 from mega_schema.errors import ConfigError
@@ -159,6 +160,7 @@ class Cleaning:
         keep_dropped: write the documents that go to `output`/dropped.
         skip: write the lines that are no documents to `output`/quarantine; else the first ends the run.
         id_key: where documents have an id; "" is nowhere.
+        memory: bytes that sorting may take, for steps that look at all documents.
     """
 
     inputs: tuple[Path, ...]
@@ -169,6 +171,7 @@ class Cleaning:
     keep_dropped: bool = False
     skip: bool = False
     id_key: str = ""
+    memory: int = MEMORY
 
     def begin(self) -> None:
         """Make the work folder, or go on in one of the same run.
@@ -179,40 +182,47 @@ class Cleaning:
         if not self.steps:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
         for named in self.steps:
-            if not isinstance(named.step, Duplicates):
+            if isinstance(named.step, Spans) and not named.step.sentences:
+                raise ConfigError("step spans: sentences", "none in a span", found=0, wanted="1 or more")
+            if not _alone([named]):
                 named.step.start()  # sees whether libraries and files are there
         steps = [[named.name, asdict(named.step)] for named in self.steps]
         wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
         plan(self.work, {**wanted, "steps": steps, **options})
 
-    def passes(self) -> list[Pass | Deduplication]:
+    def passes(self) -> list[Pass | Deduplication | SpanPass]:
         """What is to be run, one after the other, each in its own folder `work`."""
         groups = list[list[Named]]()
         for named in self.steps:
-            alone = isinstance(named.step, Duplicates)
             # the counts of a decontamination are of what the steps before it have left
-            if alone or isinstance(named.step, Decontaminate) or not groups or _alone(groups[-1]):
+            alone = _alone([named]) or isinstance(named.step, Decontaminate)
+            if alone or not groups or _alone(groups[-1]):
                 groups.append([])
             groups[-1].append(named)
-        made, inputs = list[Pass | Deduplication](), self.inputs
+        made, inputs = list[Pass | Deduplication | SpanPass](), self.inputs
         for number, group in enumerate(groups):
             name = f"{number:02d}-{group[0].name if _alone(group) else 'pass'}"
-            work = self.work / name
-            output = self.output if number == len(groups) - 1 else work / "out"
-            dropped = self.output / DROPPED / name if self.keep_dropped else None
-            quarantine = self.output / QUARANTINE / name if self.skip else None
-            if _alone(group):
-                step = group[0].step
-                how = _preset(step)
-                key = step.key or self.key
-                one = Deduplication(inputs, output, work, how, key)
-                made.append(replace(one, dropped=dropped, quarantine=quarantine, id_key=self.id_key))
-            else:
-                steps = tuple(group)
-                made.append(Pass(work, inputs, output, steps, self.key, dropped, quarantine, self.id_key))
+            output = self.output if number == len(groups) - 1 else self.work / name / "out"
+            made.append(self._pass(name, group, inputs, output))
             inputs = tuple(output / output_name(path) for path in self.inputs)
         return made
+
+    def _pass(
+        self, name: str, group: list[Named], inputs: tuple[Path, ...], output: Path
+    ) -> Pass | Deduplication | SpanPass:
+        work = self.work / name
+        dropped = self.output / DROPPED / name if self.keep_dropped else None
+        quarantine = self.output / QUARANTINE / name if self.skip else None
+        step = group[0].step
+        if isinstance(step, Duplicates):
+            how, key = _preset(step), step.key or self.key
+            one = Deduplication(inputs, output, work, how, key, self.memory)
+            return replace(one, dropped=dropped, quarantine=quarantine, id_key=self.id_key)
+        beside = (dropped, quarantine, self.id_key)
+        if isinstance(step, Spans):
+            return SpanPass(work, inputs, output, group[0].name, step, self.key, self.memory, *beside)
+        return Pass(work, inputs, output, tuple(group), self.key, *beside)
 
     def skipped(self) -> int:
         """Lines that are no documents, over all shards."""
@@ -224,16 +234,17 @@ class Cleaning:
         found = []
         for one in self.passes():
             shards = results(one.stages()[-1], one.work)
-            if isinstance(one, Pass):
-                for number in range(len(one.steps)):
-                    found.append(together(shard["steps"][number] for shard in shards))
-            else:
+            if isinstance(one, Deduplication):
                 found.append(_duplicates(one, shards))
+                continue
+            for number in range(len(shards[0]["steps"])):
+                found.append(together(shard["steps"][number] for shard in shards))
         return found
 
 
 def _alone(group: Sequence[Named]) -> bool:
-    return isinstance(group[0].step, Duplicates)
+    """Whether the steps are one that looks at all documents together."""
+    return isinstance(group[0].step, Duplicates | Spans)
 
 
 def _preset(step: Duplicates) -> Any:

@@ -32,6 +32,7 @@ from mega_data.commands.common import (
 )
 @click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
 @click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
 @click.option("--only", help="plan, PASS/STAGE or PASS/STAGE:TASK to do.")
@@ -45,6 +46,7 @@ def clean(
     flags: tuple[str, ...],
     keep_dropped: bool,
     work: Path | None,
+    memory: int,
     workers: int,
     executor: str,
     only: str | None,
@@ -52,8 +54,8 @@ def clean(
     """Mend documents and drop those that are not worth training on, step by step.
 
     Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, urls, decontaminate, duplicates. The same documents stay whatever the workers; a run
-    that was killed goes on where its finished tasks end.
+    gopher-repetition, urls, decontaminate, duplicates, spans. The same documents stay whatever the
+    workers; a run that was killed goes on where its finished tasks end.
     """
     import json
     import shutil
@@ -69,7 +71,15 @@ def clean(
     files, skip = tuple(shards(inputs)), on_error == "skip"
     with work_folder(work, output / ".work", output, alone=only is None) as folder:
         job = Cleaning(
-            files, output, folder, steps, json_key, keep_dropped=keep_dropped, skip=skip, id_key=id_key
+            files,
+            output,
+            folder,
+            steps,
+            json_key,
+            keep_dropped=keep_dropped,
+            skip=skip,
+            id_key=id_key,
+            memory=memory << 20,
         )
         job.begin()
         wanted, _, stage = (only or "").partition("/")

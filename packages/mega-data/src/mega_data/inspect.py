@@ -70,7 +70,7 @@ def document_text(data: IndexedDataset, document: int, tokenizer: Tokenizer | No
     for sequence in range(first, last):
         # a token is a byte at least and a character four at most, so this many tokens are enough to see
         room = 4 * characters - len(ids)
-        ids += data.read(sequence, 0, min(int(data.lengths[sequence]), room)).tolist()
+        ids += data.read(sequence, 0, min(int(data.lengths[sequence]), room), copy=True).tolist()
         if len(ids) == 4 * characters:
             break
     if tokenizer is None:
@@ -107,7 +107,7 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
 
 def _verify_ids(data: IndexedDataset, vocab_size: int) -> None:
     for at in range(0, data.tokens, _AT_A_TIME):
-        part = data.between(at, min(at + _AT_A_TIME, data.tokens))
+        part = data.loaded(at, min(at + _AT_A_TIME, data.tokens))
         if int(part.min()) >= 0 and int(part.max()) < vocab_size:
             continue
         place = at + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])

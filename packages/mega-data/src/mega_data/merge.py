@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mega_data.inspect import opened_tokenizer
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.index import Contents, check_pointers, code_of, pieces
-from mega_schema.indexed import DatasetInfo, IndexedDataset, beside
+from mega_schema.indexed import DatasetInfo, IndexedDataset, beside, shorter
 from mega_schema.indexed_writer import write_index
 from mega_schema.staging import Staged, on_disk
 
@@ -247,11 +247,13 @@ def _write_payload(
 def _copy(path: Path, start: int, target: int, to: int, size: int) -> int:
     """Copy `size` bytes between two files; opened here, because thousands at once would be too many."""
     with path.open("rb") as file:
-        return _copied(file.fileno(), start, target, to, size)
+        if _copied(file.fileno(), start, target, to, size) < size:
+            raise shorter(path, start + size)
+    return size
 
 
 def _copied(source: int, start: int, target: int, to: int, size: int) -> int:
-    """In the kernel where it can."""
+    """How many bytes were there to copy; in the kernel where it can."""
     done, in_kernel = 0, True
     while done < size:
         if in_kernel:
@@ -266,9 +268,9 @@ def _copied(source: int, start: int, target: int, to: int, size: int) -> int:
             part = os.pread(source, min(1 << 20, size - done), start + done)
             moved = os.pwrite(target, part, to + done)
         if not moved:
-            raise OSError(errno.EIO, "a .bin became shorter while it was read")
+            break
         done += moved
-    return size
+    return done
 
 
 def _translate(
@@ -277,7 +279,7 @@ def _translate(
     """Write the ids `first` to `last` in another dtype, or as much higher as the form wants."""
     limits, done = np.iinfo(dtype), 0
     for at in range(first, last, 1 << 18):
-        ids = data.between(at, min(at + (1 << 18), last))
+        ids = data.loaded(at, min(at + (1 << 18), last))
         low, high = int(ids.min()), int(ids.max()) + shift
         if ids.dtype.kind not in "iu" or low < limits.min or high > limits.max:
             wanted = f"{limits.min} to {limits.max - shift}, which {dtype} can hold"

@@ -36,6 +36,7 @@ __all__ = [
     "beside",
     "open_dataset",
     "read_index",
+    "shorter",
     "smallest_dtype",
 ]
 
@@ -131,8 +132,11 @@ class IndexedDataset:
         """Sequence `i`, (lengths[i],): a view of the file, not a copy (but see `between`)."""
         return self.read(i)
 
-    def read(self, i: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+    def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
         """`length` tokens of sequence `i` from `offset` on (to its end where None), as a view of the file.
+
+        Args:
+            copy: not a view, see `loaded`.
 
         Raises:
             IndexError: there is no such sequence, or it has not so many tokens.
@@ -149,7 +153,8 @@ class IndexedDataset:
             path = beside(self.prefix, ".idx")
             wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
             raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted)
-        return self.between(first + offset, first + offset + length)
+        take = self.loaded if copy else self.between
+        return take(first + offset, first + offset + length)
 
     def between(self, first: int, last: int) -> NDArray[Any]:
         """Ids `first` to `last` of the .bin, whatever sequences they belong to.
@@ -157,6 +162,19 @@ class IndexedDataset:
         A view of the file; of a fairseq-cached one, whose ids are one higher on disk, a copy.
         """
         ids = self._payload[first:last]
+        return ids - self.dtype.type(self.shift) if self.shift else ids
+
+    def loaded(self, first: int, last: int) -> NDArray[Any]:
+        """As `between`, but read and not mapped: a view of a file that another process cuts
+        off ends this one with SIGBUS.
+
+        Raises:
+            FormatError: the file became shorter.
+        """
+        path = beside(self.prefix, ".bin")
+        ids: NDArray[Any] = np.fromfile(path, self.dtype, last - first, offset=first * self.dtype.itemsize)
+        if len(ids) < last - first:
+            raise shorter(path, last * self.dtype.itemsize)
         return ids - self.dtype.type(self.shift) if self.shift else ids
 
     def _checked_tokens(self, index_path: Path, payload_path: Path) -> int:
@@ -184,6 +202,15 @@ class IndexedDataset:
             hint = "all files of a dataset must come from one run; copy or preprocess them again"
             raise FormatError(path, "documents, sequences, tokens", found=told, wanted=counted, hint=hint)
         return info
+
+
+def shorter(path: Path, wanted: int) -> FormatError:
+    """The error of a payload that was longer when it was opened; `wanted` is a byte it had."""
+    hint = "another process writes to it; copy or preprocess it again"
+    found = path.stat().st_size if path.exists() else 0
+    return FormatError(
+        path, "became shorter while it was read", found=found, wanted=f"{wanted} bytes", hint=hint
+    )
 
 
 def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -59,6 +59,16 @@ def test_only_what_is_asked_for_is_computed() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inference_gives_the_bits_of_training(dtype: torch.dtype) -> None:
+    x, weight, bias = _random(5, 3).to(dtype), nn.Parameter(_random(4, 3).to(dtype)), _random(4).to(dtype)
+    trained = column_linear(x, weight, bias, ALONE, WeightGradients())
+    rowwise = row_linear(x, weight, ALONE, WeightGradients())
+    with torch.inference_mode():
+        assert torch.equal(column_linear(x, weight, bias, ALONE, WeightGradients()), trained)
+        assert torch.equal(row_linear(x, weight, ALONE, WeightGradients()), rowwise)
+
+
 def test_a_layer_keeps_its_input_and_nothing_else() -> None:
     x, weight = _random(5, 3).requires_grad_(), nn.Parameter(_random(4, 3))
     kept: list[Tensor] = []

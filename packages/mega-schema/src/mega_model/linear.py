@@ -32,6 +32,8 @@ def column_linear(
 
     Megatron's f; with sequence parallelism its g.
     """
+    if not torch.is_grad_enabled():
+        return _gathered_product(x_TI, weight_OI, bias_O, tp)[1]
     return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients)
 
 
@@ -40,6 +42,8 @@ def row_linear(x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: Weigh
 
     Megatron's g; with sequence parallelism its ḡ, and a rank gets its own share of the tokens.
     """
+    if not torch.is_grad_enabled():
+        return _scattered_product(x_TI, weight_OI, tp)
     return _apply(_Row, x_TI, weight_OI, tp, gradients)
 
 
@@ -61,8 +65,8 @@ def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> T
     A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
     (bench/cpu_training.py); one token is read faster than it is converted.
     """
-    half = x_TI.device.type == "cpu" and x_TI.dtype in (torch.bfloat16, torch.float16)
-    if not half or x_TI.shape[0] == 1 or _NATIVE[x_TI.dtype]():
+    native = _NATIVE.get(x_TI.dtype)
+    if native is None or x_TI.device.type != "cpu" or x_TI.shape[0] == 1 or native():
         return F.linear(x_TI, weight_OI, bias_O)
     return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
         x_TI.dtype

@@ -1,13 +1,20 @@
 """JSON lines to a dataset with GPT-2's tokenizer: ours against `tokenizers` and `tiktoken`, in one run.
 
-    python bench/preprocess.py CORPUS.jsonl --gpt2 FOLDER [--slow-megabytes 20] [--json RESULT.json]
+    python bench/preprocess.py CORPUS.jsonl --make 322 [--prose TEXTS.jsonl]
+    python bench/preprocess.py CORPUS.jsonl --gpt2 FOLDER [--repeat 3] [--slow-megabytes 20] [--json RESULT]
+
+The first command makes the corpus: the documents of TEXTS.jsonl, then files of this Python and its packages
+(code, headers, documentation) up to so many megabytes, no two alike, in an order that a seed decides.
 
 Each pipeline is a process of its own that reads lines, parses them with orjson, encodes on two cores and
-writes a dataset; `tokenizers` and `tiktoken` get the beginning of the corpus, since neither gets faster with
-more. A run on one line first tells what starting costs; it is subtracted. Rates are megabytes of the corpus a
-second of the processor, all processes together, and of the wall, which says little where others use the
-machine. The ids of the three must be equal. `tiktoken` is left out, and the result says so, where it is not
-installed.
+writes a dataset; `tokenizers` and `tiktoken` get the beginning of the corpus, as neither gets faster with
+more. A run on one line first tells what starting costs; it is subtracted. Of several runs the quickest
+counts. Rates are megabytes of the corpus a second of the processor, all processes together, and of the
+wall, which says little where others use the machine. The ids of the three must be equal. `tiktoken` is left
+out, and the result says so, where it is not installed.
+
+The stages of ours are measured too, on one core in one process: what reading and parsing cost, what each
+encoder alone does, and what is left to do with its ids. No number of workers makes a core quicker than that.
 
 FOLDER holds gpt2-vocab.json and gpt2-merges.txt.
 """
@@ -15,13 +22,16 @@ FOLDER holds gpt2-vocab.json and gpt2-merges.txt.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
 import platform
+import random
 import resource
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,13 +41,35 @@ from typing import Any
 import numpy as np
 import orjson
 
+from mega_data.encoders import Fastokens, Gigatoken
+from mega_data.readers.inputs import Input
+from mega_data.readers.streams import blocks
 from mega_schema.indexed import IndexedDataset, IndexedWriter
 from mega_schema.tokenizer import open_tokenizer
 from mega_schema.tokenizer_files import bytes_of_letters
 
 CORES, BATCH, EOD = 2, 512, 50256
+KINDS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".c", ".cpp", ".cuh", ".html")
 # GPT-2's way to cut text into words, as its authors published it
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def make(corpus: Path, size: int, prose: Path | None) -> None:
+    paths = sysconfig.get_paths()
+    roots = sorted({paths["stdlib"], paths["platlib"], paths["purelib"]})
+    files = sorted({p for root in roots for p in Path(root).rglob("*") if p.suffix in KINDS and p.is_file()})
+    random.Random(1).shuffle(files)
+    given = [orjson.loads(line)["text"] for line in prose.open("rb")] if prose else []
+    seen, kept, held = set[bytes](), list[bytes](), 0
+    for text in (*given, *(p.read_bytes().decode("utf-8", "ignore") for p in files)):
+        digest = hashlib.sha256(text.encode()).digest()
+        if held < size and text.strip() and digest not in seen:
+            seen.add(digest)
+            kept.append(orjson.dumps({"text": text, "id": len(kept)}) + b"\n")
+            held += len(kept[-1])
+    random.Random(2).shuffle(kept)
+    corpus.write_bytes(b"".join(kept))
+    print(f"{len(kept):,} distinct documents, {held:,} bytes")
 
 
 def batches(corpus: Path) -> Iterator[list[str]]:
@@ -105,11 +137,12 @@ def beginning(corpus: Path, size: int, path: Path) -> Path:
     return path
 
 
-def measured(name: str, corpus: Path, line: Path, folder: Path, gpt2: Path) -> dict[str, Any]:
+def measured(name: str, corpus: Path, line: Path, folder: Path, gpt2: Path, repeat: int) -> dict[str, Any]:
     prefix = folder / name / "p"
     prefix.parent.mkdir()
-    start = spent(command(name, line, folder / name / "line", gpt2))
-    whole = spent(command(name, corpus, prefix, gpt2))
+    starts = [spent(command(name, line, folder / name / "line", gpt2)) for _ in range(repeat)]
+    wholes = [spent(command(name, corpus, prefix, gpt2)) for _ in range(repeat)]
+    start, whole = ([min(column) for column in zip(*runs, strict=True)] for runs in (starts, wholes))
     size = corpus.stat().st_size / 1e6
     return {
         "megabytes": round(size, 1),
@@ -122,6 +155,38 @@ def measured(name: str, corpus: Path, line: Path, folder: Path, gpt2: Path) -> d
     }
 
 
+def stages(corpus: Path, gpt2: Path) -> dict[str, Any]:
+    """Of one core: megabytes of the corpus a second of the processor that each stage alone would do."""
+    vocab, merges = gpt2 / "gpt2-vocab.json", gpt2 / "gpt2-merges.txt"
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")  # as in a worker
+    tokenizer: Any = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
+    gigatoken = Gigatoken.of(tokenizer, orjson.loads(tokenizer.source))
+    took = dict.fromkeys(("reading and parsing", "gigatoken", "fastokens", "uint16"), 0.0)
+    at, now, equal = "", time.process_time(), True
+
+    def then(stage: str) -> None:
+        nonlocal at, now
+        before, now = now, time.process_time()
+        if at:
+            took[at] += now - before
+        at = stage
+
+    for encode in (gigatoken, Fastokens(tokenizer)):
+        for number, block in enumerate(blocks(Input(corpus, "jsonl"), keys=["text"])):
+            then("reading and parsing" if encode is gigatoken else "")
+            texts: list[Any] = [text for (text,) in block.rows(["text"]).texts]
+            then(encode.name)
+            ids, _ = encode(texts, EOD)
+            then("uint16" if encode is gigatoken else "")
+            ids.astype(np.uint16)
+            then("")
+            if encode is not gigatoken and number % 10 == 0:
+                equal = equal and (gigatoken(texts, EOD)[0] == ids).all()
+    size = corpus.stat().st_size / 1e6
+    rates = {stage: round(size / max(seconds, 1e-9), 1) for stage, seconds in took.items()}
+    return {"MB_per_cpu_s": rates, "ids_equal_on_a_tenth": bool(equal)}
+
+
 def same_ids(ours: Path, theirs: Path) -> bool:
     a, b = IndexedDataset(ours), IndexedDataset(theirs)
     return all((a[i] == b[i]).all() and len(a[i]) == len(b[i]) for i in range(len(b)))
@@ -130,12 +195,20 @@ def same_ids(ours: Path, theirs: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--gpt2", type=Path, required=True)
+    parser.add_argument("--make", type=float, metavar="MEGABYTES", help="Write the corpus, and do no more.")
+    parser.add_argument("--prose", type=Path, help="JSON lines whose texts are part of the corpus to make.")
+    parser.add_argument("--gpt2", type=Path)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--slow-megabytes", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--note", default="", help="What the corpus is, for the result.")
     parser.add_argument("--pipeline", nargs=2, metavar=("NAME", "PREFIX"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.make:
+        make(args.corpus, int(args.make * 1e6), args.prose)
+        return
+    if args.gpt2 is None:
+        parser.error("--gpt2 is needed: the folder with gpt2-vocab.json and gpt2-merges.txt")
     if args.pipeline:
         dict(PIPELINES)[args.pipeline[0]](args.corpus, Path(args.pipeline[1]), args.gpt2)
         return
@@ -150,12 +223,13 @@ def main() -> None:
         folder = Path(name)
         line = beginning(args.corpus, 1, folder / "line.jsonl")
         part = beginning(args.corpus, int(args.slow_megabytes * 1e6), folder / "part.jsonl")
-        found["mega-data"] = measured("mega-data", args.corpus, line, folder, args.gpt2)
+        found["mega-data"] = measured("mega-data", args.corpus, line, folder, args.gpt2, args.repeat)
+        found["stages of one core"] = stages(args.corpus, args.gpt2)
         for pipeline, _ in PIPELINES:
             if importlib.util.find_spec(pipeline) is None:
                 found[pipeline] = "not installed"
                 continue
-            found[pipeline] = measured(pipeline, part, line, folder, args.gpt2)
+            found[pipeline] = measured(pipeline, part, line, folder, args.gpt2, args.repeat)
             ours = folder / "mega-data/p_text_document"
             found[pipeline]["ids_equal"] = same_ids(ours, folder / pipeline / "p")
             ratio = found["mega-data"]["MB_per_cpu_s"] / found[pipeline]["MB_per_cpu_s"]

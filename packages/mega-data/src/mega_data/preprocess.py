@@ -29,7 +29,7 @@ from mega_schema.tokenizer import Tokenizer
 log = logging.getLogger("mega.data")
 
 NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
-_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 15, 4
+_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
 _MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
 # lazy is another way to read cached
 FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_data.workers import AHEAD, SHELF, in_order
+from mega_data.workers import AHEAD, SHELF, Started, in_order
 from mega_schema.errors import MegaError
 
 
@@ -95,3 +95,27 @@ def test_the_work_is_made_once_for_all_processes_and_these_end_with_it(tmp_path)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+class Broken(Costly):
+    def __reduce__(self):
+        return _broken, (self.made,)
+
+
+def _broken(path: Path) -> Broken:
+    raise RuntimeError("cannot be made")
+
+
+def test_work_that_was_made_ready_is_not_made_again_and_work_that_cannot_be_made_is_no_matter(tmp_path):
+    work = Costly(tmp_path / "made")
+    with Started(2) as started:
+        started.prepare(Broken(tmp_path / "broken"))
+        started.prepare(work)
+        assert len(set(started.in_order(work, range(6)))) == 2
+    assert (tmp_path / "made").read_text() == "made\n"
+
+
+def test_work_that_cannot_be_made_is_told_in_a_line(tmp_path, capfd):
+    with pytest.raises(MegaError, match="--workers: a worker process died"):
+        list(in_order(Broken(tmp_path / "broken"), range(6), 2))
+    assert "RuntimeError: cannot be made" in capfd.readouterr().err

@@ -130,18 +130,13 @@ class Gigatoken:
     name = "gigatoken"
 
     def __init__(self, tokenizer: FastTokenizer, source: bytes) -> None:
-        """Open the library.
+        """The library is opened by the first call, or where this was sent.
 
         Args:
             source: of the tokenizer, as `of` makes it.
-
-        Raises:
-            ImportError: the library is not installed.
-            RuntimeError: it cannot do what the tokenizer does.
-            OSError: the system does not tell how much memory a process holds, so nothing would bound it.
         """
         self.tokenizer, self.source, self.mark = tokenizer, source, tokenizer.identity.vocab_size
-        self._open()
+        self._library: Any = None
 
     @classmethod
     def of(cls, tokenizer: FastTokenizer, content: Mapping[str, Any]) -> Gigatoken:
@@ -153,14 +148,29 @@ class Gigatoken:
         return cls(tokenizer, orjson.dumps({**content, **without, "added_tokens": [*added, mark]}))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Gigatoken, (self.tokenizer, self.source)
+        return Gigatoken._sent, (self.tokenizer, self.source)
+
+    @classmethod
+    def _sent(cls, tokenizer: FastTokenizer, source: bytes) -> Gigatoken:
+        encode = cls(tokenizer, source)
+        encode._open()
+        return encode
 
     def _open(self) -> None:
-        self._library: Any = None  # the memory of the one before is free first
+        """Open the library.
+
+        Raises:
+            ImportError: it is not installed.
+            RuntimeError: it cannot do what the tokenizer does.
+            OSError: the system does not tell how much memory a process holds, so nothing would bound it.
+        """
+        self._library = None  # the memory of the one before is free first
         self._library = import_module("gigatoken.gigatoken_rs").load_hf_json(self.source)
         self._most, self._unasked = _resident() + WORDS_BYTES, 0
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> Flat:
+        if self._library is None:
+            self._open()
         try:
             joined = _MARK_BYTES.join([*map(str.encode, texts), b""])
         except UnicodeEncodeError:
@@ -273,10 +283,15 @@ class WordCache:
         return [word]
 
 
-def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
+def fastest(
+    tokenizer: Tokenizer, sample: Sequence[str], trying: Callable[[Encode], object] = lambda _: None
+) -> Encode:
     """The fastest way to the tokenizer's ids that gives them on `sample`, on TRAPS and on its added tokens.
 
     The outcome is logged: as a warning that says why, where a faster library was tried.
+
+    Args:
+        trying: told what may become the outcome before it is checked, and may make it ready elsewhere.
     """
     if isinstance(tokenizer, SentencePiece):
         return Pieces(tokenizer)
@@ -295,10 +310,11 @@ def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
     for name, way in _faster_ways(tokenizer, content):
         try:
             encode = way()
+            trying(encode)
+            differs = _first_difference(encode, texts, wanted)
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             reasons.append(f"{name} cannot be used ({str(error).partition(chr(10))[0]})")
             continue
-        differs = _first_difference(encode, texts, wanted)
         if differs is None:
             chosen = encode
             break
@@ -352,7 +368,7 @@ def _all_of_it_counts(content: Mapping[str, Any]) -> bool:
     """
     model, cut = content["model"], content.get("pre_tokenizer") or {}
     merges = model.get("merges", [])
-    if model.get("dropout") or len(set(map(tuple, merges))) < len(merges):
+    if model.get("dropout") or len(set(map(" ".join, merges))) < len(merges):
         return False
     if model.get("byte_fallback"):
         return True  # of such models it refuses every part that it does not follow

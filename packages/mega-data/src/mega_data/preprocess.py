@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mega_data.documents import Done, Encoder
-from mega_data.encoders import fastest
+from mega_data.encoders import Encode, fastest
 from mega_data.parts import Parts, Place
 from mega_data.readers.blocks import Block
 from mega_data.readers.inputs import Input, form_of
@@ -135,7 +135,7 @@ def preprocess(
             progress(parts.place.consumed, parts.documents)
         with Started(workers, _MODULES) as processes:
             stream = _Stream(given, parts, options, block)
-            work = _encoder(tokenizer, options, stream, dtype)
+            work = _encoder(tokenizer, options, stream, dtype, processes)
             _write(parts, processes.in_order(work, stream), given, options, note, progress)
         for prefix in prefixes:
             tokenizer.save(beside(prefix, ".tokenizer"))
@@ -158,15 +158,20 @@ def preprocess(
     return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
 
 
-def _encoder(tokenizer: Tokenizer, options: Options, stream: _Stream, dtype: np.dtype[Any]) -> Encoder:
-    encode = fastest(tokenizer, stream.sample())
+def _encoder(
+    tokenizer: Tokenizer, options: Options, stream: _Stream, dtype: np.dtype[Any], processes: Started
+) -> Encoder:
     eod = tokenizer.identity.eod if options.append_eod else None
     # what Megatron's tokenizer of that name does, and no other's
     bos = tokenizer.identity.bos if tokenizer.identity.type == "Llama2Tokenizer" else None
-    split = None
+    sample, split = stream.sample(), None
     if options.language:
         split = splitter(options.language, stream.beginnings(), keep_newlines=options.keep_newlines)
-    return Encoder(encode, options.keys, dtype, eod, bos, split)
+
+    def work(encode: Encode) -> Encoder:
+        return Encoder(encode, options.keys, dtype, eod, bos, split)
+
+    return work(fastest(tokenizer, sample, lambda encode: processes.prepare(work(encode))))
 
 
 def _write(

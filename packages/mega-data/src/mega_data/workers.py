@@ -65,6 +65,7 @@ class Started:
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
         self._ours: list[tuple[Connection, mmap.mmap]] = []
         self._pids: list[int] = []
+        self._prepared: object = None
         self._stack = ExitStack()
         if workers < 2:
             return
@@ -92,6 +93,13 @@ class Started:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def prepare(self, work: object) -> None:
+        """Have what may become the work made ready. What goes wrong there is for `in_order` to find."""
+        if self._ours:
+            self._prepared = work
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._orders.send(work)
+
     def in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """As the function of that name; once."""
         if not self._ours:
@@ -99,7 +107,9 @@ class Started:
             return
         queue = iter(items)
         try:
-            self._orders.send(work)
+            if work != self._prepared:
+                self._orders.send(work)
+            self._orders.send(None)
             self._pids = self._orders.recv()
             busy: deque[int] = deque()
             for number, item in zip(AHEAD * [*range(len(self._ours))], queue, strict=False):
@@ -164,7 +174,7 @@ def _seed(modules: tuple[str, ...], orders: Connection, given: list[tuple[int, C
     for module in modules:
         import_module(module)
     with suppress(EOFError, BrokenPipeError):  # who started us is gone
-        work = orders.recv()
+        work = _last_sent(orders)
         pids = [pid for number in range(len(given)) if (pid := _forked(work, number, orders, given))]
         for _, pipe in given:
             pipe.close()
@@ -173,6 +183,24 @@ def _seed(modules: tuple[str, ...], orders: Connection, given: list[tuple[int, C
             orders.recv()  # until its other end is closed
         for pid in pids:
             os.waitpid(pid, 0)
+
+
+def _last_sent(orders: Connection) -> Any:
+    """What comes last before None. What could not be made before it does not matter."""
+    work, failed = None, None
+    while True:
+        sent = orders.recv_bytes()
+        try:
+            made = pickle.loads(sent)
+        except Exception as error:
+            failed = error
+            continue
+        if made is None:
+            break
+        work, failed = made, None
+    if failed is not None:
+        raise failed
+    return work
 
 
 def _forked(work: Any, number: int, orders: Connection, given: list[tuple[int, Connection]]) -> int:

@@ -66,15 +66,16 @@ def core_bytes(job: Job) -> float:
     """
     e, shares, cp = job.precision.weight, job.cut.shares, job.layout.cp
     heads = job.spec.heads // job.layout.tp
-    if job.software.attention == "scores":
-        per_score = 2 * e + (1 if job.software.keeps_masks else 0)
-        return job.tokens * heads * job.length * per_score
-    copies = 0
+    width = job.software.attention_width or e
+    if job.software.attention == "flash":
+        own = 4 * heads
+    else:  # probabilities, and what dropout leaves of them
+        own = heads * job.length * ((e + 1 if job.software.keeps_masks else 4) + width)
     if _copied(job):
-        copies = (2 * shares.queries + cp * 2 * shares.keys) * (job.software.attention_width or e)
+        own += (2 * shares.queries + cp * 2 * shares.keys) * width
     elif cp > 1:
-        copies = (shares.queries + cp * 2 * shares.keys) * e
-    return job.tokens * (4 * heads + copies)
+        own += (shares.queries + cp * 2 * shares.keys) * e
+    return job.tokens * own
 
 
 def _copied(job: Job) -> bool:

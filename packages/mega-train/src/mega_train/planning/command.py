@@ -7,7 +7,7 @@ from dataclasses import replace
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.spec import Family, preset
-from mega_train.config import Data, Evaluation, Log, Optimizer, Run, Save
+from mega_train.config import Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import HARDWARE
@@ -64,14 +64,14 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
     # what a plan does not depend on takes values that pass
     checked = replace(
         run,
-        train=replace(run.train, iterations=1, device="cpu"),
+        train=replace(run.train, iterations=1, device="cuda"),
         optimizer=Optimizer(lr=1.0),
         data=Data(),
         evaluation=Evaluation(),
         checkpoint=Save(),
         log=Log(),
     )
-    plan = resolve(checked, family, world or machine_size(run), corpus=None, loaded=loaded, cuda=False)
+    plan = resolve(checked, family, world or machine_size(run), corpus=None, loaded=loaded, cuda=True)
     return Job(
         cut=Cut.of(plan.spec, plan.layout),
         length=plan.length,
@@ -79,7 +79,8 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
         global_samples=plan.global_samples,
         precision=precision(run),
         recompute=plan.recompute,
-        zero=plan.sharing.stage,
+        zero=plan.sharing.stage if plan.layout.dp * plan.layout.cp > 1 else 0,
+        bucket=plan.sharing.bucket,
         sequence=run.parallel.sequence and plan.layout.tp > 1,
         software=software(run),
     )
@@ -95,8 +96,9 @@ def searchable(run: Run, family: Family | None) -> Job:
         raise ConfigError(
             "--global-batch-size", "missing", wanted="the batch to search for", hint="--global-batch-size 512"
         )
-    parallel = replace(run.parallel, tp=1, pp=1, sequence=False)
-    return job(replace(run, parallel=parallel, batch=replace(run.batch, micro=1)), family, 1)
+    alone = replace(run, parallel=Parallel(), recompute=Recomputation(), batch=replace(run.batch, micro=1))
+    hidden = replace(software(run), overlaps_reduce=True, overlaps_gather=True)
+    return replace(job(alone, family, 1), software=hidden)
 
 
 def precision(run: Run) -> Precision:
@@ -108,6 +110,8 @@ def software(run: Run) -> Software:
     return Software(
         attention="scores" if run.train.attention_dropout else "flash",
         overlaps_tp="both" if run.parallel.tp_overlap else "backward",
+        overlaps_reduce=run.parallel.overlap_reduce,
+        overlaps_gather=run.parallel.overlap_gather,
     )
 
 
@@ -126,7 +130,9 @@ def words(job: Job) -> str:
         ),
         "--micro-batch-size": job.micro,
         "--global-batch-size": job.global_samples,
-        "--use-distributed-optimizer": "" if job.zero == 1 else None,
+        "--use-distributed-optimizer": "" if job.zero else None,
+        "--overlap-grad-reduce": "" if job.zero and job.software.overlaps_reduce else None,
+        "--overlap-param-gather": "" if job.zero and job.software.overlaps_gather else None,
         "--recompute-granularity": again.granularity,
         "--recompute-method": again.method if full else None,
         "--recompute-num-layers": again.layers if full else None,

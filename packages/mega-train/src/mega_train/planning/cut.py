@@ -96,7 +96,7 @@ class Cut:
         Raises:
             LayoutError: the model cannot be cut this way.
         """
-        return cls(spec, layout, Shares.of(spec, layout.tp), dealt(spec.layers, layout.pp, layout.vp))
+        return cls(spec, layout, Shares.of(spec, layout.tp), stages(spec.layers, layout))
 
     @cached_property
     def held(self) -> tuple[int, ...]:
@@ -120,11 +120,12 @@ class Cut:
         return tuple(seen.values())
 
 
-def dealt(layers: int, pp: int, vp: int) -> tuple[Stages, ...]:
+def stages(layers: int, layout: Layout) -> tuple[Stages, ...]:
     """The stages of every place of the pipeline.
 
     Raises:
         LayoutError: a stage would have no layer.
     """
-    layout = Layout(pp=pp, vp=vp)
-    return tuple(tuple(layout.stage(place, layers, chunk) for chunk in range(vp)) for place in range(pp))
+    return tuple(
+        tuple(layout.stage(place, layers, chunk) for chunk in range(layout.vp)) for place in range(layout.pp)
+    )

@@ -57,7 +57,8 @@ class Software:
     Attributes:
         attention: "flash" never holds the scores; "scores" does, before and after dropout.
         attention_width: bytes of the numbers that attention computes with; None: those of the activations.
-        keeps_masks: dropout keeps a byte per element; ours makes its choice again.
+        keeps_masks: dropout keeps a byte per element and softmax its 16-bit result, as Megatron's kernels do;
+            ours makes the choice again, and keeps probabilities in float32.
         regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
         sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
         gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.

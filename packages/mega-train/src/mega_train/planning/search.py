@@ -9,7 +9,7 @@ from mega_schema.errors import MegaError
 from mega_schema.layout import Layout
 from mega_schema.recompute import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
-from mega_train.planning.cut import Cut, Shares, Stages, dealt
+from mega_train.planning.cut import Cut, Shares, Stages, stages
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.job import Job
@@ -55,7 +55,7 @@ def _batches(
     """Every micro-batch and number of virtual stages on this mesh.
 
     Args:
-        depths: what `dealt` gave so far, by pp and vp; added to.
+        depths: what `stages` gave so far, by pp and vp; added to.
     """
     if job.global_samples % layout.dp or (layout.cp > 1 and job.length % (2 * layout.cp)):
         return
@@ -67,7 +67,7 @@ def _batches(
         whole, rest = divmod(job.spec.layers, layout.pp)
         for vp in divisors(whole) if interleaves and not rest else (1,):
             key = layout.pp, vp
-            depths[key] = depths.get(key) or dealt(job.spec.layers, *key)
+            depths[key] = depths.get(key) or stages(job.spec.layers, Layout(pp=layout.pp, vp=vp))
             cut = Cut(job.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
             zero = 1 if layout.dp * layout.cp > 1 else 0
             yield dataclasses.replace(job, cut=cut, micro=micro, sequence=layout.tp > 1, zero=zero)

@@ -143,7 +143,7 @@ def _local(weight: Tensor) -> Tensor:
 
 
 def _padding(run: Trainer) -> int:
-    """Elements that a rank's buckets hold beside parameters; or what FSDP's whole rows differ from parts by."""
+    """Elements a rank's buckets hold beside parameters, or that FSDP's whole rows differ from parts by."""
     sharing, replicas = run.plan.sharing, run.mesh.replicas.size
     if sharing.stage == 3 and replicas > 1:
         return sum(weight.shape[-1] for _, weight in run.held)

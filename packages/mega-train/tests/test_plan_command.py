@@ -34,7 +34,7 @@ def said(*argv: str) -> str:
 def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
     text = said(*GPT3, *CUT)
     assert text.startswith("gpt, 174,615,846,912 parameters, bf16 on 1024 x A100 80GB SXM\n")
-    assert "tp 8 x pp 16 x dp 8, zero 0, recompute none | 1536 samples x 2048 tokens a step" in text
+    assert "tp 8 x pp 16 x dp 8, 1f1b, zero 0, recompute none | 1536 samples x 2048 tokens a step" in text
     for word in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "bubble", "MFU"):
         assert word in text
     assert re.search(r"model FLOPs 3\.38\de\+18 a step", text)
@@ -68,14 +68,44 @@ def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
 
 
 def test_a_search_lists_layouts_and_the_flags_of_the_first() -> None:
-    argv = (*GPT3, "--global-batch-size", "1536", "--search")
+    argv = (
+        "plan",
+        "--preset",
+        "megatron-175b",
+        "--bf16",
+        "--world",
+        "96",
+        "--global-batch-size",
+        "96",
+        "--search",
+    )
     text, found = said(*argv), json.loads(said(*argv, "--json"))
     assert len(found) == 10
     assert found[0]["flags"] in text
     assert [e["fits"] for e in found] == [True] * 10
     first = found[0]["layout"]
-    assert first["tp"] * first["pp"] * first["cp"] * first["dp"] == 1024
+    assert first["tp"] * first["pp"] * first["cp"] * first["dp"] == 96
     assert f"--tensor-model-parallel-size {first['tp']} " in found[0]["flags"]
+
+
+@pytest.mark.parametrize(
+    ("model", "world", "batch"),
+    [
+        (("--preset", "llama2-70b", "--bf16", "--tp-comm-overlap", "--sequence-parallel"), "64", "128"),
+        (("--preset", "llama3-8b", "--fp16"), "8", "32"),
+        (("--preset", "megatron-8.3b", "--hardware", "a100"), "16", "64"),
+    ],
+)
+def test_the_flags_of_a_search_are_a_plan_with_its_figures(
+    model: tuple[str, ...], world: str, batch: str
+) -> None:
+    given = ("plan", *model, "--world", world, "--json")
+    overlap = "--tp-comm-overlap" in model
+    tensor = ("--tensor-model-parallel-size", "2") if overlap else ()
+    for found in json.loads(said(*given, *tensor, "--global-batch-size", batch, "--search"))[:5]:
+        plain = [word for word in given if word not in ("--tp-comm-overlap", "--sequence-parallel")]
+        again = json.loads(said(*plain, *found["flags"].split()))
+        assert again == found
 
 
 def test_a_plan_needs_no_torch() -> None:

@@ -46,7 +46,8 @@ def found(run: Run, family: Family | None, world: int | None, hardware: str) -> 
 
 def machine_size(run: Run) -> int:
     """Ranks of one copy of the model."""
-    return max(1, run.parallel.tp) * max(1, run.parallel.pp)
+    cut = run.parallel
+    return max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
 
 
 def job(run: Run, family: Family | None, world: int | None) -> Job:
@@ -81,6 +82,7 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
         recompute=plan.recompute,
         zero=plan.sharing.stage if plan.layout.dp * plan.layout.cp > 1 else 0,
         bucket=plan.sharing.bucket,
+        schedule=run.parallel.schedule,
         sequence=run.parallel.sequence and plan.layout.tp > 1,
         software=software(run),
     )
@@ -125,6 +127,7 @@ def words(job: Job) -> str:
         "--tp-comm-overlap": "" if job.sequence and job.software.overlaps_tp == "both" else None,
         "--context-parallel-size": layout.cp if layout.cp > 1 else None,
         "--pipeline-model-parallel-size": layout.pp if layout.pp > 1 else None,
+        "--pipeline-schedule": job.schedule if layout.pp > 1 and job.schedule != "1f1b" else None,
         "--num-layers-per-virtual-pipeline-stage": (
             job.spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
         ),

@@ -12,16 +12,17 @@ from mega_schema.spec import ModelSpec
 from mega_train.planning.cut import Cut, Shares, Stages, stages
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.job import Job
+from mega_train.planning.job import Job, Schedule
 from mega_train.planning.memory import fullest
 
 
 def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[Estimate]:
     """The fastest ways to run this job's model and batch that fit, fastest first.
 
-    Tried are all tp of a node, all pp and vp, cp and micro-batches that divide, with sequence parallelism,
-    the optimizer's state shared out and transfers hidden, which cost nothing. Of recomputation the least that
-    fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more than they save.
+    Tried are all tp of a node, all pp, vp and cp, micro-batches that divide, and 1F1B and zero-bubble, with
+    sequence parallelism, the optimizer's state shared out and transfers hidden, which cost nothing. Of
+    recomputation the least that fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more
+    than they save.
 
     Args:
         job: its cut, micro-batch, recomputation and ZeRO stage do not matter.
@@ -37,7 +38,7 @@ def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[
 def alike(job: Job, hardware: Hardware) -> list[Estimate]:
     """This job with every micro-batch and number of virtual stages that fits, least recomputation first."""
     layout = job.layout
-    made = _batches(job, layout, job.cut.shares, {})
+    made = _batches(job, layout, job.cut.shares, (job.schedule,), {})
     return [estimate(fit, hardware) for each in made if (fit := _fitting(each, hardware.memory))]
 
 
@@ -46,15 +47,20 @@ def layouts(job: Job, world: int, node: int) -> Iterator[Job]:
     shares = _shares(job.spec, divisors(world, node))
     depths: dict[tuple[int, int], tuple[Stages, ...]] = {}
     for layout in _meshes(world, tuple(shares), job.spec.layers, node):
-        yield from _batches(job, layout, shares[layout.tp], depths)
+        yield from _batches(job, layout, shares[layout.tp], ("1f1b", "zero-bubble"), depths)
 
 
 def _batches(
-    job: Job, layout: Layout, shares: Shares, depths: dict[tuple[int, int], tuple[Stages, ...]]
+    job: Job,
+    layout: Layout,
+    shares: Shares,
+    schedules: Sequence[Schedule],
+    depths: dict[tuple[int, int], tuple[Stages, ...]],
 ) -> Iterator[Job]:
     """Every micro-batch and number of virtual stages on this mesh.
 
     Args:
+        schedules: orders of a pipeline's passes.
         depths: what `stages` gave so far, by pp and vp; added to.
     """
     if job.global_samples % layout.dp or (layout.cp > 1 and job.length % (2 * layout.cp)):
@@ -70,7 +76,9 @@ def _batches(
             depths[key] = depths.get(key) or stages(job.spec.layers, Layout(pp=layout.pp, vp=vp))
             cut = Cut(job.spec, dataclasses.replace(layout, vp=vp), shares, depths[key])
             zero = 1 if layout.dp * layout.cp > 1 else 0
-            yield dataclasses.replace(job, cut=cut, micro=micro, sequence=layout.tp > 1, zero=zero)
+            made = dataclasses.replace(job, cut=cut, micro=micro, sequence=layout.tp > 1, zero=zero)
+            for schedule in schedules if layout.pp > 1 else schedules[:1]:
+                yield dataclasses.replace(made, schedule=schedule)
 
 
 def _shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, Shares]:

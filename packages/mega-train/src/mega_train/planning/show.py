@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +27,21 @@ _SPENT = (
     ("dp", "data parallel"),
     ("optimizer", "optimizer"),
 )
-_COLUMNS = ("tp", "cp", "pp", "vp", "dp", "micro", "recompute", "GiB", "bubble", "seconds", "MFU", "HFU")
+_COLUMNS = (
+    "tp",
+    "cp",
+    "pp",
+    "vp",
+    "dp",
+    "micro",
+    "schedule",
+    "recompute",
+    "GiB",
+    "bubble",
+    "seconds",
+    "MFU",
+    "HFU",
+)
 
 
 def write(done: Sequence[Estimate], out: TextIO, *, searched: bool, as_json: bool) -> None:
@@ -69,12 +83,14 @@ def show_found(found: Sequence[Estimate], console: Console) -> None:
     """The layouts of a search, and the flags of the first."""
     table = Table(box=None, pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
+        side: Literal["left", "right"] = "left" if name in ("schedule", "recompute") else "right"
+        table.add_column(name, justify=side, no_wrap=True)
     for done in found:
         job, layout, seconds = done.job, done.job.layout, done.seconds
         degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, job.micro)
         table.add_row(
             *map(str, degrees),
+            job.schedule if layout.pp > 1 else "",
             kept(job),
             f"{done.fullest.total / GIB:.1f}",
             f"{seconds.bubble / seconds.step:.1%}",
@@ -96,7 +112,9 @@ def as_dict(done: Estimate) -> dict[str, Any]:
         "model": job.spec.to_dict(),
         "parameters": parameters(job.spec),
         "hardware": asdict(done.hardware),
-        "layout": asdict(layout) | {"world": layout.world},
+        "layout": {axis: getattr(layout, axis) for axis in ("tp", "cp", "pp", "vp", "dp", "world")},
+        "layers": list(job.cut.depth),
+        "pipeline_schedule": job.schedule,
         "seq_length": job.length,
         "micro_batch_size": job.micro,
         "global_batch_size": job.global_samples,
@@ -124,7 +142,9 @@ def mesh(job: Job) -> str:
     layout = job.layout
     more = {"cp": layout.cp, "vp": layout.vp}
     extra = "".join(f" x {axis} {degree}" for axis, degree in more.items() if degree > 1)
-    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}, zero {job.zero}, recompute {kept(job)}"
+    order = f", {job.schedule}" if layout.pp > 1 else ""
+    how = f"zero {job.zero}, recompute {kept(job)}"
+    return f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}{extra}{order}, {how}"
 
 
 def kept(job: Job) -> str:

@@ -19,8 +19,8 @@ class Traffic:
 
 
 def traffic(job: Job) -> Traffic:
-    layout, halves = job.layout, transfers(job)
-    tp = cp = 0.0
+    halves = transfers(job)
+    tp = cp = pp = 0.0
     for place in job.cut.kinds:
         stages, layers = job.cut.stages[place], job.cut.depth[place]
         again = job.again(stages)
@@ -30,9 +30,10 @@ def traffic(job: Job) -> Traffic:
         passes += stages[-1].last * (halves.head + halves.head_back)
         tp = max(tp, job.micros * passes * half_bytes(job))
         cp = max(cp, job.micros * (2 * layers + again) * key_bytes(job))
-    crossings = 2 * layout.vp if layout.pp > 1 else 0
-    crossing = job.micros * crossings * stage_bytes(job) + tie_bytes(job)
-    return Traffic(tp=tp, cp=cp, pp=crossing, dp=sum(data_parallel_bytes(job)))
+        sends = sum((not stage.last) + (not stage.first) for stage in stages)
+        tied = tie_bytes(job) if stages[0].first or stages[-1].last else 0.0
+        pp = max(pp, job.micros * sends * stage_bytes(job) + tied)
+    return Traffic(tp=tp, cp=cp, pp=pp, dp=sum(data_parallel_bytes(job)))
 
 
 def tie_bytes(job: Job) -> float:

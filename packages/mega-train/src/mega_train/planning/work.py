@@ -213,7 +213,8 @@ def _layer_back(job: Job, hardware: Hardware) -> Pass:
     layout = job.layout
     half = half_bytes(job) / hardware.reach(layout.tp, 1)
     sent, gemm = transfers(job).layer_back * half, _Products(job, hardware).backward(job.cut.shares.matrices)
-    if job.software.overlaps_tp != "none":
+    # a zero-bubble pipeline puts off the products that such transfers would hide behind
+    if job.software.overlaps_tp != "none" and job.schedule != "zero-bubble":
         # the gradient of a column-cut linear's input is summed while that of its weight is computed, and an
         # input is gathered while a gradient passes; with sequence parallelism two gathers stand alone
         alone = 2 * half if job.sequence else 0.0

@@ -40,7 +40,9 @@ def documents_options(command: Command) -> Command:
     options = (
         click.option("--input", "inputs", multiple=True, required=True, help=what),
         click.option("--json-key", default="text", help="Key of the text."),
-        click.option("--id-key", default="", help="Key of an id that each document has, told in dropped/."),
+        click.option(
+            "--id-key", default="", show_default=False, help="Key of each document's id, for dropped/."
+        ),
         click.option("--on-error", type=ON_ERROR, default="fail", help="At a line that is no document."),
     )
     for option in reversed(options):

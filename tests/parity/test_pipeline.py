@@ -22,6 +22,8 @@ VP2 = {"parallel__virtual": 2}
 GPIPE = {"parallel__schedule": "gpipe"}
 ZERO_BUBBLE = {"parallel__schedule": "zero-bubble"}
 ENDS_COUNT = {"parallel__count_embedding": True, "parallel__count_head": True}
+OVERLAP = {"parallel__overlap_reduce": True, "parallel__overlap_gather": True, "parallel__bucket": 3000}
+AGAIN = {"recompute__granularity": "full", "train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
 LAYERS_8 = {"model__layers": 8}
 
 
@@ -149,6 +151,12 @@ CASES: dict[int, dict[str, Body]] = {
         ),
         "gpipe_with_embedding_and_head_alone_gpt": _cut("gpt", model__layers=2, **PP4, **GPIPE, **ENDS_COUNT),
         "interleaved_data_2_gpt": _cut("gpt", **PP2, **VP2, batch__micro=2),
+        "interleaved_zero_1_overlapped_gpt": _cut("gpt", **PP2, **VP2, **OVERLAP, parallel__zero_stage=1),
+        "zero_bubble_over_chunks_zero_2_recomputed_dropout_gpt": _cut(
+            "gpt", **PP2, **VP2, **ZERO_BUBBLE, **OVERLAP, **AGAIN, parallel__zero_stage=2
+        ),
+        "interleaved_zero_3_llama": _cut("llama", **PP2, **VP2, parallel__zero_stage=3),
+        "interleaved_context_2_llama": _cut("llama", **PP2, **VP2, parallel__cp=2),
         "interleaved_tensor_2_sequence_gpt": _cut("gpt", **PP2, **VP2, **TP2, **SP),
         "zero_bubble_tensor_2_sequence_llama": _cut("llama", **PP2, **ZERO_BUBBLE, **TP2, **SP),
     },

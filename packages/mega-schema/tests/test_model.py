@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mega_model.attend import Packed
 from mega_model.build import build, chunks, fill, parameters
+from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.layers import rotary_angles, sinusoids
 from mega_model.mesh import Axis, Mesh
@@ -18,6 +19,7 @@ from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.arch import table
 from mega_schema.layout import Layout
+from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {
@@ -187,6 +189,27 @@ def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> 
     whole = build(spec, Runtime.alone(spec))
     fill(whole, read)
     torch.testing.assert_close(x[:, : spec.vocab].unflatten(0, (2, 8)), _logits(whole, TOKENS))
+
+
+@pytest.mark.parametrize("again", [Recompute(), Recompute("full"), Recompute("full", "block", 1)], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, again: Recompute) -> None:
+    """A pipeline frees it as soon as the next stage has it."""
+    spec, place = SPECS[name], torch.arange(8)
+    rt = Runtime.on(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=again)
+    stage = build(spec, rt)
+    fill(stage, initial_values(table(spec), 7), rt)
+    drop = Dropout(0.2, 0.2, token_keys(1, [0, 1], place), rt.tp)
+    kept: set[int] = set()
+
+    def keep(x: Tensor) -> Tensor:
+        kept.add(x.untyped_storage().data_ptr())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = stage(TOKENS.flatten(), place.repeat(2), Packed(2, 8, dropout=drop), drop)
+    assert kept
+    assert out.untyped_storage().data_ptr() not in kept
 
 
 def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:

@@ -230,6 +230,11 @@ def test_a_run_that_cannot_begin_is_refused_by_name(
 
 PIPELINES: list[tuple[dict[str, Any], str]] = [
     (
+        {"parallel__zero_stage": 3, "parallel__schedule": "zero-bubble"},
+        "--pipeline-schedule: weight gradients of ZeRO's stage 3 cannot be put off: found zero-bubble, "
+        "wanted 1f1b or gpipe; hint: --zero-stage 2, or --pipeline-schedule 1f1b",
+    ),
+    (
         {"parallel__virtual": 2},
         "--num-virtual-stages-per-pipeline-rank: there is one pipeline rank: found pp=1, wanted 2 or more; "
         "hint: leave it out, or --pipeline-model-parallel-size 2",

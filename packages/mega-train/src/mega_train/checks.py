@@ -134,6 +134,14 @@ def check_replicas(parallel: Parallel) -> None:
     stage = zero_stage(parallel)
     if stage not in range(4):
         raise ConfigError("--zero-stage", "no such stage", found=stage, wanted="0 | 1 | 2 | 3")
+    if stage == 3 and parallel.schedule == "zero-bubble":
+        raise ConfigError(
+            "--pipeline-schedule",
+            "weight gradients of ZeRO's stage 3 cannot be put off",
+            found="zero-bubble",
+            wanted="1f1b or gpipe",
+            hint="--zero-stage 2, or --pipeline-schedule 1f1b",
+        )
     if parallel.distributed_optimizer and stage == 0:
         raise ConfigError(
             "--zero-stage",

@@ -208,6 +208,12 @@ CASES: dict[int, dict[str, Body]] = {
         "context_2_tensor_2_pipeline_2_documents_llama": _cut(
             "llama", **CP2, **TP2, **PP2, **SP, **DOCUMENTS
         ),
+        "dropout_full_recomputation_and_two_stages_a_rank_gpt": _cut(
+            "gpt", **CP2, **TP2, **PP2, **SP, **DOCUMENTS, **DROPOUT, **FULL, parallel__virtual=2
+        ),
+        "dropout_selective_recomputation_and_zero_bubble_llama": _cut(
+            "llama", **CP2, **TP2, **PP2, **SP, **DROPOUT, **SELECTIVE, parallel__schedule="zero-bubble"
+        ),
         "tensor_2_pipeline_2_data_2_sequence_llama": _cut("llama", **TP2, **PP2, **SP),
     },
 }

@@ -21,7 +21,7 @@ from mega_train.voice import OneVoice
 @click.group(cls=OneVoice, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-train")
 def app() -> None:
-    """Train language models in tensor, sequence, pipeline and data parallel.
+    """Train language models in tensor, sequence, context, pipeline and data parallel.
 
     \b
     One process:   mega-train gpt --preset gpt2-124m --data-path P --train-iters 100 --lr 3e-4

@@ -1,6 +1,7 @@
 """Runs of Megatron whose speed was published, with the layout of each as far as it was told.
 
 2021: README of April 2021 and arXiv:2104.04473 table 1 (float16, every layer recomputed, scores in memory).
+The GPT-3 example did not tell its micro-batch; 1 is assumed.
 2022: arXiv:2205.05198 tables 3 and 5 (float16, sequence parallelism and selective recomputation, or full).
 2024: README of Megatron core 0.8 (bfloat16, fused attention, transfers of all axes overlapped). Neither the
 micro-batch nor the chunks of its rows were told: both are the fastest that fit, by the planner itself.

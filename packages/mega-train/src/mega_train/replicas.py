@@ -58,9 +58,9 @@ class Buckets:
         self.held, self.models = held, models
         rows, sizes = [row for row, _ in held], [weight.numel() for _, weight in held]
         single = [i for i, row in enumerate(rows) if (row.tied_to or row.name) in alone]
-        buckets = cut(sizes, most=sharing.bucket, replicas=replicas.size, alone=single)
         self.sharded = sharing.stage > 0 and replicas.size > 1
         owners = (replicas.rank, replicas.size) if self.sharded else (0, 1)
+        buckets = cut(sizes, most=sharing.bucket, replicas=owners[1], alone=single)
         placed = places(rows, sizes, buckets, *owners)
         self.stretches = [place.stretch for place in placed]
         self._weights = _Weights(held, placed, buckets, replicas, owners, overlap=sharing.overlap_gather)

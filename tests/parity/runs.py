@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def _close(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
 
 def _kept(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
     return run.gradients.of if gradients else run.shards.main
+
+
+def storages() -> dict[int, int]:
+    """Bytes of every storage that a tensor of this process is in, by its address."""
+    gc.collect()
+    found = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    plain = (each.untyped_storage() for each in found if not isinstance(each, DTensor) and each.numel())
+    return {storage.data_ptr(): storage.nbytes() for storage in plain if storage.data_ptr()}
 
 
 def _fits_one(key: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from mega_train.planning.job import Job
 from mega_train.planning.memory import Memory, memory
 from mega_train.trainer import Trainer
 from tests.parity.ranks import Body, on_ranks
-from tests.parity.runs import trainer
+from tests.parity.runs import storages, trainer
 
 SIZES: dict[str, Any] = {"model__hidden": 64, "model__vocab": 1000, "batch__length": 64}
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,17 +105,9 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
-def _tensors() -> dict[int, int]:
-    """Bytes of every storage that a tensor of this process is in."""
-    gc.collect()
-    found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    found = [each for each in found if type(each) is not DTensor]  # the tensor in it is found too
-    return {_storage(each).data_ptr(): _storage(each).nbytes() for each in found if each.numel()}
-
-
 def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
     """Weights exactly; with gradients and optimizer to padding and scalars; activations within 5 %."""
-    before = _tensors()
+    before = storages()
     run = trainer(model, world, meet, folder, **SIZES | values)
     try:
         planned, made = _planned(run)
@@ -125,7 +116,7 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
         assert sum(w.numel() * w.element_size() for w in weights) == pytest.approx(
             planned.weights, abs=4 * slack if made.zero == 3 else 0
         )
-        held = sum(size for place, size in _tensors().items() if place not in before)
+        held = sum(size for place, size in storages().items() if place not in before)
         standing = planned.weights + planned.gradients + planned.optimizer
         if made.zero == 3:
             standing -= planned.gradients  # FSDP makes them in the first backward pass

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from mega_ckpt.reshard import reshard
+from mega_ckpt.verify import verify
 from mega_model.mesh import World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import MegaError
+from mega_schema.layout import Layout
 from mega_schema.shard import Slab
 from mega_train.trainer import Trainer
 from tests.parity.ranks import Body, on_ranks
-from tests.parity.runs import same_as_one_process, steps, trainer
+from tests.parity.runs import same_as_one_process, steps, storages, trainer
 
 SMALL = {"parallel__bucket": 3000}  # some ten buckets, ragged ones among them
 OVERLAP = {"parallel__overlap_reduce": True}
@@ -27,6 +30,8 @@ ONE_MICRO = {"batch__micro": 4, "optimizer__clip": 0.0}
 PP2 = {"parallel__pp": 2}
 FULL = {"recompute__granularity": "full", "recompute__layers": 2}
 SELECTIVE = {"recompute__granularity": "selective"}
+BUBBLE = {"parallel__schedule": "zero-bubble"}
+VIRTUAL = {"parallel__layers_per_virtual": 1}
 DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
 SP = TP2 | {"parallel__sequence": True}
 
@@ -101,6 +106,10 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
         run.save()
         run.mesh.leave()
         saved.append(Checkpoint.open(where))
+    for number, checkpoint in enumerate(saved if world.rank == 0 else ()):
+        verify(checkpoint)
+        cut = reshard(checkpoint, folder / f"resharded{number}", Layout(tp=2))
+        verify(Checkpoint.open(cut))
     first, *others = saved
     for other in others:
         assert {space: set(tensors) for space, tensors in other.tensors.items()} == {
@@ -157,6 +166,29 @@ def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
     steps(run, 1)
     assert (run.scale.value, run.skipped) == (1024.0, 16)
     run.mesh.leave()
+
+
+def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> None:
+    """Bytes between two steps: weights, gradients and optimizer state, to the padding and the step counts."""
+    before = storages()
+    sizes = {"model__hidden": 64, "batch__length": 64, "train__bf16": bf16}
+    run = trainer("gpt", world, meet, folder, **sizes, **_zero(stage))
+    steps(run, 2)
+    run.gradients.of = ()
+    held = sum(size for place, size in storages().items() if place not in before)
+    parameters = sum(row.size for row in run.rt.table.values() if not row.tied_to)
+    parameters += (-(-101 // 8) * 8 - 101) * 64  # the vocabulary's padding
+    weight, gradient, state = (2, 4, 12) if bf16 else (4, 4, 8)
+    d = world.size
+    expected = {
+        0: weight + gradient + state,  # 18, or 16
+        1: weight + gradient + state / d,  # 6 + 12 / d, or 8 + 8 / d
+        2: weight + (gradient + state) / d,
+        3: 16 / d,  # float32 weights are all there are
+    }[stage] * parameters
+    run.mesh.leave()
+    scalars = 16 * len(run.held) + 256
+    assert expected <= held <= expected + scalars + 64 * d * (weight + gradient + state), held / parameters
 
 
 CASES: dict[int, dict[str, Body]] = {
@@ -218,6 +250,13 @@ CASES: dict[int, dict[str, Body]] = {
             f"stage_{stage}_stops_everywhere": partial(_stops, stage, ", on rank 1" if stage < 3 else "")
             for stage in range(4)
         },
+        **{
+            f"stage_{stage}_holds_its_bytes_in_{'bfloat16' if bf16 else 'float32'}": partial(
+                _holds, stage, bf16
+            )
+            for stage in range(4)
+            for bf16 in (False, True)
+        },
         **{f"stage_{stage}_skips_everywhere": partial(_skips, stage) for stage in range(4)},
     },
     4: {
@@ -229,6 +268,11 @@ CASES: dict[int, dict[str, Body]] = {
         **{
             f"stage_{stage}_pipeline_2_tied_gpt": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP)
             for stage in range(4)
+        },
+        **{
+            f"stage_{stage}_pipeline_2_{name}": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP, values)
+            for stage in range(4)
+            for name, values in (("zero_bubble", BUBBLE), ("virtual", VIRTUAL))
         },
         "stage_1_pipeline_2_llama_gathers_late": _same("llama", _zero(1), SMALL, PP2, GATHER),
         "overlap_changes_no_bit_over_4": partial(

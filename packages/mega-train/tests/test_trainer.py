@@ -225,6 +225,9 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     assert {weight.dtype for _, weight in run.held} == {torch.float16}
     assert before[-1][0] < before[0][0] / 2
     run.save()
+    stored = Checkpoint.open(tmp_path).tensors
+    assert {tensor.dtype for tensor in stored["model"].values()} == {"F16"}
+    assert {tensor.dtype for tensor in stored["optim.main"].values()} == {"F32"}
     after = _steps(run, 20)
     again = _trainer(planned, open_corpus, tmp_path, **values)
     assert (again.skipped, again.rate) == (8 * skipped, again.plan.rate.at(560 - 8 * skipped))

@@ -12,7 +12,7 @@ sequence    each of them a reduce-scatter and an all-gather, the same bytes on a
             and what backward gathers again since only a share of it was kept: 2 per layer
 pipeline    tokens x hidden per micro-batch, direction and stage boundary (arXiv:2104.04473 §3.2)
 context     keys and values of all tokens gathered, their gradients scattered (arXiv:2407.21783 §3.3.2)
-data        the gradients once per step (arXiv:1910.02054 §7.1)
+replicas    the gradients once per step; cut, they are scattered and the weights gathered (arXiv:1910.02054 §7)
 """  # noqa: E501
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +38,7 @@ from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer import open_tokenizer
+from mega_train.buckets import cut
 from mega_train.config import Run
 from mega_train.resolve import resolve
 from mega_train.trainer import Trainer
@@ -56,14 +57,24 @@ FLOAT = 4
 VOCAB = 101
 COMMON = (
     f"model.vocab={VOCAB}", "model.vocab_multiple=8", "model.layers=4", "model.hidden=32", "model.heads=8",
-    "batch.length=16", "batch.global_samples=8", "train.iterations=10", "optimizer.lr=0.01",
+    "batch.length=16", "batch.global_samples=4", "train.iterations=10", "optimizer.lr=0.01",
     "evaluation.iterations=0",
 )  # fmt: skip
 TP2, TP4, PP2, CP2 = "parallel.tp=2", "parallel.tp=4", "parallel.pp=2", "parallel.cp=2"
 SEQUENCE, KEYS_2, BF16 = "parallel.sequence=true", "model.kv_heads=2", "train.bf16=true"
 LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
     {
-        2: ((TP2,), (TP2, SEQUENCE), (PP2,), (CP2,), ()),
+        2: (
+            (TP2,),
+            (TP2, SEQUENCE),
+            (PP2,),
+            (PP2, "parallel.virtual=2"),
+            (PP2, "parallel.schedule=zero-bubble"),
+            (CP2,),
+            (),
+            ("parallel.zero_stage=1", BF16),
+            ("parallel.zero_stage=2",),
+        ),
         4: (
             (TP4,),
             (TP4, SEQUENCE, BF16),
@@ -71,7 +82,7 @@ LAYOUTS: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType(
             (TP2, PP2, SEQUENCE),
             (TP2, CP2, KEYS_2),
             (TP2,),
-            ("parallel.pp=4", "batch.micro=2"),
+            ("parallel.pp=4",),
         ),
     }
 )
@@ -110,8 +121,10 @@ def _is_group(box: torch.ScriptObject) -> bool:
 def formulas(run: Trainer) -> Count:
     """What this rank's step exchanges by the papers, and what the loss and the optimizer ask about."""
     plan, mesh, found = run.plan, run.mesh, Counted(run.mesh)
-    t, spec, micros, stage = mesh.tp.size, plan.spec, plan.accumulation, mesh.stage(plan.spec.layers)
-    layers = len(stage.layers)
+    t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation
+    stages = [model.stage for model in run.shards.models]
+    layers = sum(len(stage.layers) for stage in stages)
+    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     activation = 2 if plan.run.train.bf16 else FLOAT
     tokens = plan.micro * plan.length // mesh.cp.size
     stream = tokens * spec.hidden * activation  # of one micro-batch, whole
@@ -123,14 +136,14 @@ def formulas(run: Trainer) -> Count:
 
     if t > 1:
         if mesh.tp.sequence:
-            add("tp all-gather", micros * (4 * layers + stage.first + stage.last), stream)
-            add("tp reduce-scatter", micros * (4 * layers + stage.first + stage.last), stream)
-            add("tp all-gather", micros * (2 * layers + stage.last), stream)  # of what was kept in shares
+            add("tp all-gather", micros * (4 * layers + first + last), stream)
+            add("tp reduce-scatter", micros * (4 * layers + first + last), stream)
+            add("tp all-gather", micros * (2 * layers + last), stream)  # of what was kept in shares
             whole = sum(row.size for row, _ in run.held if row.split is None)
             add("tp all-reduce", 1, FLOAT * whole)  # gradients of norms and biases, over the shares
         else:
-            add("tp all-reduce", micros * (4 * layers + stage.first + stage.last), stream)
-        if stage.last:  # the loss: a maximum and two sums per token
+            add("tp all-reduce", micros * (4 * layers + first + last), stream)
+        if last:  # the loss: a maximum and two sums per token
             add("tp all-reduce", micros, FLOAT * tokens)
             add("tp all-reduce", micros, FLOAT * 2 * tokens)
         if spec.kv_heads < t:  # gradients of heads that several ranks hold
@@ -140,9 +153,10 @@ def formulas(run: Trainer) -> Count:
         add("tp all-reduce", 1, FLOAT)  # the gradient's norm
     if mesh.pp.size > 1:
         passed = stream // (t if mesh.tp.sequence else 1)
-        add("pp send", micros * ((not stage.first) + (not stage.last)), passed)
-        add("pp receive", micros * ((not stage.first) + (not stage.last)), passed)
-        if spec.tied and (stage.first or stage.last):
+        ends = sum((not stage.first) + (not stage.last) for stage in stages)
+        add("pp send", micros * ends, passed)
+        add("pp receive", micros * ends, passed)
+        if spec.tied and (first or last):
             head = FLOAT * spec.hidden * run.rt.table["embed.weight"].local_shape(t)[0]
             add("pp send", 1, head)
             add("pp receive", 1, head)
@@ -152,10 +166,25 @@ def formulas(run: Trainer) -> Count:
         add("cp all-gather", micros * layers, keys)
         add("cp reduce-scatter", micros * layers, keys)
     if mesh.replicas.size > 1:
-        name = mesh.replicas.name
-        add(f"{name} all-reduce", 1, FLOAT * sum(weight.numel() for _, weight in run.held))
-        add(f"{name} all-reduce", 1, FLOAT)  # the loss
+        _add_replicas(add, run, activation)
     return found.found
+
+
+def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: int) -> None:
+    """ZeRO's exchanges, with the padding of its buckets (one, in models so small)."""
+    plan, axis = run.plan, run.mesh.replicas
+    stage = plan.sharing.stage
+    sizes = [w.numel() for _, w in run.held]
+    buckets = cut(sizes, most=plan.sharing.bucket, replicas=axis.size if stage else 1)
+    elements = sum(bucket.length for bucket in buckets)
+    add(f"{axis.name} all-reduce", 1, FLOAT)  # the loss
+    if stage == 0:
+        add(f"{axis.name} all-reduce", len(buckets), FLOAT * elements // len(buckets))
+    else:
+        times = plan.accumulation if stage == 2 else 1  # of 2, after every micro-batch
+        add(f"{axis.name} reduce-scatter", times * len(buckets), FLOAT * elements // len(buckets))
+        add(f"{axis.name} all-gather", len(buckets), weight * elements // len(buckets))
+        add(f"{axis.name} all-reduce", 1, FLOAT)  # the gradient's norm
 
 
 def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path) -> None:

@@ -178,6 +178,9 @@ CASES: dict[int, dict[str, Body]] = {
         "tensor_parallel_4_gpt": _cut("gpt", parallel__tp=4),
         "sequence_parallel_4_llama": _cut("llama", parallel__tp=4, **SP),
         "two_key_heads_on_four_ranks_llama": _cut("llama", model__kv_heads=2, parallel__tp=4, **SP),
+        "one_key_head_on_two_ranks_with_stretches_on_two_replicas": _cut(
+            "gpt", model__kv_heads=1, parallel__zero_stage=2, batch__micro=2, **TP2, **SP
+        ),
         "resume_from_key_heads_repeated_on_them_apart": partial(
             _resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | TP2, False
         ),

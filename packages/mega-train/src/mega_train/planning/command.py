@@ -118,7 +118,7 @@ def software(run: Run) -> Software:
 
 
 def words(job: Job) -> str:
-    """The flags that make a run this job's layout."""
+    """The flags that make a run the layout of a job that was searched for."""
     layout, again = job.layout, job.recompute
     full = again.granularity == "full"
     flags = {

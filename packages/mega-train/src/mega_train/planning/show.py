@@ -47,7 +47,9 @@ _COLUMNS = (
 def write(done: Sequence[Estimate], out: TextIO, *, searched: bool, as_json: bool) -> None:
     """One estimate, or those of a search, as a person or a program reads them."""
     if as_json:
-        told = [as_dict(each) for each in done] if searched else as_dict(done[0])
+        told: object = as_dict(done[0])
+        if searched:
+            told = [as_dict(each) | {"flags": words(each.job)} for each in done]
         out.write(json.dumps(told, indent=1) + "\n")
         return
     console = Console(file=out, width=110)
@@ -130,7 +132,6 @@ def as_dict(done: Estimate) -> dict[str, Any]:
         "seconds": asdict(done.seconds) | {"step": done.seconds.step},
         "mfu": done.mfu,
         "hfu": done.hfu,
-        "flags": words(job),
     }
 
 

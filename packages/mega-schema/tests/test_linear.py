@@ -34,7 +34,11 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_values_and_gradients_are_torchs_up_to_one_rounding(dtype: torch.dtype, tokens: int) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_values_and_gradients_are_torchs_up_to_one_rounding(
+    dtype: torch.dtype, tokens: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mega_model.linear._native", lambda half: native)
     x, weight, bias = (t.to(dtype) for t in (_random(tokens, 3), _random(4, 3), _random(4)))
     exact = F.linear(x.double(), weight.double(), bias.double())
     rounding = torch.finfo(dtype).eps
@@ -48,6 +52,13 @@ def test_values_and_gradients_are_torchs_up_to_one_rounding(dtype: torch.dtype, 
     assert x.grad is not None
     wanted = weight.double().sum(0).expand(tokens, 3)
     torch.testing.assert_close(x.grad.double(), wanted, rtol=rounding, atol=4 * rounding)
+
+
+def test_a_torch_without_onednn_multiplies_half_precision_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    x, weight = _random(5, 3).bfloat16(), nn.Parameter(_random(4, 3).bfloat16())
+    wanted = F.linear(x.float(), weight.float()).bfloat16()
+    assert torch.equal(row_linear(x, weight, ALONE, WeightGradients()), wanted)
 
 
 def test_only_what_is_asked_for_is_computed() -> None:

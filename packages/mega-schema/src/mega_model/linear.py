@@ -12,8 +12,7 @@ widths; V its rows of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,20 +64,20 @@ def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> T
     A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
     (bench/cpu_training.py); one token is read faster than it is converted.
     """
-    native = _NATIVE.get(x_TI.dtype)
-    if native is None or x_TI.device.type != "cpu" or x_TI.shape[0] == 1 or native():
+    half = x_TI.dtype in (torch.bfloat16, torch.float16) and x_TI.device.type == "cpu"
+    if not half or x_TI.shape[0] == 1 or _native(x_TI.dtype):
         return F.linear(x_TI, weight_OI, bias_O)
     return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
         x_TI.dtype
     )
 
 
-_NATIVE: Mapping[torch.dtype, Callable[[], bool]] = MappingProxyType(
-    {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-)
+def _native(half: torch.dtype) -> bool:
+    """Whether torch has this CPU's own instructions for products of a half precision."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    ops = torch.ops.mkldnn
+    return (ops._is_mkldnn_bf16_supported if half == torch.bfloat16 else ops._is_mkldnn_fp16_supported)()
 
 
 def _gathered_product(

@@ -273,6 +273,13 @@ CASES: dict[int, dict[str, Body]] = {
             f"stage_{stage}_pipeline_2_{name}": _same("gpt", _zero(stage), SMALL, PP2, OVERLAP, values)
             for stage in range(4)
             for name, values in (("zero_bubble", BUBBLE), ("virtual", VIRTUAL))
+            if stage < 3 or values is VIRTUAL  # FSDP's weight gradients cannot be put off: refused
+        },
+        **{
+            f"stage_{stage}_key_head_repeated": _same(
+                "llama", _zero(stage), SMALL, SP, {"model__kv_heads": 1}
+            )
+            for stage in range(1, 4)
         },
         "stage_1_pipeline_2_llama_gathers_late": _same("llama", _zero(1), SMALL, PP2, GATHER),
         "overlap_changes_no_bit_over_4": partial(

@@ -29,6 +29,8 @@ def counted() -> dict[str, dict[str, float]]:
         name, rank, what, _, _, size, _ = (cell.strip() for cell in line.strip("|").split("|"))
         axis, operation = what.split()
         run = load(Run, None, {}, [*COMMON, *CASES[name][1]])
+        if run.parallel.sequence and (axis, operation) == ("tp", "all-reduce"):
+            continue  # the loss's few numbers per token, and gradients of norms: a plan leaves them out
         layout = job(run, "gpt", CASES[name][0]).layout
         n = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp}.get(axis, layout.dp * layout.cp)
         share = {"all-reduce": 2 * (n - 1) / n, "send": 1, "receive": 0}.get(operation, (n - 1) / n)

@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -24,16 +23,6 @@ from tests.house.house import ROOT, named
 
 SHELL = ("", "sh", "bash", "console")  # a block without a language may hold a command line
 README = ROOT / "README.md"
-
-
-@pytest.fixture
-def paths_need_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document's example names files of its reader's."""
-
-    def convert(self: click.Path, value: Any, *_: object) -> Path:
-        return Path(value)
-
-    monkeypatch.setattr(click.Path, "convert", convert)
 
 
 @pytest.mark.usefixtures("paths_need_not_exist")

@@ -1,0 +1,165 @@
+"""The launchers under infra/, checked by the tools and the models of those who read them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+from pydantic import BaseModel, ValidationError
+
+from tests.house.documents import check_command
+from tests.house.house import PACKAGES, ROOT, named, tracked
+
+INFRA = ROOT / "infra"
+SCRIPTS = sorted([*INFRA.glob("slurm/*.sh"), *INFRA.glob("slurm/*.sbatch")])
+MANIFESTS = sorted(INFRA.glob("kubernetes/*.yaml"))
+DOCKERFILE = INFRA / "docker/Dockerfile"
+KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("v1", "Service", models.IoK8sApiCoreV1Service),
+    ("batch/v1", "Job", models.IoK8sApiBatchV1Job),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet", models.JobsetV1alpha2JobSet),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob", models.TrainerV1alpha1TrainJob),
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", models.TrainerV1alpha1TrainingRuntime),
+)
+
+
+def tool(name: str, *words: str, text: str | None = None) -> str:
+    """What a program of this environment complains about."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / name), *words], input=text, capture_output=True, text=True
+    )
+    assert bool(done.returncode) == bool(done.stdout), done
+    return done.stdout
+
+
+def objects(manifest: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(manifest.read_text("utf-8")))
+
+
+def mistakes(thing: dict[str, Any]) -> list[str]:
+    """Fields of an object that its API does not have, those that it has otherwise, and those it asks for."""
+    (model,) = [m for version, kind, m in KINDS if (version, kind) == (thing["apiVersion"], thing["kind"])]
+    try:
+        return list(_differ(thing, model.from_dict(thing).to_dict(), ""))  # type: ignore[attr-defined]
+    except ValidationError as error:
+        return [".".join(map(str, wrong["loc"])) + ": " + wrong["msg"] for wrong in error.errors()]
+
+
+def _differ(given: Any, read: Any, where: str) -> list[str]:
+    """The models pass over a field that they do not know, and fill in a name that is missing."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        pairs = [(given.get(key), read.get(key), f"{where}.{key}") for key in {**given, **read}]
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        pairs = [
+            (one, other, f"{where}[{i}]") for i, (one, other) in enumerate(zip(given, read, strict=True))
+        ]
+    else:
+        return [] if given == read else [f"{where}: {given!r} is read as {read!r}"]
+    return [line for one, other, at in pairs for line in _differ(one, other, at)]
+
+
+def parts(thing: Any, key: str) -> list[Any]:
+    """Every value under this key, however deep."""
+    if isinstance(thing, list):
+        return [found for part in thing for found in parts(part, key)]
+    if not isinstance(thing, dict):
+        return []
+    here = [thing[key]] if key in thing else []
+    return here + [found for part in thing.values() for found in parts(part, key)]
+
+
+def launches(manifest: Path) -> list[list[str]]:
+    """Command lines of the containers of a manifest that start something."""
+    started = [c for thing in objects(manifest) for every in parts(thing, "containers") for c in every]
+    started += [trainer for thing in objects(manifest) for trainer in parts(thing, "trainer")]
+    return [one["command"] + one["args"] for one in started if "command" in one]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=named)
+def test_a_script_is_one_that_bash_and_shellcheck_accept(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)], capture_output=True).stderr == b""
+    assert tool("shellcheck", "--norc", str(script)) == ""
+
+
+def test_the_dockerfile_is_one_that_hadolint_accepts() -> None:
+    assert tool("hadolint", "--no-color", str(DOCKERFILE)) == ""
+
+
+def test_tools_would_find_a_mistake() -> None:
+    assert "SC2086" in tool("shellcheck", "-", text="#!/bin/sh\necho $1\n")
+    assert "DL3020" in tool("hadolint", "-", text="FROM a:1\nADD b c\n")
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=named)
+def test_a_manifest_says_what_its_api_knows(manifest: Path) -> None:
+    assert [mistakes(thing) for thing in objects(manifest)] == [[] for _ in objects(manifest)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("maxRestarts: 3", "maxRestart: 3", ".spec.failurePolicy.maxRestart: 3 is read as None"),
+        ("replicas: 1", 'replicas: "1"', "replicas: Input should be a valid integer"),
+        ("- name: host", "- names: host", ".name: None is read as ''"),
+        ("mountPath: /dev/shm", "path: /dev/shm", ".mountPath: None is read as ''"),
+    ],
+)
+def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, said: str) -> None:
+    text = (INFRA / "kubernetes/jobset.yaml").read_text("utf-8")
+    assert text.count(old) == 1
+    found = mistakes(yaml.safe_load(text.replace(old, new)))
+    assert [line for line in found if said in line] != []
+
+
+@pytest.mark.usefixtures("paths_need_not_exist")
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=named)
+def test_a_manifest_starts_a_command_that_exists(manifest: Path) -> None:
+    (words,) = launches(manifest)
+    check_command([re.sub(r"\$\(\w+\)", "0", word) for word in words])
+
+
+@pytest.mark.parametrize("name", ["train-job", "jobset"])
+def test_pods_are_as_many_as_torchrun_waits_for_and_meet_at_one_that_there_is(name: str) -> None:
+    *_, job = objects(INFRA / f"kubernetes/{name}.yaml")
+    (words,) = launches(INFRA / f"kubernetes/{name}.yaml")
+    says = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    assert {str(n) for key in ("completions", "parallelism") for n in parts(job, key)} == {says["nnodes"]}
+    assert [str(n) for n in parts(job, "nvidia.com/gpu")] == [says["nproc-per-node"]]
+    whole = job["metadata"]["name"]
+    first, service = (
+        (f"{whole}-{job['spec']['replicatedJobs'][0]['name']}-0-0", whole)
+        if job["kind"] == "JobSet"
+        else (f"{whole}-0", objects(INFRA / f"kubernetes/{name}.yaml")[0]["metadata"]["name"])
+    )
+    assert says["master-addr"] == f"{first}.{service}"
+    assert says["load"] == says["save"]  # a start after the first goes on
+
+
+def test_a_train_job_names_the_runtime_beside_it_and_the_container_the_trainer_fills() -> None:
+    runtime, job = objects(INFRA / "kubernetes/kubeflow-trainjob.yaml")
+    reference = job["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = parts(replicated, "containers")[0]
+    assert (replicated["name"], container["name"]) == ("node", "node")  # pkg/constants of the trainer
+    assert parts(replicated, "labels") == [{"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}]
+
+
+def test_the_image_holds_every_package() -> None:
+    installed = re.findall(r"\./packages/([\w-]+)", DOCKERFILE.read_text("utf-8"))
+    assert sorted(installed) == [package.name for package in PACKAGES]
+    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    assert ignored[1:3] == ["*", "!packages"]
+
+
+def test_the_how_to_tells_of_every_launcher() -> None:
+    page = (ROOT / "docs/howto/cluster.md").read_text("utf-8")
+    files = [file for file in tracked() if file.is_relative_to(INFRA) and file.name != "README.md"]
+    assert len(files) >= 8
+    assert [named(file) for file in files if f"../../{named(file)}" not in page] == []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -101,28 +104,61 @@ def steps(run: Trainer, count: int) -> list[float]:
     return [run.step(run.plan.rate.at(run.consumed))[0] for _ in range(count)]
 
 
-def same_as_one_process(model: str, world: World, meet: str, folder: Path, **values: Any) -> None:
-    """Losses, the first step's gradients and norms, and the weights after five steps equal one process's."""
-    reference = trainer(model, World(), meet, folder, **{k: v for k, v in values.items() if _fits_one(k)})
+@dataclass(frozen=True)
+class Course:
+    """What one process gives.
+
+    Attributes:
+        steps: loss and gradient norm of each step.
+        gradients: after the first step and after the last, by name.
+        weights: at the end, by name.
+    """
+
+    steps: list[tuple[float, float]]
+    gradients: dict[int, dict[str, torch.Tensor]]
+    weights: dict[str, torch.Tensor]
+
+
+@lru_cache(maxsize=4)
+def one_process(model: str, count: int, settings: tuple[tuple[str, Any], ...]) -> Course:
+    """The course of so many steps; many layouts are held against the same one."""
+    with TemporaryDirectory() as folder:
+        run = trainer(model, World(), "", Path(folder), **dict(settings))
+
+        def kept(gradients: bool) -> dict[str, torch.Tensor]:
+            return {
+                row.name: values.view(row.local_shape(1)).clone()
+                for (row, _), values in zip(run.held, _kept(run, gradients), strict=True)
+            }
+
+        done, gradients = [], {}
+        for step in range(count):
+            done.append(run.step(run.plan.rate.at(run.consumed)))
+            if step in (0, count - 1):
+                gradients[step] = kept(True)
+        return Course(done, gradients, kept(False))
+
+
+def same_as_one_process(
+    model: str, world: World, meet: str, folder: Path, *, count: int = STEPS, **values: Any
+) -> None:
+    """Losses, norms, the first and last step's gradients and the weights at the end equal one process's."""
+    fit = tuple(sorted((key, value) for key, value in values.items() if _fits_one(key)))
+    reference = one_process(model, count, fit)
     run = trainer(model, world, meet, folder, **values)
-    for step in range(STEPS):
-        rate = run.plan.rate.at(run.consumed)
-        one, many = reference.step(rate), run.step(rate)
-        torch.testing.assert_close(torch.tensor(many), torch.tensor(one), **TOLERANCE)
-        if step in (0, STEPS - 1):
-            _same_shares(run, reference, gradients=True)
+    for step in range(count):
+        many = run.step(run.plan.rate.at(run.consumed))
+        torch.testing.assert_close(torch.tensor(many), torch.tensor(reference.steps[step]), **TOLERANCE)
+        if step in reference.gradients:
+            _same_shares(run, reference.gradients[step], gradients=True)
     run.shards.settle()
-    _same_shares(run, reference, gradients=False)
+    _same_shares(run, reference.weights, gradients=False)
     run.mesh.leave()
 
 
-def _same_shares(run: Trainer, reference: Trainer, *, gradients: bool) -> None:
+def _same_shares(run: Trainer, whole: dict[str, torch.Tensor], *, gradients: bool) -> None:
     """What this rank keeps of gradients or main weights, and what it computes with."""
     tp = run.mesh.tp
-    whole = {
-        row.name: values.view(row.local_shape(1))
-        for (row, _), values in zip(reference.held, _kept(reference, gradients), strict=True)
-    }
 
     def expected(row: Param) -> torch.Tensor:
         name = row.tied_to if row.name not in whole else row.name

@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from mega_schema.errors import LayoutError
 
 _PAUSE = 0.02  # seconds between two looks
+_UNEVEN = timedelta(minutes=1)  # processes start at different times, whatever a collective may take later
 
 
 def of_this_start(meet: str, rank: int, size: int, timeout: timedelta) -> Store:
@@ -30,7 +31,7 @@ def of_this_start(meet: str, rank: int, size: int, timeout: timedelta) -> Store:
     """
     store, _, _ = next(rendezvous(meet, rank, size, timeout=timeout))
     store.set_timeout(timeout)
-    return agreed(store, rank, size, timeout)
+    return agreed(store, rank, size, max(timeout, _UNEVEN))
 
 
 def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:

@@ -18,7 +18,7 @@ from mega_model.mesh import Axis, Mesh, World
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.layout import Layout
 
-TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 10
+TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 12
 
 
 def products(world: World, meet: str, folder: Path) -> None:

@@ -83,7 +83,8 @@ def sentence(row: Row) -> str:
 def settings(row: Row) -> dict[str, Any]:
     """The row as a run's configuration."""
     chosen = {
-        "model__layers": 8,  # two for each of four stages of two virtual ones
+        "model__layers": max(4, row["pp"] * row["virtual"]),
+        "batch__global_samples": 4,
         "parallel__tp": row["tp"],
         "parallel__sequence": row["sequence"],
         "parallel__pp": row["pp"],

@@ -6,13 +6,16 @@ case is then a test of its own that asks how it went.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from mega_model.mesh import World
 
@@ -23,16 +26,23 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
     """Run every case on `ranks` processes.
 
     Returns:
-        for each case, the traceback of the first rank that failed, or an empty text. A case that fails on one
-        rank only leaves the others waiting in a collective, so the cases after it fail too.
+        for each case, the traceback of the first rank that failed, or an empty text. A rank that fails ends
+        all of them, since they may be waiting for it: the cases after it are not run, and say so.
     """
-    torch.multiprocessing.start_processes(
-        _rank, (ranks, dict(cases), folder), nprocs=ranks, start_method="spawn"
-    )
-    found = {}
+    with suppress(ProcessExitedException):  # what a rank wrote says more
+        torch.multiprocessing.start_processes(
+            _rank, (ranks, dict(cases), folder), nprocs=ranks, start_method="spawn"
+        )
+    found: dict[str, str] = {}
+    failed = ""
     for name in cases:
-        texts = [(folder / f"{name}-{rank}.txt").read_text("utf-8") for rank in range(ranks)]
-        found[name] = next((text for text in texts if text), "")
+        files = [folder / f"{name}-{rank}.txt" for rank in range(ranks)]
+        texts = [file.read_text("utf-8") if file.exists() else None for file in files]
+        found[name] = next((text for text in texts if text), "a rank ended without a word" * (None in texts))
+        if failed:
+            found[name] = f"not run: {failed} failed"
+        elif found[name]:
+            failed = name
     return found
 
 
@@ -61,3 +71,5 @@ def _rank(rank: int, ranks: int, cases: Mapping[str, Body], folder: Path) -> Non
         except Exception:
             text = f"rank {rank}\n{traceback.format_exc()}"
         (folder / f"{name}-{rank}.txt").write_text(text, "utf-8")
+        if text:
+            sys.exit(1)

@@ -10,7 +10,7 @@ import pytest
 
 from mega_model.mesh import World
 from tests.parity.matrix import MOST, Row, covering, pairs, possible, ranks, sentence, settings
-from tests.parity.ranks import on_ranks
+from tests.parity.ranks import Outcomes
 from tests.parity.runs import same_as_one_process
 
 ROWS = {sentence(row): row for row in covering()}
@@ -20,24 +20,20 @@ def _trains_alike(row: Row, world: World, meet: str, folder: Path) -> None:
     same_as_one_process(row["model"], world, meet, folder, count=10, **settings(row))
 
 
+CASES = {
+    size: {name: partial(_trains_alike, row) for name, row in ROWS.items() if ranks(row) == size}
+    for size in sorted({ranks(row) for row in ROWS.values()})
+}
+
+
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """How a row went; the first question about a number of ranks runs all rows of that number."""
-    known: dict[str, str] = {}
-
-    def of(name: str) -> str:
-        if name not in known:
-            size = ranks(ROWS[name])
-            bodies = {one: partial(_trains_alike, row) for one, row in ROWS.items() if ranks(row) == size}
-            known.update(on_ranks(size, bodies, tmp_path_factory.mktemp(f"ranks{size}")))
-        return known[name]
-
-    return of
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], str]:
+    return Outcomes(CASES, tmp_path_factory).of
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_it_trains_as_one_process_does(outcome: Callable[[str], str], name: str) -> None:
-    assert outcome(name) == ""
+def test_it_trains_as_one_process_does(outcome: Callable[[int, str], str], name: str) -> None:
+    assert outcome(ranks(ROWS[name]), name) == ""
 
 
 def test_every_two_settings_that_can_stand_together_do() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mega_model.mesh import Axis, Mesh
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import ONES, Param
+from mega_schema.shard import Split
 from mega_train.buckets import Sharing, Stretch
 from mega_train.grads import Gradients
 from mega_train.optim import AdamW
@@ -63,6 +64,17 @@ class Stand:
     def update(self, rate: float) -> None:
         self.adam.step(self.gradients.of, rate)
         self.shards.publish()
+
+
+def test_a_stage_of_an_embedding_alone_has_nothing_to_sum_over_the_tokens() -> None:
+    row = Param("embed.weight", (4, 2), "first", ONES, Split("tp", 0))
+    held = [(row, nn.Parameter(torch.zeros(4, 2)))]
+    shards = Buckets(held, Axis("replicas"), WeightGradients(), Sharing())
+    gradients = Gradients(shards, Mesh(tp=Axis("tp", sequence=True)), [row])
+    shards.begin(1)
+    held[0][1].sum().backward()
+    gradients.reduce()
+    assert [gradient.tolist() for gradient in gradients.of] == [[1.0] * 8]
 
 
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch() -> None:

@@ -38,6 +38,21 @@ def test_one_stage_gives_the_losses_in_order_and_adds_up_the_gradients() -> None
     assert float(work.weight.grad) == 10
 
 
+def test_every_action_done_is_told() -> None:
+    table, told = one_forward_one_backward(Pipe(1, 1, 3), 0), list[None]()
+    cpu = torch.device("cpu")
+    run(
+        table,
+        Scale(),
+        Lines(),
+        WeightGradients(),
+        dtype=torch.float32,
+        device=cpu,
+        done=lambda: told.append(None),
+    )
+    assert len(told) == len(table) == 6
+
+
 def test_forward_only_gives_the_losses_and_no_gradient() -> None:
     work = Scale()
     assert [float(loss) for loss in _run(forward_only, work, 3)] == [1, 2, 3]

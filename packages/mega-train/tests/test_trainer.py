@@ -47,6 +47,12 @@ def test_many_micro_batches_train_as_one_big_batch(planned: Planned, open_corpus
         torch.testing.assert_close(_weights(many)[name], weight, rtol=1e-4, atol=1e-5)
 
 
+def test_a_long_step_gives_signs_of_life(planned: Planned, open_corpus: IndexedDataset) -> None:
+    run = _trainer(planned, open_corpus, batch__micro=1)
+    _steps(run, 1)
+    assert run.actions == 2 * run.plan.accumulation == 8, "a forward and a backward pass each"
+
+
 def test_the_same_seed_trains_bitwise_alike_and_another_does_not(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:

@@ -1,7 +1,7 @@
 """Ranks that work together, as values that are handed down.
 
 An `Axis` is a process group and the few things the model does with one; an axis of size 1 is the identity, so
-the one-process model is the same code. A `Mesh` holds the three axes of a run. Layers never call
+the one-process model is the same code. A `Mesh` holds the axes of a run. Layers never call
 torch.distributed, and `World.from_env` is the only reader of RANK, WORLD_SIZE and LOCAL_RANK.
 """
 

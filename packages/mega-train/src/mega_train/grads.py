@@ -87,7 +87,8 @@ class Gradients:
         if self.mesh.tp.sequence:
             # outside the tensor-parallel regions a rank saw its own tokens only
             whole = [g for row, g in zip(self.rows, self.of, strict=True) if row.split is None]
-            together = self.mesh.tp.reduce(torch.cat(whole))
+            # a stage that is an embedding and no layer has none
+            together = self.mesh.tp.reduce(torch.cat([torch.zeros(0, device=self.mesh.device), *whole]))
             for gradient, total in zip(whole, together.split([g.numel() for g in whole]), strict=True):
                 gradient.copy_(total)
         add_up(self._stretches(), self.mesh.tp)

@@ -167,7 +167,7 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
         mesh.rank,
         mesh.layout.world,
         limit=60 * trainer.plan.run.parallel.timeout_minutes,
-        progress=lambda: (trainer.iteration, trainer.batches),
+        progress=lambda: (trainer.iteration, trainer.actions),
         standing=lambda: (f"after iteration {trainer.iteration}", _goes_on(trainer)),
         out=sys.stderr,
     )

@@ -9,7 +9,7 @@ lines that hold no message at all. On a GPU to wait is to let the compute stream
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -54,11 +54,13 @@ def run(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    done: Callable[[], object] = lambda: None,
 ) -> list[Tensor]:
     """Carry out the table.
 
     Args:
         weights: where backward passes leave the gradients of weights; it puts them off where the table does.
+        done: called after every action.
 
     Returns:
         on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere
@@ -67,6 +69,7 @@ def run(
     execution = _Execution(table, work, lines, weights, dtype, device)
     for action in table:
         execution.do(action)
+        done()
     return execution.end()
 
 

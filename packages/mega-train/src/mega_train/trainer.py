@@ -45,7 +45,7 @@ class Trainer:
             through the corpus, as in Megatron.
         skipped: those of them whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
-        batches: batches begun, those of validations too: a sign of life.
+        actions: of the schedule done, those of validations too: a sign of life also within a long step.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 
@@ -80,7 +80,7 @@ class Trainer:
             eps=o.eps,
             weight_decay=o.weight_decay,
         )
-        self.iteration = self.consumed = self.skipped = self.batches = 0
+        self.iteration = self.consumed = self.skipped = self.actions = 0
         self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             store.load_optimizer(checkpoint, self.adam, self.rt)
@@ -247,7 +247,6 @@ class Trainer:
 
     def _loss(self, samples: Samples, consumed: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh
-        self.batches += 1
         numbers = list(
             micro_batches(
                 consumed,
@@ -262,9 +261,20 @@ class Trainer:
         schedule = SCHEDULES[plan.run.parallel.schedule] if train else forward_only
         table = schedule(Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation), mesh.pp.rank)
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
-        losses = run(table, work, mesh.lines, self.rt.weight_gradients, dtype=self.dtype, device=mesh.device)
+        losses = run(
+            table,
+            work,
+            mesh.lines,
+            self.rt.weight_gradients,
+            dtype=self.dtype,
+            device=mesh.device,
+            done=self._gets_on,
+        )
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
+
+    def _gets_on(self) -> None:
+        self.actions += 1
 
     def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])

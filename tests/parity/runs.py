@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -154,6 +155,32 @@ def same_as_one_process(
     run.shards.settle()
     _same_shares(run, reference.weights, gradients=False)
     run.mesh.leave()
+
+
+def resumes(
+    model: str,
+    before: dict[str, object],
+    after: dict[str, object],
+    exact: bool,
+    world: World,
+    meet: str,
+    folder: Path,
+) -> None:
+    """Three steps, a checkpoint that every rank wrote its part of, and on from it with the settings `after`:
+    as if the run had gone on."""
+    run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
+    steps(run, 3)
+    run.save()
+    on = steps(run, 2)
+    run.mesh.leave()
+    writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
+    assert len(writers) == world.size, "every rank writes"
+    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
+    assert again.iteration == 3
+    assert again.consumed == 3 * again.plan.global_samples
+    resumed = steps(again, 2)
+    again.mesh.leave()
+    assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
 
 
 def _same_shares(run: Trainer, whole: dict[str, torch.Tensor], *, gradients: bool) -> None:

@@ -16,7 +16,7 @@ from mega_model.mesh import Axis, Mesh, World
 from mega_schema.layout import Layout
 from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
-from tests.parity.runs import same_as_one_process, steps, trainer
+from tests.parity.runs import resumes, same_as_one_process, steps, trainer
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -25,32 +25,6 @@ def _cut(model: str, **values: object) -> Body:
 
 def _compare(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
     same_as_one_process(model, world, meet, folder, **values)
-
-
-def _resumes(
-    model: str,
-    before: dict[str, object],
-    after: dict[str, object],
-    exact: bool,
-    world: World,
-    meet: str,
-    folder: Path,
-) -> None:
-    """Three steps, a checkpoint, and on from it on the layout `after`: as if the run had gone on."""
-    run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
-    steps(run, 3)
-    run.save()
-    on = steps(run, 2)
-    run.mesh.leave()
-    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
-    assert again.iteration == 3
-    assert again.consumed == 3 * again.plan.global_samples
-    resumed = steps(again, 2)
-    again.mesh.leave()
-    if exact:
-        assert resumed == on
-    else:
-        assert resumed == pytest.approx(on, abs=1e-5)
 
 
 def _half(world: World, meet: str, folder: Path) -> None:
@@ -154,7 +128,7 @@ CASES: dict[int, dict[str, Body]] = {
         "dropout_over_context_2_documents_llama": _cut("llama", **DROPOUT, **DOCUMENTS, **CP2),
         "dropout_over_pipeline_2_gpt": _cut("gpt", batch__micro=2, **DROPOUT, **PP2),
         "dropout_over_data_2_gpt": _cut("gpt", **DROPOUT),
-        "resume_with_dropout_is_bitwise": partial(_resumes, "gpt", CP2 | DROPOUT, CP2 | DROPOUT, True),
+        "resume_with_dropout_is_bitwise": partial(resumes, "gpt", CP2 | DROPOUT, CP2 | DROPOUT, True),
         "full_recomputation_over_tensor_2_sequence_gpt": _cut("gpt", **FULL, **DROPOUT, **TP2, **SP),
         "shares_kept_over_tensor_2_llama": _cut(
             "llama", **FULL, recompute__cut=True, recompute__layers=2, **TP2
@@ -169,9 +143,9 @@ CASES: dict[int, dict[str, Body]] = {
             **TP2,
             **SP,
         ),
-        "resume_on_the_same_layout_is_bitwise": partial(_resumes, "gpt", TP2, TP2, True),
-        "resume_from_tensor_on_pipeline": partial(_resumes, "gpt", TP2 | SP, PP2, False),
-        "resume_from_pipeline_on_data": partial(_resumes, "llama", PP2, {}, False),
+        "resume_on_the_same_layout_is_bitwise": partial(resumes, "gpt", TP2, TP2, True),
+        "resume_from_tensor_on_pipeline": partial(resumes, "gpt", TP2 | SP, PP2, False),
+        "resume_from_pipeline_on_data": partial(resumes, "llama", PP2, {}, False),
     },
     4: {
         "products_of_four_ranks": products,
@@ -182,10 +156,10 @@ CASES: dict[int, dict[str, Body]] = {
             "gpt", model__kv_heads=1, parallel__zero_stage=2, batch__micro=2, **TP2, **SP
         ),
         "resume_from_key_heads_repeated_on_them_apart": partial(
-            _resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | TP2, False
+            resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | TP2, False
         ),
         "resume_with_key_heads_repeated_is_bitwise": partial(
-            _resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | {"parallel__tp": 4}, True
+            resumes, "gpt", KEYS_2 | {"parallel__tp": 4}, KEYS_2 | {"parallel__tp": 4}, True
         ),
         "pipeline_4_tied_gpt": _cut("gpt", parallel__pp=4),
         "pipeline_4_uneven_llama": _cut("llama", model__layers=5, parallel__pp=4, batch__micro=2),
@@ -199,9 +173,9 @@ CASES: dict[int, dict[str, Body]] = {
         "context_2_tensor_2_sequence_gpt": _cut("gpt", **CP2, **TP2, **SP),
         "context_2_pipeline_2_llama": _cut("llama", **CP2, **PP2),
         "context_2_data_2_documents_gpt": _cut("gpt", **DOCUMENTS, **CP2),
-        "resume_from_tensor_2_pipeline_2_is_bitwise": partial(_resumes, "gpt", TP2 | PP2, TP2 | PP2, True),
+        "resume_from_tensor_2_pipeline_2_is_bitwise": partial(resumes, "gpt", TP2 | PP2, TP2 | PP2, True),
         "resume_from_tensor_2_pipeline_2_on_tensor_4": partial(
-            _resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
+            resumes, "gpt", TP2 | PP2, {"parallel__tp": 4}, False
         ),
         "a_rank_that_waits_in_vain_gives_up": _gives_up,
     },

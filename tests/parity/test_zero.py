@@ -20,7 +20,7 @@ from mega_schema.layout import Layout
 from mega_schema.shard import Slab
 from mega_train.trainer import Trainer
 from tests.parity.ranks import Body, on_ranks
-from tests.parity.runs import same_as_one_process, steps, storages, trainer
+from tests.parity.runs import resumes, same_as_one_process, steps, storages, trainer
 
 SMALL = {"parallel__bucket": 3000}  # some ten buckets, ragged ones among them
 OVERLAP = {"parallel__overlap_reduce": True}
@@ -68,30 +68,6 @@ def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: 
     for losses, theirs in others:
         assert losses == first
         assert all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
-
-
-def _resumes(
-    model: str,
-    before: dict[str, object],
-    after: dict[str, object],
-    exact: bool,
-    world: World,
-    meet: str,
-    folder: Path,
-) -> None:
-    """Three steps, a checkpoint that every rank wrote its part of, and on from it."""
-    run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
-    steps(run, 3)
-    run.save()
-    on = steps(run, 2)
-    run.mesh.leave()
-    written = Checkpoint.open(folder / "run")
-    writers = {name.rpartition("-")[2] for name in written.files}
-    assert len(writers) == world.size, "every rank writes"
-    again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
-    resumed = steps(again, 2)
-    again.mesh.leave()
-    assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
 
 
 def _same_files(world: World, meet: str, folder: Path) -> None:
@@ -237,15 +213,15 @@ CASES: dict[int, dict[str, Body]] = {
         ),
         "stages_write_the_same_checkpoint": _same_files,
         **{
-            f"resume_stage_{stage}_is_bitwise": partial(_resumes, "gpt", _zero(stage), _zero(stage), True)
+            f"resume_stage_{stage}_is_bitwise": partial(resumes, "gpt", _zero(stage), _zero(stage), True)
             for stage in range(4)
         },
         "resume_bfloat16_stage_3_is_bitwise": partial(
-            _resumes, "llama", _zero(3) | {"train__bf16": True}, _zero(3) | {"train__bf16": True}, True
+            resumes, "llama", _zero(3) | {"train__bf16": True}, _zero(3) | {"train__bf16": True}, True
         ),
-        "resume_from_stage_3_on_tensor": partial(_resumes, "gpt", _zero(3), TP2, False),
-        "resume_from_stage_1_on_pipeline": partial(_resumes, "gpt", _zero(1) | SMALL, PP2, False),
-        "resume_from_stage_0_on_3": partial(_resumes, "llama", _zero(0), _zero(3), False),
+        "resume_from_stage_3_on_tensor": partial(resumes, "gpt", _zero(3), TP2, False),
+        "resume_from_stage_1_on_pipeline": partial(resumes, "gpt", _zero(1) | SMALL, PP2, False),
+        "resume_from_stage_0_on_3": partial(resumes, "llama", _zero(0), _zero(3), False),
         **{
             f"stage_{stage}_stops_everywhere": partial(_stops, stage, ", on rank 1" if stage < 3 else "")
             for stage in range(4)
@@ -286,10 +262,10 @@ CASES: dict[int, dict[str, Body]] = {
             _alike, "gpt", tuple(_all(_zero(1), SMALL, overlap) for overlap in ({}, OVERLAP, GATHER))
         ),
         "resume_from_stage_2_tensor_2_on_stage_3_pipeline_2": partial(
-            _resumes, "llama", _zero(2) | TP2 | SMALL, _zero(3) | PP2, False
+            resumes, "llama", _zero(2) | TP2 | SMALL, _zero(3) | PP2, False
         ),
         "resume_from_stage_3_pipeline_2_on_stage_1_tensor_2": partial(
-            _resumes, "gpt", _zero(3) | PP2, _zero(1) | SP, False
+            resumes, "gpt", _zero(3) | PP2, _zero(1) | SP, False
         ),
     },
 }

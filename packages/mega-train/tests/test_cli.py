@@ -262,6 +262,11 @@ def test_weights_without_an_optimizer_are_for_finetuning(
     assert "trainer.json: optimizer_steps: not a count: found None" in _refused(
         _gpt(corpus, "--load", str(bare), code=2)
     )
+    trainer |= {"optimizer_steps": 60, "skipped_samples": -8}
+    (Checkpoint.open(bare).folder / "trainer.json").write_text(json.dumps(trainer))
+    assert "trainer.json: skipped_samples: not a count: found -8" in _refused(
+        _gpt(corpus, "--load", str(bare), code=2)
+    )
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(trained: tuple[Path, Done], tmp_path: Path) -> None:

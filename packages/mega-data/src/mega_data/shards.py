@@ -197,3 +197,17 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb", buffering=1 << 20) as out:
         yield out
+
+
+@contextmanager
+def parted(
+    shard: Path, output: Path, dropped: Path | None, quarantine: Path | None
+) -> Iterator[tuple[IO[bytes], IO[bytes] | None, Quarantine | None]]:
+    """Where a shard's lines go, a file in each folder that is named: what stays, what goes, what is wrong."""
+    name = output_name(shard)
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(writing(output / name)),
+            None if dropped is None else stack.enter_context(writing(dropped / name)),
+            None if quarantine is None else stack.enter_context(Quarantine(quarantine / name, shard)),
+        )

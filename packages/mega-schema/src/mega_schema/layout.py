@@ -64,7 +64,7 @@ class Layout:
         return self.tp * self.cp * self.dp * self.pp
 
     @classmethod
-    def of(cls, world: int, *, tp: int, pp: int, cp: int = 1, vp: int = 1) -> Layout:
+    def of(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
         """The layout of `world` ranks with these degrees; data parallel takes what remains.
 
         Raises:
@@ -88,7 +88,7 @@ class Layout:
                 wanted=f"a multiple of {copy} processes",
                 hint=f"torchrun --nproc-per-node {copy}",
             )
-        return cls(tp=tp, pp=pp, dp=world // copy, cp=cp, vp=vp)
+        return cls(tp=tp, pp=pp, dp=world // copy, cp=cp)
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.world

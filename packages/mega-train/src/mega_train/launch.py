@@ -104,8 +104,9 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
         raise FormatError(
             checkpoint.folder, "holds no optimizer state to go on with", found=found, wanted=wanted, hint=hint
         )
-    for key in ("consumed_samples", "optimizer_steps"):
-        value = checkpoint.trainer.get(key)
+    # checkpoints of converters say nothing of skipped samples
+    for key, absent in (("consumed_samples", None), ("optimizer_steps", None), ("skipped_samples", 0)):
+        value = checkpoint.trainer.get(key, absent)
         if type(value) is not int or value < 0:
             raise FormatError(
                 f"{checkpoint.folder / TRAINER}: {key}",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +24,7 @@ from mega_data.clean.spans import SpanPass, Spans
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import MEMORY, Deduplication
-from mega_data.shards import Quarantine, documents, identity, output_name, pass_over, refuse, size, writing
+from mega_data.shards import documents, identity, output_name, parted, pass_over, refuse, size
 from mega_data.steps import Result, Stage, plan, result, results
 from mega_schema.errors import ConfigError
 
@@ -86,14 +85,7 @@ class Pass:
         path = self.inputs[shard]
         tallies = [Tally(named.name) for named in self.steps]
         works = [named.step.start() for named in self._counted()]
-        with ExitStack() as stack:
-            out = stack.enter_context(writing(self.output / output_name(path)))
-            gone: IO[bytes] | None = None
-            if self.dropped is not None:
-                gone = stack.enter_context(writing(self.dropped / output_name(path)))
-            wrong: Quarantine | None = None
-            if self.quarantine is not None:
-                wrong = stack.enter_context(Quarantine(self.quarantine / output_name(path), path))
+        with parted(path, self.output, self.dropped, self.quarantine) as (out, gone, wrong):
             for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
                 row = Row(values, self.key, shard, number)
                 for left in _through(row, works, tallies, _record(gone)):

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from mega_data.clean.tally import Tally
-from mega_data.shards import Quarantine, documents, output_name, pass_over, refuse, size, writing
+from mega_data.shards import documents, parted, pass_over, refuse, size, writing
 from mega_data.steps import Result, Stage
 
 Numbers = NDArray[np.uint64]
@@ -120,14 +119,7 @@ class SpanPass:
         """Write what is left of a shard, and count."""
         path, tally = self.inputs[shard], Tally(self.name)
         marks = np.sort(np.concatenate([*self._marks(shard), np.empty(0, np.uint64)]))
-        with ExitStack() as stack:
-            out = stack.enter_context(writing(self.output / output_name(path)))
-            gone: IO[bytes] | None = None
-            if self.dropped is not None:
-                gone = stack.enter_context(writing(self.dropped / output_name(path)))
-            wrong: Quarantine | None = None
-            if self.quarantine is not None:
-                wrong = stack.enter_context(Quarantine(self.quarantine / output_name(path), path))
+        with parted(path, self.output, self.dropped, self.quarantine) as (out, gone, wrong):
             for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
                 text = values[self.key]
                 tally.entered(text)

@@ -189,6 +189,19 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
 
 
+def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(
+    planned: Planned, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _trainer(planned, open_corpus)
+    mean = run._loss
+    monkeypatch.setattr(run, "_loss", lambda *given, **said: mean(*given, **said) + torch.inf)
+    with pytest.raises(
+        MegaError, match=r"found loss inf, gradient norm \d[\d.]*, first in no parameter, wanted"
+    ):
+        _steps(run, 1)
+    assert run.iteration == 0
+
+
 def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: IndexedDataset) -> None:
     run = _trainer(planned, open_corpus, train__on_non_finite="'skip'", optimizer__warmup_iterations=5)
     _steps(run, 2)

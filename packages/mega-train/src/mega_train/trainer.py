@@ -175,13 +175,12 @@ class Trainer:
         self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
         norm, loss = self.gradients.norm(), float(mean)
-        if not math.isfinite(loss):
-            norm = math.nan
+        finite = math.isfinite(loss) and math.isfinite(norm)
         overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: the scale mends it
-        if not math.isfinite(norm) and not overflow and train.on_non_finite == "stop":
+        if not finite and not overflow and train.on_non_finite == "stop":
             raise self._not_finite(loss, norm)
-        self.scale.update(overflow=not math.isfinite(norm))
-        if math.isfinite(norm):
+        self.scale.update(overflow=not finite)
+        if finite:
             self.gradients.clip(norm, self.plan.run.optimizer.clip)
             self.adam.step(self.gradients.of, rate)
             self.shards.publish()
@@ -189,7 +188,7 @@ class Trainer:
             self.skipped += self.plan.global_samples
         self.iteration += 1
         self.consumed += self.plan.global_samples
-        return loss, norm
+        return loss, norm if math.isfinite(loss) else math.nan
 
     @property
     def rate(self) -> float:

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +31,6 @@ log = logging.getLogger("mega.data")
 
 NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
 _SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
-_MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
 # lazy is another way to read cached
 FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
 
@@ -97,7 +97,7 @@ def preprocess(
     tokenizer: Tokenizer,
     options: Options | None = None,
     *,
-    workers: int = 1,
+    workers: int | Started = 1,
     block: int = BLOCK_BYTES,
     note: int = NOTE_BYTES,
     progress: Callable[[int, int], object] = lambda *_: None,
@@ -110,7 +110,7 @@ def preprocess(
     again with the same inputs and options, and writes the bytes it would have written.
 
     Args:
-        workers: processes that encode; 1 is this process.
+        workers: processes that encode, or so many that were started; 1 is this process.
         block: bytes of text a worker is handed at a time; what is written does not depend on it.
         note: bytes of input after which it is noted how far the run got.
         progress: told the bytes of the files read, and the documents made, since it was last called.
@@ -133,7 +133,7 @@ def preprocess(
         if parts.resumed:
             log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
             progress(parts.place.consumed, parts.documents)
-        with Started(workers, _MODULES) as processes:
+        with nullcontext(workers) if isinstance(workers, Started) else Started(workers) as processes:
             stream = _Stream(given, parts, options, block)
             work = _encoder(tokenizer, options, stream, dtype, processes)
             _write(parts, processes.in_order(work, stream), given, options, note, progress)

@@ -13,6 +13,8 @@ INPUT = (
     "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
 )
 
+_MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
+
 
 @click.command(cls=Spreading)
 @click.option("--input", "words", multiple=True, required=True, help=INPUT)
@@ -89,34 +91,37 @@ def preprocess(
     pad_vocab_size_to: int | None,
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
-    from mega_data.preprocess import Options
-    from mega_data.preprocess import preprocess as encode
-    from mega_data.readers.inputs import found
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_data.workers import Started
 
-    inputs = found(words, input_format)
-    tokenizer = open_tokenizer(
-        tokenizer_type,
-        vocab_file=vocab_file,
-        merge_file=merge_file,
-        model=tokenizer_model,
-        vocab_size=vocab_size,
-        vocab_extra_ids=vocab_extra_ids,
-        tiktoken_pattern=tiktoken_pattern,
-        tiktoken_num_special_tokens=tiktoken_num_special_tokens,
-        tiktoken_special_tokens=tiktoken_special_tokens,
-    )
-    options = Options(
-        keys,
-        append_eod,
-        language=lang if split_sentences else "",
-        keep_newlines=keep_newlines,
-        skip=on_error == "skip",
-        unit=text_unit,
-        form=dataset_impl,
-    )
-    with progress_bar("encoding", sum(one.size for one in inputs)) as progress:
-        done = encode(inputs, output_prefix, tokenizer, options, workers=workers, progress=progress)
+    with Started(workers, _MODULES) as processes:  # they import while this process opens the tokenizer
+        from mega_data.preprocess import Options
+        from mega_data.preprocess import preprocess as encode
+        from mega_data.readers.inputs import found
+        from mega_schema.tokenizer import open_tokenizer
+
+        inputs = found(words, input_format)
+        tokenizer = open_tokenizer(
+            tokenizer_type,
+            vocab_file=vocab_file,
+            merge_file=merge_file,
+            model=tokenizer_model,
+            vocab_size=vocab_size,
+            vocab_extra_ids=vocab_extra_ids,
+            tiktoken_pattern=tiktoken_pattern,
+            tiktoken_num_special_tokens=tiktoken_num_special_tokens,
+            tiktoken_special_tokens=tiktoken_special_tokens,
+        )
+        options = Options(
+            keys,
+            append_eod,
+            language=lang if split_sentences else "",
+            keep_newlines=keep_newlines,
+            skip=on_error == "skip",
+            unit=text_unit,
+            form=dataset_impl,
+        )
+        with progress_bar("encoding", sum(one.size for one in inputs)) as progress:
+            done = encode(inputs, output_prefix, tokenizer, options, workers=processes, progress=progress)
     rate = done.fresh / 1e6 / max(done.seconds, 1e-9)
     click.echo(
         f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "

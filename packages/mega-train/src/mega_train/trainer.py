@@ -45,6 +45,7 @@ class Trainer:
             through the corpus, as in Megatron.
         skipped: those of them whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
+        training, scoring: what this rank does in a step, and in a batch of a validation.
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
@@ -90,6 +91,9 @@ class Trainer:
             self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
                 self.saved_at = self.iteration
+        pipe = Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation)
+        self.training = SCHEDULES[plan.run.parallel.schedule](pipe, mesh.pp.rank)
+        self.scoring = forward_only(pipe, mesh.pp.rank)
         self.train, self.valid = self._data(corpus)
 
     def _data(self, corpus: IndexedDataset) -> tuple[Samples, Samples | None]:
@@ -257,11 +261,9 @@ class Trainer:
             )
         )
         batches = [self._tokens(samples, some) for some in numbers]
-        schedule = SCHEDULES[plan.run.parallel.schedule] if train else forward_only
-        table = schedule(Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation), mesh.pp.rank)
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(
-            table,
+            self.training if train else self.scoring,
             work,
             mesh.lines,
             self.rt.weight_gradients,

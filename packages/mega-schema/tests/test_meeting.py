@@ -46,8 +46,11 @@ def test_what_an_earlier_start_left_is_not_seen(late: int) -> None:
 
 def test_a_start_with_fewer_ranks_is_a_start_of_its_own() -> None:
     common = HashStore()
-    _meet(common, 3)
-    _meet(common, 2, late=0)
+    _meet(common, 3)[0].set("address", "of a dead rank")
+    fewer = _meet(common, 2, late=0)
+    assert not any(store.check(["address"]) for store in fewer)
+    fewer[1].set("address", "here")
+    assert fewer[0].get("address") == b"here"
 
 
 def test_ranks_that_do_not_come_are_counted() -> None:

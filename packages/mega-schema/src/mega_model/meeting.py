@@ -16,7 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from mega_schema.errors import LayoutError
 
-_PAUSE = 0.02  # seconds between two looks
+_PAUSE = 0.02  # seconds between two looks of up to _CROWD ranks; of more, each looks less often
+_CROWD = 32  # so that thousands ask the store no more at once than these do
 _UNEVEN = timedelta(minutes=1)  # processes start at different times, whatever a collective may take later
 
 
@@ -44,6 +45,7 @@ def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
         LayoutError: not all ranks came in time.
     """
     name, end = token_hex(8), time.monotonic() + timeout.total_seconds()
+    pause = _PAUSE * max(1.0, size / _CROWD)
     store.set(f"name {rank}", name)
     while time.monotonic() < end:
         if rank == 0:
@@ -54,7 +56,7 @@ def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
             store.set(f"found {rank}", mark)
             if _read(store, "agreed") == mark:
                 return PrefixStore(mark, store)
-        time.sleep(_PAUSE)
+        time.sleep(pause)
     raise LayoutError(
         f"rank {rank}",
         "the ranks of this run did not all come",

@@ -93,13 +93,8 @@ class Watchdog:
             for _ in range(2)
         )
         self.rank, self.world, self.limit, self.patience = rank, world, limit, patience
-        self._progress, self._standing, self._out, self._tick, self._leave = (
-            progress,
-            standing,
-            out,
-            tick,
-            leave,
-        )
+        self._progress, self._standing = progress, standing
+        self._out, self._tick, self._leave = out, tick, leave
         self._main = threading.main_thread().ident
         self._lost: Exception | None = None
         self._called = threading.Event()

@@ -13,6 +13,7 @@ from mega_model.mesh import Mesh
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
+from mega_train.loop import Loop
 from mega_train.metrics import Record, read_events
 from mega_train.resolve import Plan
 from mega_train.screen import Quiet
@@ -286,7 +287,7 @@ class Heard(Quiet):
         self.said.append(text)
 
 
-def test_fit_reports_validates_saves_and_leaves_in_step(
+def test_the_loop_reports_validates_saves_and_leaves_in_step(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     values: dict[str, Any] = {
@@ -299,7 +300,7 @@ def test_fit_reports_validates_saves_and_leaves_in_step(
     }
     run, screen, record = _trainer(planned, open_corpus, **values), Heard(), Record(tmp_path)
     ticks = iter(range(1000))
-    run.fit(screen, record, clock=lambda: float(next(ticks)))
+    Loop(run, screen, record, clock=lambda: float(next(ticks))).run()
     events = read_events(tmp_path)
     assert [e["iteration"] for e in events if e["event"] == "train"] == [2, 4, 6, 8, 10]
     assert [e["iteration"] for e in events if e["event"] == "validation"] == [3, 6, 9, 10]
@@ -314,7 +315,7 @@ def test_fit_reports_validates_saves_and_leaves_in_step(
     ]
     done = _trainer(planned, open_corpus, tmp_path, **values)
     written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
-    done.fit(screen, record)
+    Loop(done, screen, record).run()
     assert screen.said[-1] == "nothing is left to train: --train-iters is 10"
     assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
 
@@ -323,12 +324,12 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
-    whole.fit(Quiet(), Record(None))
+    Loop(whole, Quiet(), Record(None)).run()
     values: dict[str, Any] = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)
-        run.fit(Quiet(), Record(tmp_path / "parts"))
+        Loop(run, Quiet(), Record(tmp_path / "parts")).run()
         ends.append(run.iteration)
     assert ends == [4, 8, 10]
     told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]

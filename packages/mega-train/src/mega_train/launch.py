@@ -23,6 +23,7 @@ from mega_schema.params import count
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
+from mega_train.loop import Loop
 from mega_train.metrics import Record, only_run
 from mega_train.resolve import Plan, resolve
 from mega_train.screen import Quiet, Terminal
@@ -148,13 +149,13 @@ def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> None:
     )
     with _watched(trainer) as watchdog, _ended_from_outside(trainer, watchdog):
         if mesh.rank:
-            trainer.fit(Quiet(), Record(None))
+            Loop(trainer, Quiet(), Record(None)).run()
         else:
             record = Record(plan.run.checkpoint.save)
             record.write("start", _description(trainer))
             with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
                 screen.say(_headline(trainer))
-                trainer.fit(screen, record)
+                Loop(trainer, screen, record).run()
     mesh.leave()
 
 

@@ -1,10 +1,8 @@
-"""The training loop: steps, validations, checkpoints, in Megatron's order."""
+"""One rank's share of a run: an optimizer step, a validation, a checkpoint."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +17,9 @@ from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
 from mega_train import store
 from mega_train.data.cursor import micro_batches
-from mega_train.data.samples import Samples, build_index
-from mega_train.data.splits import split_ranges
+from mega_train.data.feed import feed
+from mega_train.data.samples import Samples
 from mega_train.grads import Gradients
-from mega_train.metrics import Progress, Record, Screen
 from mega_train.optim import AdamW
 from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
@@ -94,73 +91,7 @@ class Trainer:
         pipe = Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation)
         self.training = SCHEDULES[plan.run.parallel.schedule](pipe, mesh.pp.rank)
         self.scoring = forward_only(pipe, mesh.pp.rank)
-        self.train, self.valid = self._data(corpus)
-
-    def _data(self, corpus: IndexedDataset) -> tuple[Samples, Samples | None]:
-        plan = self.plan
-        train, valid, _ = split_ranges(plan.run.data.split, len(corpus), plan.run.data.split_rule)
-
-        def samples(name: str, part: tuple[int, int], count: int) -> Samples:
-            index = build_index(
-                corpus.lengths,
-                np.arange(*part, dtype=np.int32),
-                length=plan.length,
-                samples=count,
-                seed=plan.run.train.seed,
-                part=f"the {name} split",
-            )
-            return Samples(corpus, index)
-
-        # more than --train-iters' worth where a run goes on with smaller batches than it began with
-        left = (plan.iterations - self.iteration) * plan.global_samples
-        training = samples("training", train, max(plan.train_samples, self.consumed + left))
-        if plan.run.evaluation.iterations == 0 or valid[0] == valid[1]:
-            return training, None
-        return training, samples("validation", valid, plan.valid_samples)
-
-    def fit(self, screen: Screen, record: Record, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Train to the last iteration, or to one that --exit-interval divides."""
-        intervals, began = self.plan.run, clock()
-        exit_interval = intervals.train.exit_interval
-        if self.iteration >= self.plan.iterations:
-            screen.say(f"nothing is left to train: --train-iters is {self.plan.iterations}")
-        since: list[tuple[float, float]] = []  # loss and norm of the steps since the last line
-        spent = 0.0  # in steps alone: validations and checkpoints are not the model's pace
-        while self.iteration < self.plan.iterations:
-            rate, started = self.rate, clock()
-            since.append(self.step(rate))
-            spent += clock() - started
-            screen.step(self.iteration)
-            last = self.iteration == self.plan.iterations
-            leaving = last or bool(exit_interval and self.iteration % exit_interval == 0)
-            if leaving or self.iteration % intervals.log.interval == 0:
-                each = spent / len(since)
-                updates = [both for both in since if math.isfinite(both[1])]
-                now = Progress(
-                    iteration=self.iteration,
-                    iterations=self.plan.iterations,
-                    consumed_samples=self.consumed,
-                    loss=sum(loss for loss, _ in updates) / len(updates) if updates else None,
-                    rate=rate,
-                    gradient_norm=updates[-1][1] if updates else None,
-                    skipped=len(since) - len(updates),
-                    loss_scale=self.scale.value,
-                    step_seconds=each,
-                    tokens_per_second=self.plan.tokens_per_step / each,
-                    seconds=clock() - began,
-                )
-                record.progress(now)
-                screen.progress(now)
-                since, spent = [], 0.0
-            if self.valid is not None and (last or self.iteration % intervals.evaluation.interval == 0):
-                self._report_validation(screen, record)
-            if intervals.checkpoint.interval and self.iteration % intervals.checkpoint.interval == 0:
-                self.save()
-            if leaving:
-                break
-        if intervals.checkpoint.save is not None and self.saved_at != self.iteration:
-            self.save()
-        self.shards.settle()
+        self.train, self.valid = feed(plan, corpus, iteration=self.iteration, consumed=self.consumed)
 
     def step(self, rate: float) -> tuple[float, float]:
         """One optimizer step. Where loss or gradient are not finite on any rank, every rank skips the update.
@@ -289,11 +220,3 @@ class Trainer:
                 hint="a corpus made with the model's tokenizer, or a larger --vocab-size",
             )
         return batch
-
-    def _report_validation(self, screen: Screen, record: Record) -> None:
-        loss = self.validate()
-        perplexity = math.exp(min(20, loss))  # Megatron's cap
-        record.write("validation", {"iteration": self.iteration, "loss": loss, "perplexity": perplexity})
-        screen.say(
-            f"validation at iteration {self.iteration} | loss {loss:.4f} | perplexity {perplexity:.2f}"
-        )

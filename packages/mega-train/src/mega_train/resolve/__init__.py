@@ -1,0 +1,117 @@
+"""From what a person said to what will be done: every derived number, and every check between two values.
+
+This is the one validator. Past it, a `Plan` is right or the run has not begun.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
+from mega_schema.spec import Family, ModelSpec
+from mega_schema.tokenizer import TokenizerIdentity
+from mega_train.config import Run
+from mega_train.data.splits import shares
+from mega_train.dealing import dealt
+from mega_train.resolve.batch import batch_sizes, check_counts, check_length
+from mega_train.resolve.checks import (
+    check_dropout,
+    check_overlap,
+    check_precision,
+    check_replicas,
+    recomputation,
+)
+from mega_train.resolve.given import wanted
+from mega_train.resolve.model import model_spec
+from mega_train.resolve.optimizer import check_optimizer, learning_rate
+from mega_train.resolve.plan import Plan
+
+__all__ = ["Plan", "model_spec", "resolve"]
+
+
+def resolve(
+    run: Run,
+    family: Family,
+    world: int,
+    *,
+    corpus: TokenizerIdentity | None,
+    loaded: ModelSpec | None,
+    cuda: bool,
+) -> Plan:
+    """Check the run against itself, the processes, the corpus and the checkpoint it goes on from.
+
+    Args:
+        world: processes of the run.
+        corpus: the tokenizer the corpus was made with, where the dataset says so.
+        loaded: the model of the checkpoint that is loaded, if one is.
+        cuda: whether this machine has a GPU that torch can use.
+
+    Raises:
+        ConfigError, LayoutError: two values disagree; the message names both.
+    """
+    layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp, cp=run.parallel.cp)
+    spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
+    layout = dealt(run.parallel, spec.layers, layout)
+    _check_cut(spec, layout)
+    length = spec.context if run.batch.length is None else run.batch.length
+    check_length(run, spec, length, layout)
+    micro, global_samples = batch_sizes(run, layout.dp)
+    iterations = wanted(run.train.iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
+    shares(run.data.split)
+    check_counts(run)
+    check_optimizer(run)
+    check_dropout(run.train)
+    check_precision(run.train)
+    check_replicas(run.parallel)
+    if corpus is not None:
+        _check_vocabulary(corpus, spec)
+    if run.train.device == "cuda" and not cuda:
+        raise ConfigError("--device", "no GPU that torch can use", found="cuda", hint="--device cpu")
+    device: Literal["cpu", "cuda"] = "cuda" if cuda and run.train.device != "cpu" else "cpu"
+    check_overlap(run.parallel, device)
+    return Plan(
+        run=run,
+        spec=spec,
+        layout=layout,
+        length=length,
+        micro=micro,
+        global_samples=global_samples,
+        iterations=iterations,
+        rate=learning_rate(run, iterations, global_samples),
+        eod=_eod(run, corpus),
+        recompute=recomputation(run, layout, micro * length // layout.cp),
+        device=device,
+    )
+
+
+def _check_cut(spec: ModelSpec, layout: Layout) -> None:
+    """Cut every parameter as the ranks will, so that no rank finds out while it builds its model."""
+    for row in table(spec):
+        row.local_shape(layout.tp)
+
+
+def _check_vocabulary(corpus: TokenizerIdentity, spec: ModelSpec) -> None:
+    if corpus.vocab_size > spec.vocab:
+        raise ConfigError(
+            "--data-path",
+            "the corpus is tokenized for a larger vocabulary than the model's",
+            found=f"{corpus.vocab_size} tokens ({corpus.type})",
+            wanted=f"at most {spec.vocab}",
+            hint=f"--vocab-size {corpus.vocab_size}, or the tokenizer of the model",
+        )
+
+
+def _eod(run: Run, corpus: TokenizerIdentity | None) -> int | None:
+    if not (run.data.reset_attention or run.data.reset_positions or run.data.eod_mask_loss):
+        return None
+    if corpus is None or corpus.eod is None:
+        raise ConfigError(
+            "--data-path",
+            "the end-of-document token is not known",
+            found="a dataset whose tokenizer has none" if corpus else "a dataset without a .json beside it",
+            wanted="a token for --reset-position-ids, --reset-attention-mask and --eod-mask-loss",
+            hint="preprocess the corpus with mega-data preprocess --append-eod",
+        )
+    return corpus.eod

@@ -1,0 +1,94 @@
+"""Sizes and counts of a run: a sample, a batch, the intervals."""
+
+from __future__ import annotations
+
+import math
+
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec
+from mega_train.config import Run
+
+
+def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None:
+    """A sample that fits the model, and that the ranks can share.
+
+    Raises:
+        ConfigError, LayoutError: it does not, or they cannot.
+    """
+    if length < 1 or length > spec.context:
+        raise ConfigError(
+            "--seq-length",
+            "does not fit the model",
+            found=f"{length} tokens",
+            wanted=f"1 to {spec.context} (--max-position-embeddings)",
+        )
+    if layout.cp > 1 and length % (chunks := 2 * layout.cp):
+        near = max(chunks, length // chunks * chunks)
+        raise LayoutError(
+            "--context-parallel-size",
+            "a sequence cannot be cut into two chunks for each rank",
+            found=f"{length} tokens, cp={layout.cp}",
+            wanted=f"a sequence length that is a multiple of 2 x {layout.cp} = {chunks}",
+            hint=f"--seq-length {near}",
+        )
+    tp, tokens = layout.tp, run.batch.micro * length // layout.cp
+    if run.parallel.sequence and tokens % tp:
+        raise LayoutError(
+            "--sequence-parallel",
+            "the tokens of a micro-batch cannot be shared evenly",
+            found=f"{tokens} tokens over tp={tp}",
+            wanted="micro-batch size x sequence length"
+            + (f" / {layout.cp}" if layout.cp > 1 else "")
+            + f" a multiple of {tp}",
+        )
+
+
+def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
+    """Samples of a micro-batch and of an optimizer step.
+
+    Raises:
+        ConfigError: the one does not divide the other over the replicas.
+    """
+    micro = run.batch.micro
+    if micro < 1:
+        raise ConfigError("--micro-batch-size", "not a size", found=micro, wanted="1 or more")
+    whole = micro * dp if run.batch.global_samples is None else run.batch.global_samples
+    if whole < 1 or whole % (micro * dp):
+        near = max(1, round(whole / (micro * dp))) * micro * dp
+        raise ConfigError(
+            "--global-batch-size",
+            "is not a multiple of micro-batch size x data-parallel size",
+            found=whole,
+            wanted=f"a multiple of {micro} x {dp} = {micro * dp}",
+            hint=f"--global-batch-size {near}",
+        )
+    return micro, whole
+
+
+def check_counts(run: Run) -> None:
+    """Intervals, counts and the seed.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    counts = {
+        "--eval-interval": run.evaluation.interval,
+        "--log-interval": run.log.interval,
+        "--save-interval": run.checkpoint.interval,
+        "--exit-interval": run.train.exit_interval,
+    }
+    for flag, value in counts.items():
+        if value is not None and value < 1:
+            raise ConfigError(flag, "not an interval", found=value, wanted="1 or more")
+    if not 0 < run.parallel.timeout_minutes < math.inf:
+        flag = "--distributed-timeout-minutes"
+        raise ConfigError(flag, "not a time", found=run.parallel.timeout_minutes, wanted="more than 0")
+    if not 0 <= run.train.seed < 1 << 32:
+        raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
+    if run.evaluation.iterations < 0:
+        raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
+    if run.checkpoint.interval is not None and run.checkpoint.save is None:
+        raise ConfigError(
+            "--save-interval", "there is no place to save to", wanted="--save DIR", hint="--save RUN"
+        )

@@ -1,0 +1,23 @@
+"""A value that a run cannot do without."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from mega_schema.errors import ConfigError
+
+N = TypeVar("N", int, float)
+
+
+def wanted(value: N | None, flag: str, what: str, hint: str) -> N:
+    """The value, which must be given and above 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value is None:
+        raise ConfigError(flag, "missing", wanted=what, hint=hint)
+    if not 0 < value < math.inf:
+        raise ConfigError(flag, "not above 0", found=value, wanted=what, hint=hint)
+    return value

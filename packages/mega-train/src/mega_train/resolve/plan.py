@@ -1,0 +1,71 @@
+"""A run that can begin: everything derived from what a person said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mega_schema.layout import Layout
+from mega_schema.recompute import Recompute
+from mega_schema.spec import ModelSpec
+from mega_train.buckets import Sharing
+from mega_train.config import Run
+from mega_train.rates import LearningRate
+from mega_train.resolve.checks import zero_stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that can begin.
+
+    Attributes:
+        length: tokens of a sample.
+        micro: samples in one forward pass of one rank.
+        global_samples: samples per optimizer step.
+        iterations: optimizer steps in all.
+        eod: the token that ends a document, where the run needs to know it.
+        recompute: what backward computes again.
+    """
+
+    run: Run
+    spec: ModelSpec
+    layout: Layout
+    length: int
+    micro: int
+    global_samples: int
+    iterations: int
+    rate: LearningRate
+    eod: int | None
+    recompute: Recompute
+    device: Literal["cpu", "cuda"]
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of one rank per optimizer step."""
+        return self.global_samples // (self.micro * self.layout.dp)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How the replicas of the model share the work of keeping it."""
+        p, replicas = self.run.parallel, self.layout.dp * self.layout.cp
+        return Sharing(
+            stage=zero_stage(p),
+            bucket=p.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
+            overlap_reduce=p.overlap_reduce,
+            overlap_gather=p.overlap_gather,
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, all ranks together."""
+        return self.global_samples * self.length
+
+    @property
+    def train_samples(self) -> int:
+        return self.iterations * self.global_samples
+
+    @property
+    def valid_samples(self) -> int:
+        """Samples of all validations of the run together, as Megatron counts them."""
+        evaluation = self.run.evaluation
+        return (self.iterations // evaluation.interval + 1) * evaluation.iterations * self.global_samples

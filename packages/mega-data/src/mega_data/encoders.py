@@ -297,7 +297,7 @@ def fastest(
         return Pieces(tokenizer)
     if not isinstance(tokenizer, FastTokenizer):
         return Plain(tokenizer)
-    content = json.loads(tokenizer.source)
+    content = orjson.loads(tokenizer.source)
     texts, wanted = list[str](), list[list[int]]()
     for text in (*TRAPS, *_with_added(content), *sample):
         try:

@@ -183,6 +183,8 @@ def _seed(modules: tuple[str, ...], orders: Connection, given: list[tuple[int, C
             orders.recv()  # until its other end is closed
         for pid in pids:
             os.waitpid(pid, 0)
+    sys.stderr.flush()
+    os._exit(0)  # at once: to take down what was imported would keep waiting who waits for our end
 
 
 def _last_sent(orders: Connection) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -318,29 +319,21 @@ def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
         )
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    content = tokenizer_files.gpt2(vocab, merges)
-    source = json.dumps(content, ensure_ascii=False)
-    library = _library(source, f"{vocab_file} with {merge_file}")
-    eod, sha256 = vocab[_EOD[0]], content_sha256(content)
-    identity = TokenizerIdentity("GPT2BPETokenizer", content_vocab_size(content), eod, None, None, sha256)
-    return FastTokenizer(source, identity, library)
+    content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
+    return _open_named(content, "GPT2BPETokenizer", where, _EOD[0], None, None)
 
 
 def _open_named(
-    content: dict[str, Any], type: str, where: object, eod: str | None, bos: str, pad: str
+    content: dict[str, Any], type: str, where: object, eod: str | None, bos: str | None, pad: str | None
 ) -> Tokenizer:
     """A tokenizer.json of ours, whose special tokens have these names."""
     source = json.dumps(content, ensure_ascii=False)
-    library = _library(source, where)
+    with ThreadPoolExecutor(1) as other:  # the library reads it while we hash it
+        reading, sha256 = other.submit(_library, source, where), content_sha256(content)
+    library = reading.result()
     number = {token["content"]: token["id"] for token in content["added_tokens"]}
-    identity = TokenizerIdentity(
-        type,
-        content_vocab_size(content),
-        eod=number.get(eod) if eod else None,
-        bos=number.get(bos),
-        pad=number.get(pad),
-        sha256=content_sha256(content),
-    )
+    eod_id, bos_id, pad_id = (number.get(name) if name else None for name in (eod, bos, pad))
+    identity = TokenizerIdentity(type, content_vocab_size(content), eod_id, bos_id, pad_id, sha256)
     return FastTokenizer(source, identity, library)
 
 

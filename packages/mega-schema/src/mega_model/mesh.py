@@ -248,6 +248,15 @@ class Mesh:
         """The pipeline stage that this rank's chunk `chunk` is, in a model of this many layers."""
         return self.layout.stage(self.pp.rank, layers, chunk)
 
+    def largest(self, number: int) -> int:
+        """The largest of all ranks' numbers, on every rank."""
+        if self.layout.world == 1:
+            return number
+        x = torch.tensor(number, device=self.device)
+        for axis in (self.tp, self.replicas, self.pp):
+            axis.reduce(x, "max")
+        return int(x)
+
     def barrier(self) -> None:
         """Wait until every rank of the run is here."""
         if self.layout.world > 1:

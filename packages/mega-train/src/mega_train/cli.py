@@ -29,15 +29,15 @@ def app() -> None:
     """
 
 
-def _family(name: Family, help: str) -> Callable[..., None]:
+def _family(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=Familiar, help=help)
     @flags(Run)
-    def train(config: Path | None, sets: Sequence[str], **given: Any) -> None:
+    def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
         from mega_model.mesh import World
         from mega_train.launch import prepare, train_on
 
         world = World.from_env()
-        train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
+        return train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
 
     return train
 

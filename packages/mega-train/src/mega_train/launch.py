@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mega_schema.params import count
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
+from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import Record, only_run
 from mega_train.resolve import Plan, resolve
@@ -118,21 +120,24 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
             )
 
 
-def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> None:
+def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> int:
     """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record.
 
     Args:
         meet: where the ranks find each other, a torch.distributed init_method.
 
+    Returns:
+        the exit code of why the run left.
+
     Raises:
         MegaError: another run saves to the same folder, or the run cannot go on.
     """
     with only_run(prepared.plan.run.checkpoint.save if world.rank == 0 else None):
-        _train_on(prepared, world, out, meet)
+        return _train_on(prepared, world, out, meet)
 
 
-def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> None:
-    plan = prepared.plan
+def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> int:
+    plan, began = prepared.plan, time.perf_counter()
     if plan.device == "cpu":
         keep_freed_memory()
     mesh = Mesh.join(
@@ -148,15 +153,17 @@ def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> None:
         plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
     with _watched(trainer) as watchdog, _ended_from_outside(trainer, watchdog):
+        leaving = Leaving(plan, mesh, began=began)
         if mesh.rank:
-            Loop(trainer, Quiet(), Record(None)).run()
+            reason = Loop(trainer, Quiet(), Record(None), leaving=leaving).run()
         else:
             record = Record(plan.run.checkpoint.save)
             record.write("start", _description(trainer))
             with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
                 screen.say(_headline(trainer))
-                Loop(trainer, screen, record).run()
+                reason = Loop(trainer, screen, record, leaving=leaving).run()
     mesh.leave()
+    return reason.code
 
 
 def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
@@ -170,7 +177,7 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
         mesh.layout.world,
         limit=60 * trainer.plan.run.parallel.timeout_minutes,
         progress=lambda: (trainer.iteration, trainer.actions),
-        standing=lambda: (f"after iteration {trainer.iteration}", _goes_on(trainer)),
+        standing=lambda: (f"after iteration {trainer.iteration}", trainer.goes_on),
         out=sys.stderr,
     )
 
@@ -181,17 +188,11 @@ def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {_goes_on(trainer)}") from None
+        raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.goes_on}") from None
     except RuntimeError as error:
         if watchdog is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         watchdog.lost(error)
-
-
-def _goes_on(trainer: Trainer) -> str:
-    if trainer.saved_at is None:
-        return "nothing was saved: --save RUN --save-interval N saves every N iterations"
-    return f"--load {trainer.plan.run.checkpoint.save} goes on from iteration {trainer.saved_at}"
 
 
 def keep_freed_memory() -> None:

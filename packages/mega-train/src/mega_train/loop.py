@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from mega_train.leaving import LAST, Leaving, Reason
 from mega_train.metrics import Progress, Record, Screen
 from mega_train.trainer import Trainer
 
@@ -24,36 +25,46 @@ class Loop:
         screen: Screen,
         record: Record,
         clock: Callable[[], float] = time.perf_counter,
+        leaving: Leaving | None = None,
     ) -> None:
         self.trainer, self.screen, self.record, self.clock = trainer, screen, record, clock
+        self.leaving = leaving or Leaving(trainer.plan, trainer.mesh, clock=clock)
         self.began = clock()
         self.since: list[tuple[float, float]] = []
         self.spent = 0.0
 
-    def run(self) -> None:
-        """Train to the last iteration, or to one that --exit-interval divides."""
+    def run(self) -> Reason:
+        """Train until there is a reason to leave; the last step is saved whatever it is."""
         trainer, said = self.trainer, self.trainer.plan.run
-        iterations, exit_interval = trainer.plan.iterations, said.train.exit_interval
-        if trainer.iteration >= iterations:
-            self.screen.say(f"nothing is left to train: --train-iters is {iterations}")
-        while trainer.iteration < iterations:
+        begins, reason = trainer.iteration, self.leaving.before(trainer.iteration)
+        if reason is LAST:
+            self.screen.say(f"nothing is left to train: --train-iters is {trainer.plan.iterations}")
+        while reason is None:
             rate, started = trainer.rate, self.clock()
             self.since.append(trainer.step(rate))
             self.spent += self.clock() - started
             self.screen.step(trainer.iteration)
-            last = trainer.iteration == iterations
-            leaving = last or bool(exit_interval and trainer.iteration % exit_interval == 0)
-            if leaving or trainer.iteration % said.log.interval == 0:
+            reason = self.leaving.after(trainer.iteration)
+            if reason or trainer.iteration % said.log.interval == 0:
                 self._line(rate)
-            if trainer.valid is not None and (last or trainer.iteration % said.evaluation.interval == 0):
+            if trainer.valid is not None and self._validates(reason):
                 self._validation()
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
                 trainer.save()
-            if leaving:
-                break
-        if said.checkpoint.save is not None and trainer.saved_at != trainer.iteration:
+        unsaved = trainer.saved_at != trainer.iteration and (reason is LAST or trainer.iteration > begins)
+        if said.checkpoint.save is not None and unsaved:
             trainer.save()
         trainer.shards.settle()
+        if reason.said:
+            self.record.write("leave", {"iteration": trainer.iteration, "reason": reason.name})
+            self.screen.say(f"left after iteration {trainer.iteration}: {reason.said}; {trainer.goes_on}")
+        return reason
+
+    def _validates(self, leaving: Reason | None) -> bool:
+        if leaving is not None and leaving.hasty:
+            return False
+        due = self.trainer.iteration % self.trainer.plan.run.evaluation.interval == 0
+        return due or leaving is LAST
 
     def _line(self, rate: float) -> None:
         trainer, plan = self.trainer, self.trainer.plan

@@ -100,7 +100,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--expert-model-parallel-size": "",
         "--moe-": "",
         "--rampup-batch-size": "",
-        "--exit-duration-in-mins": "--exit-interval N",
         "--exit-signal-handler": "--save-interval N",
         "--deepspeed": "",
         "--fp8-": "--bf16",

@@ -130,6 +130,13 @@ class Trainer:
         """The learning rate of the next step."""
         return self.plan.rate.at(self.consumed - self.skipped)
 
+    @property
+    def goes_on(self) -> str:
+        """How the run can be gone on with, for a person."""
+        if self.saved_at is None:
+            return "nothing was saved: --save RUN --save-interval N saves every N iterations"
+        return f"--load {self.plan.run.checkpoint.save} goes on from iteration {self.saved_at}"
+
     def _not_finite(self, loss: float, norm: float) -> MegaError:
         return MegaError(
             f"iteration {self.iteration + 1}",

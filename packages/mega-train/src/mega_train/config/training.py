@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from mega_schema.config import option
@@ -26,6 +27,12 @@ class Train:
     iterations: int | None = option("--train-iters", None, "optimizer steps in all")
     exit_interval: int | None = option(
         "--exit-interval", None, "save and leave after an iteration that this divides"
+    )
+    exit_minutes: float | None = option(
+        "--exit-duration-in-mins", None, "save and leave after the step that ends later than this"
+    )
+    kill_switch: Path | None = option(
+        "--kill-switch-path", None, "save and leave when there is such a file; with it nothing begins"
     )
     seed: int = option("--seed", 1234, "seed of initial values and of the data's order")
     hidden_dropout: float = option(

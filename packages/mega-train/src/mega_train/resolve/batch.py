@@ -81,9 +81,13 @@ def check_counts(run: Run) -> None:
     for flag, value in counts.items():
         if value is not None and value < 1:
             raise ConfigError(flag, "not an interval", found=value, wanted="1 or more")
-    if not 0 < run.parallel.timeout_minutes < math.inf:
-        flag = "--distributed-timeout-minutes"
-        raise ConfigError(flag, "not a time", found=run.parallel.timeout_minutes, wanted="more than 0")
+    times = {
+        "--distributed-timeout-minutes": run.parallel.timeout_minutes,
+        "--exit-duration-in-mins": run.train.exit_minutes,
+    }
+    for flag, minutes in times.items():
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise ConfigError(flag, "not a time", found=minutes, wanted="more than 0")
     if not 0 <= run.train.seed < 1 << 32:
         raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
     if run.evaluation.iterations < 0:

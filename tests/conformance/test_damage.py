@@ -14,9 +14,10 @@ import safetensors.numpy
 
 from mega_ckpt import safetensors as ours
 from mega_ckpt.verify import verify
-from mega_schema.checkpoint import LATEST, MANIFEST, MODEL, TRAINER, Checkpoint, latest
+from mega_schema.checkpoint import MODEL, Checkpoint, latest
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout
+from mega_schema.run_folder import LATEST, MANIFEST, TRAINER
 from mega_schema.spec import ModelSpec
 
 Json = dict[str, Any]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mega_ckpt.verify import verify
-from mega_schema.checkpoint import LATEST, Checkpoint
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.run_folder import LATEST
 from tests.faults.hosts import Host, refused, two_hosts
 from tests.faults.ranks import CONFIG
 from tests.parity.runs import corpus

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint import LATEST, MANIFEST, MODEL, Box, Checkpoint, latest, piece_key
+from mega_schema.checkpoint import MODEL, Box, Checkpoint, latest
 from mega_schema.commit import Save
 from mega_schema.errors import FormatError
 from mega_schema.layout import WHOLE
+from mega_schema.pieces import piece_key
+from mega_schema.run_folder import LATEST, MANIFEST
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint import LATEST, MODEL, Box, Checkpoint
-from mega_schema.commit import Save, replacing
+from mega_schema.checkpoint import MODEL, Box, Checkpoint
+from mega_schema.commit import Save
+from mega_schema.disk import replacing
 from mega_schema.errors import MegaError
 from mega_schema.layout import WHOLE
+from mega_schema.run_folder import LATEST, iterations, prune
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt
 
@@ -163,3 +165,49 @@ def _interrupted(path: Path) -> None:
     with replacing(path) as new:
         new.write_text("two", "utf-8")
         raise KeyboardInterrupt
+
+
+def test_a_file_that_is_shorter_than_it_was_written_is_not_committed(tmp_path: Path, spec: ModelSpec) -> None:
+    save = _begun(tmp_path, 3)
+    os.truncate(save.folder / "model-00000.safetensors", 100)
+    with pytest.raises(MegaError, match="model-00000.safetensors has 100 bytes where"):
+        save.commit(spec, layout=WHOLE, trainer={})
+    assert not (tmp_path / LATEST).exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "kept"),
+    [(1, None, [7, 9]), (2, None, [6, 7, 9]), (9, None, [2, 3, 4, 6, 7, 9]), (1, 3, [3, 6, 7, 9])],
+)
+def test_older_checkpoints_go_but_for_those_to_keep(
+    tmp_path: Path, spec: ModelSpec, last: int, every: int | None, kept: list[int]
+) -> None:
+    for iteration in (2, 3, 4, 6, 9, 7):  # 9 is of a course that was left
+        _saved(tmp_path, iteration, spec)
+    foreign = tmp_path / "iter_0000001" / "mp_rank_00"
+    foreign.mkdir(parents=True)
+    gone = prune(tmp_path, 7, last=last, every=every)
+    assert iterations(tmp_path) == kept
+    assert gone == [i for i in (2, 3, 4, 6) if i not in kept]
+    assert Checkpoint.open(tmp_path).iteration == 7
+    assert foreign.is_dir(), "what is not ours stays"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_removal_that_was_killed_is_seen_by_nobody_and_ended_by_the_next_save(
+    tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for iteration in (1, 2):
+        _saved(tmp_path, iteration, spec)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path, 2, last=1, every=None)
+    assert iterations(tmp_path) == [2]
+    assert len(list(tmp_path.glob(".iter_*.removed"))) == 1
+    _begun(tmp_path, 3)
+    assert not list(tmp_path.glob(".iter_*.removed"))

@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mega_schema.checkpoint import TOKENIZER, Checkpoint
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.run_folder import TOKENIZER
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-m", "mega_serve"]

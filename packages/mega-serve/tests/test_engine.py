@@ -14,8 +14,9 @@ import torch
 
 from mega_model.build import build
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import TOKENIZER, Checkpoint
+from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.spec import gpt
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 from mega_serve.app import Gone

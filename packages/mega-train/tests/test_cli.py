@@ -283,7 +283,8 @@ def test_a_corpus_of_another_tokenizer_is_refused(trained: tuple[Path, Done], tm
 KILLER = """
 import json, os, pathlib, random, signal, sys, time
 import mega_train.launch
-from mega_schema.checkpoint import Checkpoint, LATEST
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.run_folder import LATEST
 from mega_train.cli import main
 
 run, kills, argv = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]

@@ -15,10 +15,11 @@ from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.saving import check_free, saving
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, TOKENIZER, Box, Checkpoint
+from mega_schema.checkpoint import MODEL, Box, Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.layout import WHOLE
 from mega_schema.params import Param, count
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import open_folder
 
 KEEP = "keep"

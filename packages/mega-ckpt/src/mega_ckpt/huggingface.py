@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import config_json, safetensors
-from mega_schema.checkpoint import MANIFEST
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mega_schema.arch import table
-from mega_schema.checkpoint import TOKENIZER, Checkpoint, Tensor
+from mega_schema.checkpoint import Checkpoint, Tensor
 from mega_schema.params import count
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import open_folder
 
 

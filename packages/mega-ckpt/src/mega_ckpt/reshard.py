@@ -11,9 +11,10 @@ import numpy as np
 from mega_ckpt.saving import check_free, saving
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, RUN_CONFIG, TOKENIZER, Box, Checkpoint, boxes
+from mega_schema.checkpoint import MODEL, Box, Checkpoint, boxes
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout
+from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
 from mega_schema.spec import ModelSpec
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mega_schema.checkpoint import iteration_folder, replaced_folder
 from mega_schema.commit import Save
 from mega_schema.errors import ConfigError
+from mega_schema.run_folder import iteration_folder, replaced_folder
 
 
 def check_free(run: Path, iteration: int, *, overwrite: bool) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from mega_ckpt import safetensors
 from mega_schema.arch import table
-from mega_schema.checkpoint import FORMAT, MANIFEST, MODEL, TOKENIZER, TRAINER, Checkpoint, Piece, piece_key
+from mega_schema.checkpoint import MODEL, Checkpoint, Piece
 from mega_schema.errors import FormatError
+from mega_schema.pieces import piece_key
+from mega_schema.run_folder import FORMAT, MANIFEST, TOKENIZER, TRAINER
 from mega_schema.shard import overlap
 from mega_schema.tokenizer import open_folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.commit import replacing
+from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
 from mega_schema.index import CHUNK, pieces
 from mega_schema.indexed import IndexedDataset

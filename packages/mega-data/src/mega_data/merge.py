@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.inspect import opened_tokenizer
+from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.index import Contents, check_pointers, code_of, pieces
 from mega_schema.indexed import DatasetInfo, IndexedDataset, beside, shorter
 from mega_schema.indexed_writer import write_index
-from mega_schema.staging import Staged, on_disk
+from mega_schema.staging import Staged
 
 PIECE = 64 << 20  # bytes of a payload that one thread copies
 _NOT_HERE = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # no copy inside this kernel

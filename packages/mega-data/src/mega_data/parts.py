@@ -27,11 +27,11 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_schema.disk import sync_folder
 from mega_schema.errors import ConfigError
 from mega_schema.index import CHUNK, Contents
 from mega_schema.indexed import DatasetInfo, beside
 from mega_schema.indexed_writer import write_index
-from mega_schema.staging import sync_folder
 
 FORMAT: Final = 1
 JOURNAL: Final = "journal.json"

@@ -13,7 +13,7 @@ from mega_data.readers.blocks import Fault
 from mega_data.readers.inputs import NAMED, form_of, found
 from mega_data.readers.packed import opened, unpacked_name
 from mega_data.readers.tables import rows
-from mega_schema.commit import replacing
+from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError, FormatError
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mega_schema.commit import replacing
+from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")

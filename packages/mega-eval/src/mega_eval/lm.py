@@ -20,8 +20,9 @@ from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
-from mega_schema.checkpoint import TOKENIZER, Checkpoint
+from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import Tokenizer, open_folder
 
 LOGITS = 1 << 23  # most logits held at once, in elements: 32 MiB of float32, quicker on a CPU than more

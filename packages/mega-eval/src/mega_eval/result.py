@@ -25,7 +25,7 @@ from pathlib import Path
 
 import orjson
 
-from mega_schema.commit import replacing
+from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
 
 FORMAT = 1

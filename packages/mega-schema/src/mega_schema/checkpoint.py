@@ -26,14 +26,12 @@ from typing import Any
 import numpy as np
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.run_folder import FORMAT, LATEST, MANIFEST, TRAINER, iteration_folder, replaced_folder
 from mega_schema.shard import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 
-FORMAT = 1
 MODEL = "model"
 OPTIMIZER = ("optim.main", "optim.exp_avg", "optim.exp_avg_sq")  # float32 weights, first and second moments
-MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
-LATEST = "latest_checkpointed_iteration.txt"
 
 # safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -208,16 +206,6 @@ _DIGITS = 20  # more are no iteration, and Python refuses to read thousands of t
 _OTHER = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
-def iteration_folder(run: Path, iteration: int) -> Path:
-    """Where a run keeps the checkpoint of an iteration."""
-    return run / f"iter_{iteration:07d}"
-
-
-def replaced_folder(run: Path, iteration: int) -> Path:
-    """Where a checkpoint waits while one of the same iteration takes its place."""
-    return run / f".iter_{iteration:07d}.replaced"
-
-
 def latest(run: Path) -> Path:
     """Folder of the newest checkpoint of a run, as its tracker file names it.
 
@@ -301,15 +289,19 @@ class Box:
     def bytes(self) -> int:
         return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
 
+    def record(self) -> dict[str, Any]:
+        """The box in plain words, as `pieces.write` takes it."""
+        return {
+            "name": self.name,
+            "whole": self.whole,
+            "dtype": self.dtype,
+            "start": self.slab.start,
+            "shape": self.slab.shape,
+            "bytes": self.bytes,
+        }
+
 
 Values = Callable[[Box], np.ndarray]
-
-
-def piece_key(name: str, whole: Shape, start: Shape, shape: Shape) -> str:
-    """What a piece is called in its file: a part has its place, since a rank may hold several of a tensor."""
-    if shape == whole:
-        return name
-    return f"{name}[{','.join(f'{s}:{s + n}' for s, n in zip(start, shape, strict=True))}]"
 
 
 def boxes(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[Box]:

@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mega_schema import cached_form, mmap_form
 from mega_schema.dataset_info import DatasetInfo
+from mega_schema.disk import on_disk
 from mega_schema.index import CHUNK, FORMS, Contents, code_of, pieces
-from mega_schema.staging import Staged, on_disk
+from mega_schema.staging import Staged
 
 
 def write_index(file: IO[bytes], form: str, contents: Contents) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from mega_schema.dataset_info import beside
-from mega_schema.errors import MegaError
+from mega_schema.disk import sync_folder
 
 SUFFIXES = (".bin", ".json", ".idx")
 _LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
@@ -67,22 +67,6 @@ class Staged:
         self._files.clear()
 
 
-@contextlib.contextmanager
-def on_disk(prefix: Path) -> Iterator[None]:
-    """Around what writes a dataset: a disk that refuses is one line, and a person's to mend.
-
-    Raises:
-        MegaError: the system would not write, and did not say which file.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        hint = "make room there, or write to another disk"
-        raise MegaError(prefix, "not written", found=error.strerror, hint=hint) from None
-
-
 def _remove_left(prefix: Path) -> None:
     for path in prefix.parent.iterdir():
         if not path.name.startswith(prefix.name) or not _LEFT.fullmatch(path.name[len(prefix.name) :]):
@@ -127,14 +111,5 @@ def _locked(folder: Path) -> Iterator[bool]:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = True
         yield ours
-    finally:
-        os.close(number)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` outlast a power cut."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
     finally:
         os.close(number)

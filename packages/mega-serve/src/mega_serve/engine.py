@@ -10,8 +10,9 @@ from mega_model.build import build, fill
 from mega_model.generate import Stop, beam_search, check_length, generate, score
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
-from mega_schema.checkpoint import TOKENIZER, Checkpoint
+from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError, RequestError
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import Tokenizer, open_folder
 from mega_serve.app import Gone
 from mega_serve.request import BeamSearch, Refused, Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mega_schema.commit import replacing
+from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError, FormatError
 from mega_train.metrics import read_events
 

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from rich.console import Console
 
 from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import LATEST, OPTIMIZER, TOKENIZER, TRAINER, Checkpoint
+from mega_schema.checkpoint import OPTIMIZER, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.params import count
+from mega_schema.run_folder import LATEST, TOKENIZER, TRAINER
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run

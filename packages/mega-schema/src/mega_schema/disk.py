@@ -1,0 +1,60 @@
+"""Files that are there whole or not at all, and outlast a power cut.
+
+Of Python's own library alone: the process that writes checkpoints in the background starts in a few
+hundredths of a second, and imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mega_schema.errors import MegaError
+
+
+@contextlib.contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """Around what writes: a disk that refuses is one line, and a person's to mend.
+
+    Raises:
+        MegaError: the system would not write, and did not say which file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        hint = "make room there, or write to another disk"
+        raise MegaError(path, "not written", found=error.strerror, hint=hint) from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under; it becomes `path` when the block ends well, else it goes."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and flush it to the disk."""
+    with path.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` outlast a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

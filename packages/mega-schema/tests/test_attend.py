@@ -8,7 +8,10 @@ from torch import Tensor
 
 from mega_model.attend import Cached, Packed, documents
 from mega_model.build import build, fill
+from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
+from mega_model.mesh import Axis
+from mega_model.reach import Reach, alibi_slopes
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.arch import table
@@ -17,6 +20,11 @@ from mega_schema.spec import ModelSpec, gpt, llama
 SPECS: dict[str, ModelSpec] = {
     "gpt": gpt(layers=2, hidden=16, heads=4, vocab=19, context=12, init_std=0.3),
     "llama": llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=19, context=12, init_std=0.3),
+    "alibi": gpt(layers=2, hidden=18, heads=6, vocab=19, context=12, init_std=0.3, positions="alibi"),
+    "window": llama(layers=2, hidden=16, heads=4, ffn=12, vocab=19, context=12, init_std=0.3, window=5),
+    "alibi and window": gpt(
+        layers=2, hidden=16, heads=4, vocab=19, context=12, init_std=0.3, positions="alibi", window=4
+    ),
 }
 TOKENS = torch.randint(1, 19, (3, 12), generator=torch.Generator().manual_seed(3))
 
@@ -108,3 +116,51 @@ def test_without_an_order_a_token_sees_the_tokens_after_it(documents_apart: bool
     seen = attend(0, torch.zeros(5, 1, 5), torch.zeros(5, 1, 5), torch.eye(5)[:, None])[:, 0] > 0
     wanted = torch.ones(5, 5) if document_BS is None else document_BS == document_BS.T
     assert torch.equal(seen, wanted.bool())
+
+
+def _seen(attend: Packed, length: int, reach: Reach) -> Tensor:
+    even = torch.zeros(length, 1, length)
+    return attend(0, even, even, torch.eye(length)[:, None], reach)[:, 0] > 0
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 9])
+def test_a_window_counts_the_token_itself(window: int) -> None:
+    place = torch.arange(5)
+    distance = place[:, None] - place
+    wanted = (distance >= 0) & (distance < window)
+    assert torch.equal(_seen(Packed(1, 5), 5, Reach(window)), wanted)
+    apart = torch.tensor([[0, 0, 1, 1, 1]])
+    assert torch.equal(_seen(Packed(1, 5, apart), 5, Reach(window)), wanted & (apart == apart.T))
+
+
+@pytest.mark.parametrize("reach", [Reach(3), Reach(None, (0.5, 0.25)), Reach(4, (0.5, 0.25))], ids=str)
+@pytest.mark.parametrize("documents_apart", [False, True])
+def test_dropping_next_to_nothing_attends_as_without_dropout(reach: Reach, documents_apart: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 2 * 7, 2, 6, generator=generator).unbind()
+    document_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 2]] * 2) if documents_apart else None
+    drop = Dropout(0.0, 1e-9, token_keys(1, [0, 1], torch.arange(7)), Axis("tp"))
+    kept, dropped = (Packed(2, 7, document_BS, dropout=d)(0, q, k, v, reach) for d in (None, drop))
+    torch.testing.assert_close(dropped, kept)
+
+
+@pytest.mark.parametrize(
+    ("heads", "wanted"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),  # then of eight heads the first and the third
+        (12, [2**-i for i in range(1, 9)] + [2 ** -(i + 0.5) for i in range(4)]),
+    ],
+)
+def test_slopes_fall_by_one_ratio_and_fill_up_from_twice_as_many_heads(
+    heads: int, wanted: list[float]
+) -> None:
+    assert alibi_slopes(heads) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_a_rank_has_the_slopes_of_its_heads(tp: int) -> None:
+    parts = [Reach.of(SPECS["alibi"], Axis("tp", tp, rank)).slopes for rank in range(tp)]
+    assert sum(parts, ()) == alibi_slopes(6)

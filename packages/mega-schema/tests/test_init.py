@@ -71,3 +71,15 @@ def test_output_projections_start_narrower_by_depth() -> None:
         assert float(_whole(rows[name]).std()) == pytest.approx(0.005, rel=0.1)
     assert (_whole(rows["layers.0.attn_norm.weight"]) == 1).all()
     assert (_whole(rows["layers.0.qkv.bias"]) == 0).all()
+
+
+def test_uniform_values_are_bounded_by_the_two_sides_of_the_matrix() -> None:
+    spec = gpt(layers=8, hidden=64, heads=4, vocab=50, context=8, init="xavier_uniform", norm_1p=True)
+    rows = {row.name: row for row in table(spec)}
+    for name in ("layers.0.up.weight", "layers.0.down.weight"):  # and no narrower by depth
+        values = _whole(rows[name])
+        bound = (6 / (64 + 256)) ** 0.5
+        assert float(values.abs().max()) == pytest.approx(bound, rel=0.01)
+        assert float(values.abs().max()) <= bound
+        assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert (_whole(rows["layers.0.attn_norm.weight"]) == 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.attend import Packed
+from mega_model.attention import rotary_angles
 from mega_model.build import build, chunks, fill, parameters
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
-from mega_model.layers import rotary_angles, sinusoids
+from mega_model.layers import sinusoids
 from mega_model.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
@@ -45,7 +47,15 @@ SPECS: dict[str, ModelSpec] = {
     "gpt of fairseq": gpt(**SMALL, activation="gelu_erf", positions="sinusoidal", scale_embedding=True),
     "gpt squared": gpt(**SMALL, activation="squared_relu", norm="rmsnorm", post_norm_residual=True),
     "gpt without positions": gpt(**SMALL, positions="none"),
+    "gpt of bloom": gpt(**SMALL, positions="alibi", embed_norm=True, window=3),
+    "gpt with head norms": gpt(**SMALL, qk_norm=True, norm_1p=True, activation="geglu", kv_heads=2, window=5),
+    "gpt with relu": gpt(
+        **SMALL, activation="reglu", positions="rope", rope_interleaved=True, rope_share=0.5
+    ),
+    "gpt bilinear": gpt(**SMALL, activation="liglu", positions="rope", rope_interpolation=3.0),
     "llama": llama(**SMALL, ffn=12),
+    "llama 3.1": llama(**SMALL, ffn=12, rope_scaling=8.0, rope_scaling_context=20, rope_base=5.0, window=4),
+    "llama with head norms": llama(**SMALL, ffn=12, kv_heads=2, qk_norm=True, qkv_bias=True),
     "llama grouped tied": llama(**SMALL, ffn=12, kv_heads=2, tied=True, rope_base=100.0),
 }
 TOKENS = torch.randint(0, 19, (2, 8), generator=torch.Generator().manual_seed(3))
@@ -73,6 +83,8 @@ def _written_out(spec: ModelSpec, weights: dict[str, Tensor], token_BS: Tensor) 
     for token_S in token_BS:
         x = weights["embed.weight"][token_S]
         place = torch.arange(len(token_S))
+        if spec.embed_norm:
+            x = _norm(spec, weights, "embed_norm", x)
         if spec.scale_embedding:
             x = x * spec.hidden**0.5
         if spec.positions == "learned":
@@ -87,11 +99,12 @@ def _written_out(spec: ModelSpec, weights: dict[str, Tensor], token_BS: Tensor) 
 
 
 def _norm(spec: ModelSpec, weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    scale = weights[name + ".weight"] + (1 if spec.norm_1p else 0)
     if spec.norm == "rmsnorm":
-        return x / (x.pow(2).mean(-1, keepdim=True) + spec.norm_eps).sqrt() * weights[name + ".weight"]
+        return x / (x.pow(2).mean(-1, keepdim=True) + spec.norm_eps).sqrt() * scale
     centred = x - x.mean(-1, keepdim=True)
     deviation = (centred.pow(2).mean(-1, keepdim=True) + spec.norm_eps).sqrt()
-    return centred / deviation * weights[name + ".weight"] + weights[name + ".bias"]
+    return centred / deviation * scale + weights[name + ".bias"]
 
 
 def _linear(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -105,7 +118,12 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
     if spec.gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]
-        inner = gate * torch.sigmoid(gate) * up
+        inner = {
+            "swiglu": gate * torch.sigmoid(gate),
+            "geglu": gate * (1 + torch.erf(gate / 2**0.5)) / 2,
+            "reglu": gate.clamp(min=0),
+            "liglu": gate,
+        }[spec.activation] * up
     elif spec.activation == "squared_relu":
         inner = inner.clamp(min=0) ** 2
     elif spec.activation == "gelu_erf":
@@ -118,28 +136,48 @@ def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
 def _attention(spec: ModelSpec, weights: dict[str, Tensor], y: Tensor) -> Tensor:
     width, out = spec.head_width, []
     q, k, v = _linear(weights, "qkv", y).split([spec.q_rows, spec.kv_rows, spec.kv_rows], -1)
+    place = torch.arange(len(y))
+    distance = place[:, None] - place
     for head in range(spec.heads):
         group = head * spec.kv_heads // spec.heads
-        mine = [_turned(spec, q[:, head * width : (head + 1) * width])]
-        mine += [
-            _turned(spec, k[:, group * width : (group + 1) * width]),
-            v[:, group * width : (group + 1) * width],
-        ]
-        scores = mine[0] @ mine[1].T / width**0.5
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        out.append(scores.softmax(-1) @ mine[2])
+        mine, key, value = q[:, _of(head, width)], k[:, _of(group, width)], v[:, _of(group, width)]
+        if spec.qk_norm:
+            mine, key = _norm(spec, weights, "q_norm", mine), _norm(spec, weights, "k_norm", key)
+        scores = _turned(spec, mine) @ _turned(spec, key).T / width**0.5
+        if spec.positions == "alibi":
+            scores = scores + place * 2 ** (-8 * (head + 1) / spec.heads)  # by place, as BigScience writes it
+        unseen = (distance < 0) | (distance >= (spec.window or spec.context))
+        out.append(scores.masked_fill(unseen, -torch.inf).softmax(-1) @ value)
     return _linear(weights, "out", torch.cat(out, -1))
 
 
+def _of(head: int, width: int) -> slice:
+    return slice(head * width, (head + 1) * width)
+
+
 def _turned(spec: ModelSpec, x: Tensor) -> Tensor:
-    """Pairs (i, i + turning / 2) as complex numbers, multiplied by e^(i·place·rate)."""
+    """Pairs of components as complex numbers, multiplied by e^(i·place·rate)."""
     half = spec.turning // 2
     if not half:
         return x
-    pairs = torch.complex(x[:, :half], x[:, half : 2 * half])
-    rate = spec.rope_base ** (-torch.arange(half) / half)
-    turned = pairs * torch.exp(1j * torch.arange(len(x))[:, None] * rate)
-    return torch.cat((turned.real, turned.imag, x[:, 2 * half :]), -1)
+    first = torch.arange(half) * 2 if spec.rope_interleaved else torch.arange(half)
+    second = first + (1 if spec.rope_interleaved else half)
+    rate = [_rate(spec, spec.rope_base ** (-i / half) / spec.rope_interpolation) for i in range(half)]
+    turn = torch.exp(1j * torch.arange(len(x))[:, None] * torch.tensor(rate))
+    turned, out = torch.complex(x[:, first], x[:, second]) * turn, x.clone()
+    out[:, first], out[:, second] = turned.real, turned.imag
+    return out
+
+
+def _rate(spec: ModelSpec, rate: float) -> float:
+    """Llama 3.1's rule in its authors' words: by wavelength, in three cases."""
+    wave, context = 2 * math.pi / rate, spec.rope_scaling_context
+    if wave < context / spec.rope_scaling_high:
+        return rate
+    if wave > context / spec.rope_scaling_low:
+        return rate / spec.rope_scaling
+    smooth = (context / wave - spec.rope_scaling_low) / (spec.rope_scaling_high - spec.rope_scaling_low)
+    return (1 - smooth) * rate / spec.rope_scaling + smooth * rate
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -244,11 +282,12 @@ def test_bfloat16_weights_are_the_rounded_ones() -> None:
 
 
 def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
-    rotate = Runtime.alone(SPECS["llama"]).kernels.rotate
+    spec = llama(layers=1, hidden=8, heads=1, ffn=8, vocab=5, context=100, rope_base=50.0)
+    rotate = Runtime.alone(spec).kernels.rotate
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def at(x: Tensor, place: int) -> Tensor:
-        return rotate(x, *rotary_angles(torch.tensor([place]), turning=8, base=50.0))
+        return rotate(x, *rotary_angles(torch.tensor([place]), spec))
 
     torch.testing.assert_close(at(q, 5).norm(), q.norm())
     score = [(at(q, near + 3) * at(k, near)).sum() for near in (0, 4, 90)]

@@ -14,7 +14,9 @@ SPECS: dict[str, ModelSpec] = {
     "gpt": gpt(**SMALL),
     "gpt gated without bias": gpt(**SMALL, activation="swiglu", bias=False, qkv_bias=False, tied=False),
     "gpt computed positions": gpt(**SMALL, positions="sinusoidal", norm="rmsnorm"),
+    "gpt with every norm": gpt(**SMALL, embed_norm=True, qk_norm=True, norm_1p=True, positions="alibi"),
     "llama": llama(**SMALL, ffn=12),
+    "llama of qwen": llama(**SMALL, ffn=12, qkv_bias=True, qk_norm=True),
     "llama grouped tied": llama(**SMALL, ffn=12, kv_heads=2, tied=True),
 }
 

@@ -75,6 +75,14 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
             "model.hidden: sinusoidal positions are pairs",
         ),
         ({"positions": "rope", "rope_share": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
+        ({"window": 0}, "model.window: not a count: found 0, wanted a whole number above 0"),
+        ({"window": 2.0}, "model.window: not a count: found 2.0"),
+        ({"rope_scaling": 0.0}, "model.rope_scaling: not above 0: found 0, wanted 1 or more"),
+        (
+            {"rope_scaling_low": 4.0},
+            "model.rope_scaling_low: is not below model.rope_scaling_high: found 4.0, wanted less than 4",
+        ),
+        ({"init": "orthogonal"}, "model.init: unknown: found orthogonal, wanted normal | xavier_uniform"),
         ({"hiden": 8}, "model.hiden: unknown key; hint: did you mean hidden?"),
     ],
 )

@@ -31,6 +31,18 @@ _LLAMA_ONLY: Mapping[str, object] = MappingProxyType(
     {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
 )
 
+# what none of their classes has
+_PLAIN: Mapping[str, object] = MappingProxyType(
+    {
+        "norm_1p": False,
+        "qk_norm": False,
+        "window": None,
+        "rope_interleaved": False,
+        "rope_interpolation": 1.0,
+        "rope_scaling": 1.0,
+    }
+)
+
 
 def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
     """The model that a config.json describes.
@@ -159,6 +171,8 @@ def _to_gpt2(spec: ModelSpec, where: object) -> dict[str, Any]:
         qkv_bias=True,
         post_norm_residual=False,
         scale_embedding=False,
+        embed_norm=False,
+        **_PLAIN,
         kv_heads=spec.heads,
         head_width=spec.hidden // spec.heads,
     )
@@ -187,7 +201,7 @@ def _to_gpt2(spec: ModelSpec, where: object) -> dict[str, Any]:
 
 
 def _to_llama(spec: ModelSpec, where: object) -> dict[str, Any]:
-    _has(spec, where, "LlamaForCausalLM", rope_share=1.0)
+    _has(spec, where, "LlamaForCausalLM", rope_share=1.0, qkv_bias=False, **_PLAIN)
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

@@ -17,20 +17,25 @@ from torch.nn.attention.bias import causal_lower_right
 from mega_model.context import chunk_ends, places, whole_rows
 from mega_model.dropout import Dropout
 from mega_model.mesh import Axis
+from mega_model.reach import PLAIN, Reach
 from mega_schema.spec import ModelSpec
 
-# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens
+# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens;
+# or a mask, of switches or of what is added to the scores
 Visible = Tensor | Literal["before"] | None
 
 
 class Attend(Protocol):
     """softmax(q kᵀ / √H) v over the keys a token may see."""
 
-    def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, reach: Reach = PLAIN
+    ) -> Tensor:
         """
         Args:
             layer: global number of the calling layer.
             q_TNH, k_TKH, v_TKH: of the same tokens; K divides N.
+            reach: the model's rule of distance.
 
         Returns:
             (T, N, H).
@@ -61,32 +66,40 @@ class Packed:
     causal: bool = True
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     dropout: Dropout | None = None
-    _visible_B1sS: Tensor | None = field(init=False, repr=False)  # made once, for all layers
+    _visible: dict[Reach, Visible] = field(init=False, repr=False, default_factory=dict)  # for all layers
 
-    def __post_init__(self) -> None:
-        document, visible = self.document_BS, None
-        if document is not None:
-            mine_s = places(self.length, self.cp, device=document.device)
-            visible = document[:, mine_s, None] == document[:, None, :]
-            if self.causal:
-                visible &= mine_s[:, None] >= torch.arange(self.length, device=document.device)
-            visible = visible[:, None]
-        object.__setattr__(self, "_visible_B1sS", visible)
-
-    def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, reach: Reach = PLAIN
+    ) -> Tensor:
         q = q_TNH.unflatten(0, (self.rows, -1)).transpose(1, 2)
         k, v = self._whole_rows(k_TKH, v_TKH)
         drop = self.dropout
         dropped = None if drop is None else drop.rows_of_scores(layer, self.rows, q.shape[1])
-        if self._visible_B1sS is not None or not self.causal:
-            out = self._part(q, k, v, self._visible_B1sS, dropped)
-        elif self.cp.size == 1:
-            out = self._part(q, k, v, "before", dropped)
+        if reach not in self._visible:
+            self._visible[reach] = self._seen_within(reach, q)
+        visible = self._visible[reach]
+        if not isinstance(visible, str) or self.cp.size == 1:
+            out = self._part(q, k, v, visible, dropped)
         else:
             halves = zip(q.chunk(2, 2), chunk_ends(self.length, self.cp), _halves(dropped), strict=True)
             parts = [self._part(x, k[:, :, :end], v[:, :, :end], "before", some) for x, end, some in halves]
             out = torch.cat(parts, 2)
         return out.transpose(1, 2).flatten(0, 1)
+
+    def _seen_within(self, reach: Reach, q: Tensor) -> Visible:
+        """Who sees whom, by places in the row."""
+        assert self.causal or reach.plain, "distance counts where a token sees those before it"
+        document_BS = self.document_BS
+        if document_BS is None and reach.plain:
+            return "before" if self.causal else None
+        key_S = torch.arange(self.length, device=q.device)
+        mine_s = places(self.length, self.cp, device=q.device)
+        seen = reach.seen(mine_s, key_S) if self.causal else None
+        if document_BS is not None:
+            same_B1sS = (document_BS[:, mine_s, None] == document_BS[:, None, :])[:, None]
+            seen = same_B1sS if seen is None else same_B1sS & seen
+        assert seen is not None
+        return reach.mask(seen, mine_s, key_S, _computed(q).dtype)
 
     def _whole_rows(self, k_TKH: Tensor, v_TKH: Tensor) -> tuple[Tensor, Tensor]:
         if self.cp.size == 1:  # no copy
@@ -132,15 +145,23 @@ class Cached:
         """Tokens in every row that all layers have seen."""
         return min(self._lengths)
 
-    def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, reach: Reach = PLAIN
+    ) -> Tensor:
         q, k, v = (x.unflatten(0, (self.rows, -1)).transpose(1, 2) for x in (q_TNH, k_TKH, v_TKH))
         before, new = self._lengths[layer], q.shape[2]
         assert before + new <= self.capacity, f"{before} + {new} tokens in a cache of {self.capacity}"
         self._keys[layer, :, :, before : before + new] = k
         self._values[layer, :, :, before : before + new] = v
         self._lengths[layer] = total = before + new
-        keys, values = self._keys[layer, :, :, :total], self._values[layer, :, :, :total]
-        return _dense(q, keys, values, "before").transpose(1, 2).flatten(0, 1)
+        first = 0 if reach.window is None else max(0, before + 1 - reach.window)
+        keys, values = self._keys[layer, :, :, first:total], self._values[layer, :, :, first:total]
+        visible: Visible = "before"
+        if not reach.plain and (new > 1 or reach.slopes):
+            key_S = torch.arange(first, total, device=q.device)
+            query_s = key_S[before - first :]
+            visible = reach.mask(reach.seen(query_s, key_S), query_s, key_S, _computed(q).dtype)
+        return _dense(q, keys, values, visible).transpose(1, 2).flatten(0, 1)
 
     def select(self, row_B: Tensor) -> None:
         """Row i becomes a copy of what row `row_B[i]` was (the surviving beams of a search)."""
@@ -178,8 +199,10 @@ def _dropping(
     each = q.shape[1] // k.shape[1]  # query heads of a key head
     k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
     score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
-    if visible is not None:
+    if visible is not None and visible.dtype == torch.bool:
         score = score.masked_fill(~visible, -torch.inf)
+    elif visible is not None:
+        score = score + visible
     probability = score.softmax(-1, dtype=torch.float32).to(q.dtype)
     return (drop(probability) @ v).to(q_BNsH.dtype)
 

@@ -1,6 +1,6 @@
 """GPT-2 style models (Radford et al. 2019), with every variation Megatron's GPT has.
 
-x = E[token] + P[position]
+x = E[token] + P[position]      or the embedding normed first, or other positions
 for every layer:  x = x + O · attend(Q, K, V of norm(x))
                   x = x + W₂ · act(W₁ · norm(x))
 scores = norm(x) · Eᵀ
@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_model.attend import Attend
+from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, PositionTable, RowLinear, norm, sinusoids
 from mega_model.runtime import Runtime
-from mega_model.stage import Angles, Decoder
+from mega_model.stage import Decoder
 
 
 class GPT(Decoder):
@@ -28,9 +30,13 @@ class GPT(Decoder):
         super().__init__(rt, Block)
         if rt.stage.first and rt.spec.positions == "learned":
             self.position = PositionTable(rt, "position")
+        if rt.stage.first and rt.spec.embed_norm:
+            self.embed_norm = norm(rt, "embed_norm")
 
     def embedded(self, token_T: Tensor, position_T: Tensor) -> Tensor:
         x_TD = self.embed(token_T)
+        if self.spec.embed_norm:
+            x_TD = self.embed_norm(x_TD)
         if self.spec.scale_embedding:
             x_TD = x_TD * math.sqrt(self.spec.hidden)
         place_T = self.tp.own(position_T)
@@ -41,18 +47,13 @@ class GPT(Decoder):
         return x_TD
 
 
-class Block(nn.Module):
+class Block(Attention):
     """One layer: attention, then the feed-forward, each on the normed stream and added to it."""
 
     def __init__(self, rt: Runtime, layer: int) -> None:
-        super().__init__()
+        super().__init__(rt, layer)
         m, at = rt.spec, f"layers.{layer}."
-        self.layer, self.head_width, self.rotate = layer, m.head_width, rt.kernels.rotate
         self.normed_residual = m.post_norm_residual
-        self.attn_norm = norm(rt, at + "attn_norm")
-        self.qkv_widths = rt.runs(at + "qkv.weight")
-        self.qkv = ColumnLinear(rt, at + "qkv", bias=m.qkv_bias)
-        self.out = RowLinear(rt, at + "out", bias=m.bias)
         self.ffn_norm = norm(rt, at + "ffn_norm")
         self.up = ColumnLinear(rt, at + "up", bias=m.bias)
         self.act = activation(rt)
@@ -66,18 +67,22 @@ class Block(nn.Module):
         add_TD = drop(f"layers.{self.layer}.down", self.down(self.act(self.up(y_TD))))
         return (y_TD if self.normed_residual else x_TD) + add_TD
 
-    def attention(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))
-        if angles is not None:
-            q, k = self.rotate(q, *angles), self.rotate(k, *angles)
-        return self.out(attend(self.layer, q, k, v).flatten(1))
-
 
 def activation(rt: Runtime) -> Callable[[Tensor], Tensor]:
-    """The function between the two feed-forward products; "swiglu" halves the width, the others keep it."""
-    return {
+    """The function between the two feed-forward products; a gated one halves the width, others keep it."""
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "gelu_erf": F.gelu,
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
-    }[rt.spec.activation]
+        "geglu": partial(_gated, F.gelu),
+        "reglu": partial(_gated, F.relu),
+        "liglu": partial(_gated, lambda gate: gate),
+    }
+    return functions[rt.spec.activation]
+
+
+def _gated(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
+    """act(gate) · up, the two halves of the last dimension in that order (arXiv:2002.05202)."""
+    gate, up = x_TF.chunk(2, -1)
+    return act(gate) * up

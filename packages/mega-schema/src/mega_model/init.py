@@ -5,6 +5,7 @@ curve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
@@ -30,7 +31,7 @@ def initial_values(rows: Iterable[Param], seed: int) -> Read:
 
 
 def _box(row: Param, slab: Slab, seed: int) -> Tensor:
-    if row.init.kind != "normal":
+    if row.init.kind in ("ones", "zeros"):
         return torch.full(slab.shape, 1.0 if row.init.kind == "ones" else 0.0)
     lines = max(1, _STREAM // max(1, row.size // row.shape[0]))
     first, last = slab.start[0], slab.start[0] + slab.shape[0]
@@ -39,7 +40,14 @@ def _box(row: Param, slab: Slab, seed: int) -> Tensor:
         begin, end = stream * lines, min((stream + 1) * lines, row.shape[0])
         key = blake2b(f"{seed}/{row.name}/{stream}".encode(), digest_size=8).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-        values = torch.empty((end - begin, *row.shape[1:])).normal_(std=row.init.std, generator=rng)
+        values = _drawn(torch.empty((end - begin, *row.shape[1:])), row, rng)
         inside = slice(max(first, begin) - begin, min(last, end) - begin)
         parts.append(values[(inside, *slab.in_global[1:])])
     return torch.cat(parts)
+
+
+def _drawn(values: Tensor, row: Param, rng: torch.Generator) -> Tensor:
+    if row.init.kind == "normal":
+        return values.normal_(std=row.init.std, generator=rng)
+    bound = math.sqrt(3) * row.init.std
+    return values.uniform_(-bound, bound, generator=rng)

@@ -64,45 +64,32 @@ class PositionTable(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight."""
+    """x / rms(x) · weight, or · (1 + weight) in a model with `norm_1p`."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
         self.eps, self.kernel, self.weight = rt.spec.norm_eps, rt.kernels.rms_norm, rt.param(name + ".weight")
+        self.one = rt.spec.norm_1p
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernel(x_TD, self.weight, self.eps)
+        return self.kernel(x_TD, self.weight + 1 if self.one else self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / deviation · weight + bias."""
+    """(x - mean) / deviation · weight + bias, or · (1 + weight) in a model with `norm_1p`."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.kernel = rt.spec.norm_eps, rt.kernels.layer_norm
+        self.eps, self.kernel, self.one = rt.spec.norm_eps, rt.kernels.layer_norm, rt.spec.norm_1p
         self.weight, self.bias = rt.param(name + ".weight"), rt.param(name + ".bias")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernel(x_TD, self.weight, self.bias, self.eps)
+        return self.kernel(x_TD, self.weight + 1 if self.one else self.weight, self.bias, self.eps)
 
 
 def norm(rt: Runtime, name: str) -> nn.Module:
     """The norm the model's spec names."""
     return {"layernorm": LayerNorm, "rmsnorm": RMSNorm}[rt.spec.norm](rt, name)
-
-
-def rotary_angles(position_T: Tensor, *, turning: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every token's angles: position · base^(-2i / turning), i < turning / 2.
-
-    Args:
-        turning: components of a head that turn.
-
-    Returns:
-        two (T, turning / 2) tensors, float32.
-    """
-    pair = torch.arange(0, turning, 2, device=position_T.device, dtype=torch.float32)
-    angle_TR = position_T.float()[:, None] * base ** (-pair / turning)
-    return angle_TR.cos(), angle_TR.sin()
 
 
 def sinusoids(position_T: Tensor, width: int) -> Tensor:

@@ -8,11 +8,12 @@ scores = rmsnorm(x) · Hᵀ
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mega_model.attend import Attend
+from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
-from mega_model.layers import ColumnLinear, RMSNorm, RowLinear
+from mega_model.layers import ColumnLinear, RowLinear, norm
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 
@@ -24,29 +25,19 @@ class Llama(Decoder):
         super().__init__(rt, Block)
 
 
-class Block(nn.Module):
+class Block(Attention):
     """One layer: grouped-query attention with rotary positions, then the gated feed-forward."""
 
     def __init__(self, rt: Runtime, layer: int) -> None:
-        super().__init__()
+        super().__init__(rt, layer)
         at = f"layers.{layer}."
-        self.layer, self.head_width, self.rotate = layer, rt.spec.head_width, rt.kernels.rotate
-        self.attn_norm = RMSNorm(rt, at + "attn_norm")
-        self.qkv_widths = rt.runs(at + "qkv.weight")
-        self.qkv = ColumnLinear(rt, at + "qkv", bias=False)
-        self.out = RowLinear(rt, at + "out", bias=False)
-        self.ffn_norm = RMSNorm(rt, at + "ffn_norm")
+        self.ffn_norm = norm(rt, at + "ffn_norm")
         self.gate_up = ColumnLinear(rt, at + "gate_up", bias=False)
         self.swiglu = rt.kernels.swiglu
         self.down = RowLinear(rt, at + "down", bias=False)
 
-    def forward(self, x_TD: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, drop: Drop) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
         add_TD = self.attention(self.attn_norm(x_TD), angles, attend)
         x_TD = x_TD + drop(f"layers.{self.layer}.out", add_TD)
         add_TD = self.down(self.swiglu(self.gate_up(self.ffn_norm(x_TD))))
         return x_TD + drop(f"layers.{self.layer}.down", add_TD)
-
-    def attention(self, x_TD: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))
-        out_TNH = attend(self.layer, self.rotate(q, *angles), self.rotate(k, *angles), v)
-        return self.out(out_TNH.flatten(1))

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mega_model.attend import Attend
 from mega_model.mesh import Axis
+from mega_model.reach import PLAIN, Reach
 
 
 def again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
@@ -39,5 +40,7 @@ class Recomputed:
 
     attend: Attend
 
-    def __call__(self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> Tensor:
-        return again(lambda q, k, v: self.attend(layer, q, k, v), q_TNH, k_TKH, v_TKH)
+    def __call__(
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, reach: Reach = PLAIN
+    ) -> Tensor:
+        return again(lambda q, k, v: self.attend(layer, q, k, v, reach), q_TNH, k_TKH, v_TKH)

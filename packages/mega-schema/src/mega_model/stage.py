@@ -8,12 +8,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from mega_model.attend import Attend
+from mega_model.attention import Angles, rotary_angles
 from mega_model.dropout import Drop, keep
-from mega_model.layers import ColumnLinear, VocabEmbedding, norm, rotary_angles
+from mega_model.layers import ColumnLinear, VocabEmbedding, norm
 from mega_model.recompute import again, again_from_share
 from mega_model.runtime import Runtime
-
-Angles = tuple[Tensor, Tensor] | None  # cosine and sine, where positions turn heads
 
 
 class Decoder(nn.Module):
@@ -53,8 +52,7 @@ class Decoder(nn.Module):
     def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
         """Everything but the head: (T, D), normed on the last stage."""
         x_TD = drop("embed", self.embedded(x, position_T)) if self.stage.first else x
-        turning = self.spec.turning
-        angles = rotary_angles(position_T, turning=turning, base=self.spec.rope_base) if turning else None
+        angles = rotary_angles(position_T, self.spec) if self.spec.turning else None
         for layers, recomputed in self.groups:
             run = partial(self._through, layers, angles, attend, drop)
             x_TD = self._again(run, x_TD) if recomputed else run(x_TD)

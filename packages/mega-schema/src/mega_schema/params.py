@@ -19,9 +19,9 @@ Where = Literal["first", "last"] | int
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """How a parameter begins: zeros, ones, or normal with the given standard deviation."""
+    """How a parameter begins: zeros, ones, or drawn about zero, normal or uniform, with this deviation."""
 
-    kind: Literal["zeros", "ones", "normal"]
+    kind: Literal["zeros", "ones", "normal", "uniform"]
     std: float = 0.0
 
 
@@ -39,6 +39,8 @@ class Param:
         init: its initial values.
         split: how it is cut over the mesh; None means that every rank of its stage holds it whole.
         decay: whether weight decay applies.
+        of_heads: it is whole on every rank, but a rank of tp uses it for its own heads alone, so that its
+            gradient there is a part of the whole one, with sequence parallelism and without.
         tied_to: name of the row whose values this one shares. It is not on disk, and has no optimizer state
             of its own.
     """
@@ -50,6 +52,7 @@ class Param:
     split: Split | None = None
     decay: bool = True
     tied_to: str | None = None
+    of_heads: bool = False
 
     @property
     def size(self) -> int:

@@ -7,15 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MappingProxyType
-from typing import Literal, get_args, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mega_schema.errors import ConfigError
 
 Family = Literal["gpt", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
-Activation = Literal["gelu_tanh", "gelu_erf", "swiglu", "squared_relu"]
-Positions = Literal["learned", "rope", "sinusoidal", "none"]
+Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
+Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
+GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +31,26 @@ class ModelSpec:
         ffn: width inside the feed-forward, of each of its two halves where it is gated.
         vocab: the true vocabulary, without padding.
         context: longest sequence, in tokens.
-        positions: how a token's place enters; "rope" is arXiv:2104.09864, "sinusoidal" is fairseq's.
+        norm_1p: a norm multiplies by 1 + its weight, which begins at zero (Megatron's --apply-layernorm-1p).
+        activation: the gated ones are arXiv:2002.05202's, act(gate) · up; "liglu" is without act.
+        positions: how a token's place enters; "rope" is arXiv:2104.09864, "alibi" arXiv:2108.12409,
+            "sinusoidal" is fairseq's.
         rope_base, rope_share: base of the angles, and the share of a head's components that turn.
+        rope_interleaved: components turn in pairs (2i, 2i + 1), not (i, i + half of those that turn).
+        rope_interpolation: places are divided by this (arXiv:2306.15595).
+        rope_scaling: Llama 3.1's factor: angles that turn less than `rope_scaling_low` times in
+            `rope_scaling_context` tokens are divided by it, those that turn more than `rope_scaling_high`
+            times are not, those between in part.
         tied: the output weight is the embedding.
         bias, qkv_bias: linears have biases; the qkv linear has one.
         post_norm_residual: the residual branch carries the normed input (Megatron's
             --apply-residual-connection-post-layernorm).
         scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
-        init_std: standard deviation of initial weights; output projections have it over sqrt(2 layers).
+        embed_norm: the embedding of a token is normed, before positions are added (BLOOM).
+        qk_norm: every head of queries and of keys is normed before it turns (arXiv:2302.05442).
+        window: tokens that a token sees, itself and those before it; None: all (arXiv:2310.06825).
+        init, init_std: how matrices begin: normal with this standard deviation, output projections with it
+            over sqrt(2 layers); or uniform by the sum of their two sides (Glorot and Bengio 2010).
         vocab_multiple: a rank's share of the vocabulary is padded to a multiple of this in memory, as
             Megatron's --make-vocab-size-divisible-by. It changes no result and is not on disk.
     """
@@ -53,32 +66,32 @@ class ModelSpec:
     context: int
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
+    norm_1p: bool = False
     activation: Activation = "gelu_tanh"
     positions: Positions = "learned"
     rope_base: float = 10000.0
     rope_share: float = 1.0
+    rope_interleaved: bool = False
+    rope_interpolation: float = 1.0
+    rope_scaling: float = 1.0
+    rope_scaling_low: float = 1.0
+    rope_scaling_high: float = 4.0
+    rope_scaling_context: int = 8192
     tied: bool = True
     bias: bool = True
     qkv_bias: bool = True
     post_norm_residual: bool = False
     scale_embedding: bool = False
+    embed_norm: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+    init: Literal["normal", "xavier_uniform"] = "normal"
     init_std: float = 0.02
     vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if choices := get_args(kind):
-                if value not in choices:
-                    raise ConfigError(f"model.{name}", "unknown", found=value, wanted=" | ".join(choices))
-            elif kind is int and (type(value) is not int or value < 1):
-                raise ConfigError(
-                    f"model.{name}", "not a count", found=value, wanted="a whole number above 0"
-                )
-            elif kind is bool and type(value) is not bool:
-                raise ConfigError(f"model.{name}", "not a switch", found=value, wanted="true | false")
-            elif kind is float and not (type(value) in (int, float) and 0 <= value < math.inf):
-                raise ConfigError(f"model.{name}", "not a number", found=value, wanted="0 or more")
+            _check_kind(f"model.{name}", kind, getattr(self, name))
         if self.heads % self.kv_heads:
             raise ConfigError(
                 "model.kv_heads",
@@ -100,6 +113,16 @@ class ModelSpec:
                 found=f"{self.turning} of {self.head_width}",
                 wanted=f"an even number, at most {self.head_width}",
             )
+        for name in ("rope_base", "rope_interpolation", "rope_scaling"):
+            if not getattr(self, name):
+                raise ConfigError(f"model.{name}", "not above 0", found=0, wanted="1 or more")
+        if self.rope_scaling_low >= self.rope_scaling_high:
+            raise ConfigError(
+                "model.rope_scaling_low",
+                "is not below model.rope_scaling_high",
+                found=self.rope_scaling_low,
+                wanted=f"less than {self.rope_scaling_high:g}",
+            )
 
     @property
     def q_rows(self) -> int:
@@ -114,7 +137,7 @@ class ModelSpec:
     @property
     def gated(self) -> bool:
         """Whether the feed-forward has a gate beside the up projection."""
-        return self.activation == "swiglu"
+        return self.activation in GATED
 
     @property
     def turning(self) -> int:
@@ -142,6 +165,21 @@ class ModelSpec:
             if name not in values and field.default is dataclasses.MISSING:
                 raise ConfigError(f"{where}.{name}", "missing", wanted=str(field.type))
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks what the mapping cannot promise
+
+
+def _check_kind(key: str, kind: Any, value: Any) -> None:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ConfigError(key, "unknown", found=value, wanted=" | ".join(get_args(kind)))
+    elif kind is int or (NoneType in get_args(kind) and value is not None):
+        if type(value) is not int or value < 1:
+            raise ConfigError(key, "not a count", found=value, wanted="a whole number above 0")
+    elif kind is bool and type(value) is not bool:
+        raise ConfigError(key, "not a switch", found=value, wanted="true | false")
+    elif kind is float and not (
+        isinstance(value, int | float) and type(value) is not bool and 0 <= value < math.inf
+    ):
+        raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
 
 def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **other: object) -> ModelSpec:

@@ -84,15 +84,23 @@ class Gradients:
         self.of = self.shards.reduce()
         if (parts := self.mesh.replicas.size * scale) != 1:
             self._multiply(1 / parts)
-        if self.mesh.tp.sequence:
-            # outside the tensor-parallel regions a rank saw its own tokens only
-            whole = [g for row, g in zip(self.rows, self.of, strict=True) if row.split is None]
-            # a stage that is an embedding and no layer has none
-            together = self.mesh.tp.reduce(torch.cat([torch.zeros(0, device=self.mesh.device), *whole]))
-            for gradient, total in zip(whole, together.split([g.numel() for g in whole]), strict=True):
-                gradient.copy_(total)
+        self._add_parts()
         add_up(self._stretches(), self.mesh.tp)
         self._tie()
+
+    def _add_parts(self) -> None:
+        """Sum over tp what all its ranks hold and each used in part: for its own heads; and with sequence
+        parallelism, outside the tensor-parallel regions, for its own tokens.
+        """
+        parts = [
+            gradient
+            for row, gradient in zip(self.rows, self.of, strict=True)
+            if row.of_heads or (self.mesh.tp.sequence and row.split is None)
+        ]
+        if parts:  # a stage that is an embedding and no layer has none
+            together = self.mesh.tp.reduce(torch.cat(parts))
+            for gradient, total in zip(parts, together.split([g.numel() for g in parts]), strict=True):
+                gradient.copy_(total)
 
     def norm(self) -> float:
         """Global L2 norm, every element of every parameter counted on one rank."""

@@ -1,13 +1,14 @@
-"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, no biases."""
+"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, no biases but those
+of queries, keys and values where they are asked for (Qwen 2)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from mega_schema.arch.common import attention, embedding, head, matrix, norm
 from mega_schema.errors import ConfigError
-from mega_schema.params import ONES, Init, Param
+from mega_schema.params import Param
 from mega_schema.shard import Split
 from mega_schema.spec import ModelSpec
 
@@ -17,9 +18,9 @@ _FIXED: Mapping[str, object] = MappingProxyType(
         "activation": "swiglu",
         "positions": "rope",
         "bias": False,
-        "qkv_bias": False,
         "post_norm_residual": False,
         "scale_embedding": False,
+        "embed_norm": False,
     }
 )
 
@@ -39,26 +40,13 @@ def rows(m: ModelSpec) -> Iterator[Param]:
                 wanted=only,
                 hint='family = "gpt" has the others',
             )
-    d, q, kv, f = m.hidden, m.q_rows, m.kv_rows, m.ffn
-    narrow, residual = Init("normal", m.init_std), Init("normal", m.init_std / math.sqrt(2 * m.layers))
-    vocab = Split("tp", 0, pad=m.vocab_multiple)
-
-    yield Param("embed.weight", (m.vocab, d), "first", narrow, vocab)
+    d, f = m.hidden, m.ffn
+    yield embedding(m)
     for i in range(m.layers):
         at = f"layers.{i}."
-        yield Param(at + "attn_norm.weight", (d,), i, ONES, decay=False)
-        yield Param(
-            at + "qkv.weight",
-            (q + 2 * kv, d),
-            i,
-            narrow,
-            Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2)),
-        )
-        yield Param(at + "out.weight", (d, q), i, residual, Split("tp", 1, unit=m.head_width))
-        yield Param(at + "ffn_norm.weight", (d,), i, ONES, decay=False)
-        yield Param(at + "gate_up.weight", (2 * f, d), i, narrow, Split("tp", 0, (f, f)))
-        yield Param(at + "down.weight", (d, f), i, residual, Split("tp", 1))
-    yield Param("final_norm.weight", (d,), "last", ONES, decay=False)
-    yield Param(
-        "head.weight", (m.vocab, d), "last", narrow, vocab, tied_to="embed.weight" if m.tied else None
-    )
+        yield from attention(m, i)
+        yield from norm(m, at + "ffn_norm", i)
+        yield matrix(m, at + "gate_up.weight", (2 * f, d), i, Split("tp", 0, (f, f)))
+        yield matrix(m, at + "down.weight", (d, f), i, Split("tp", 1), residual=True)
+    yield from norm(m, "final_norm", "last")
+    yield head(m)

@@ -41,14 +41,50 @@ class Model:
     )
     norm: Literal["LayerNorm", "RMSNorm"] | None = option("--normalization", None, "which norm")
     norm_eps: float | None = option("--norm-epsilon", None, "epsilon of the norms; 1e-5 if not given")
+    norm_1p: bool = option(
+        "--apply-layernorm-1p", False, "norms multiply by 1 + their weight, which begins at 0"
+    )
+    embed_norm: bool = option("--embed-layernorm", False, "norm the embedding of a token (BLOOM)")
+    qk_norm: bool = option("--qk-layernorm", False, "norm every head of queries and keys")
+    post_norm_residual: bool = option(
+        "--apply-residual-connection-post-layernorm", False, "branches are added to the normed stream"
+    )
     activation: Activation | None = option("--activation", None, "feed-forward activation")
     swiglu: bool = option("--swiglu", False, "gated SiLU feed-forward, as --activation swiglu")
-    positions: Literal["learned_absolute", "rope", "none"] | None = option(
+    glu: Literal["geglu", "liglu", "reglu", "swiglu"] | None = option(
+        "--glu-activation", None, "gated feed-forward of BigScience's names, as --activation"
+    )
+    unfused_gelu: bool = option(
+        "--no-bias-gelu-fusion", False, "GELU by erf, as Megatron's unfused kernel computes it"
+    )
+    positions: Literal["learned_absolute", "rope", "alibi", "none"] | None = option(
         "--position-embedding-type", None, "how a token's place enters"
     )
     rope_base: float | None = option("--rotary-base", None, "base of the rotary angles; 10000 if not given")
+    rope_share: float | None = option(
+        "--rotary-percent", None, "share of a head's components that turn; 1.0 if not given"
+    )
+    rope_interleaved: bool = option(
+        "--rotary-interleaved", False, "neighbouring components turn as a pair, not those half a head apart"
+    )
+    rope_interpolation: float | None = option(
+        "--rotary-seq-len-interpolation-factor", None, "divide places by this"
+    )
+    rope_scaled: bool = option("--use-rope-scaling", False, "Llama 3.1's longer rotary positions")
+    rope_scaling: float | None = option(
+        "--rope-scaling-factor", None, "how much longer --use-rope-scaling makes them; 8 if not given"
+    )
+    window: str | None = option(
+        "--window-size", None, "LEFT,0: a token sees itself and this many before it; all if not given"
+    )
     untied: bool = option("--untie-embeddings-and-output-weights", False, "an output weight of its own")
     no_bias: bool = option("--disable-bias-linear", False, "linears without biases")
+    qkv_bias: bool = option(
+        "--add-qkv-bias", False, "of queries, keys and values alone, with --disable-bias-linear too"
+    )
     init_std: float | None = option(
         "--init-method-std", None, "standard deviation of initial weights; 0.02 if not given"
+    )
+    xavier: bool = option(
+        "--init-method-xavier-uniform", False, "initial matrices uniform by the sum of their sides"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError
-from mega_schema.spec import Family, ModelSpec, gpt, llama, preset
+from mega_schema.spec import GATED, Family, ModelSpec, gpt, llama, preset
 from mega_train.config import Model, Run
 from mega_train.resolve.given import wanted
 
@@ -20,7 +21,7 @@ def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec
     spec = _said(run, family, loaded.vocab if loaded and run.model.vocab is None else vocab)
     if loaded is not None:
         for name, value in loaded.to_dict().items():
-            if name not in ("vocab_multiple", "init_std") and getattr(spec, name) != value:
+            if name not in _OF_THE_START and getattr(spec, name) != value:
                 raise ConfigError(
                     f"model.{name}",
                     "differs from the checkpoint's",
@@ -31,10 +32,12 @@ def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec
     return spec
 
 
+# what changes no result, or only where a run begins
+_OF_THE_START = frozenset({"vocab_multiple", "init", "init_std"})
+
+
 def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
     m = run.model
-    if m.swiglu and m.activation not in (None, "swiglu"):
-        raise ConfigError("--activation", "disagrees with --swiglu", found=m.activation, wanted="swiglu")
     over = {
         "layers": m.layers,
         "hidden": m.hidden,
@@ -47,13 +50,23 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
         "vocab_multiple": m.vocab_multiple,
         "norm": m.norm.lower() if m.norm else None,
         "norm_eps": m.norm_eps,
-        "activation": "swiglu" if m.swiglu else m.activation,
+        "norm_1p": m.norm_1p or None,
+        "embed_norm": m.embed_norm or None,
+        "qk_norm": m.qk_norm or None,
+        "post_norm_residual": m.post_norm_residual or None,
+        "activation": _activation(m, family),
         "positions": "learned" if m.positions == "learned_absolute" else m.positions,
         "rope_base": m.rope_base,
+        "rope_share": m.rope_share,
+        "rope_interleaved": m.rope_interleaved or None,
+        "rope_interpolation": m.rope_interpolation,
+        "rope_scaling": _rope_scaling(m),
+        "window": _window(m.window),
+        "init": "xavier_uniform" if m.xavier else None,
         "init_std": m.init_std,
         "tied": False if m.untied else None,
         "bias": False if m.no_bias else None,
-        "qkv_bias": False if m.no_bias else None,
+        "qkv_bias": True if m.qkv_bias else False if m.no_bias else None,
     }
     given: dict[str, Any] = {name: value for name, value in over.items() if value is not None}
     if m.preset is not None:
@@ -71,7 +84,8 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
             found=f"{given['heads']} heads, hidden {given['hidden']}",
             wanted=f"a divisor of {given['hidden']}, or --kv-channels",
         )
-    if "ffn" not in given and given.get("activation", "swiglu" if family == "llama" else "") == "swiglu":
+    gated = given.get("activation", "swiglu" if family == "llama" else "") in GATED
+    if "ffn" not in given and gated and (m.swiglu or not m.glu):  # BigScience's gates leave it at 4 x hidden
         given["ffn"] = int(given["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
     return (gpt if family == "gpt" else llama)(**given)
 
@@ -85,6 +99,42 @@ _NEEDED: Mapping[str, str] = MappingProxyType(
         "vocab": "--vocab-size",
     }
 )
+
+
+def _activation(m: Model, family: Family) -> str | None:
+    asked = m.activation
+    for flag, given in (("--swiglu", "swiglu" if m.swiglu else None), ("--glu-activation", m.glu)):
+        if given is not None and asked not in (None, given):
+            other = "--activation" if m.activation else "--swiglu"
+            raise ConfigError(other, f"disagrees with {flag}", found=asked, wanted=given)
+        asked = given or asked  # type: ignore[assignment]
+    if asked is not None or not m.unfused_gelu or family == "llama":
+        return asked
+    named = preset(m.preset).activation if m.preset else "gelu_tanh"
+    return "gelu_erf" if named == "gelu_tanh" else None
+
+
+def _rope_scaling(m: Model) -> float | None:
+    if m.rope_scaling is not None and not m.rope_scaled:
+        hint = "--use-rope-scaling, or leave it out"
+        raise ConfigError("--rope-scaling-factor", "nothing is scaled", found=m.rope_scaling, hint=hint)
+    return (8.0 if m.rope_scaling is None else m.rope_scaling) if m.rope_scaled else None
+
+
+def _window(text: str | None) -> int | None:
+    """Tokens that a token sees, of Megatron's (left, right): itself is not counted there."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)
+    if found is None:
+        raise ConfigError(
+            "--window-size",
+            "not a window of tokens before",
+            found=text,
+            wanted="LEFT,0",
+            hint="--window-size 4095,0",
+        )
+    return int(found[1]) + 1
 
 
 def _check_family(family: Family, spec: ModelSpec) -> None:

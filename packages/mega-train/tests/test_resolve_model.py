@@ -1,0 +1,110 @@
+"""The model that flags describe, option by option."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+from mega_schema.errors import ConfigError
+from mega_schema.spec import ModelSpec, preset
+from mega_train.resolve import Plan
+
+NO_MODEL: dict[str, Any] = dict.fromkeys(
+    ("model__layers", "model__hidden", "model__heads", "model__vocab", "model__vocab_multiple")
+)
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.mark.parametrize(
+    ("said", "model"),
+    [
+        ({"norm_1p": True}, {"norm_1p": True}),
+        ({"embed_norm": True}, {"embed_norm": True}),
+        ({"qk_norm": True}, {"qk_norm": True}),
+        ({"post_norm_residual": True}, {"post_norm_residual": True}),
+        ({"positions": "alibi"}, {"positions": "alibi"}),
+        ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "turning": 2}),
+        ({"rope_interleaved": True}, {"rope_interleaved": True}),
+        ({"rope_interpolation": 4.0}, {"rope_interpolation": 4.0}),
+        ({"rope_scaled": True}, {"rope_scaling": 8.0, "rope_scaling_context": 8192}),
+        ({"rope_scaled": True, "rope_scaling": 32.0}, {"rope_scaling": 32.0}),
+        ({"xavier": True}, {"init": "xavier_uniform"}),
+        ({"no_bias": True}, {"bias": False, "qkv_bias": False}),
+        ({"no_bias": True, "qkv_bias": True}, {"bias": False, "qkv_bias": True}),
+        ({"unfused_gelu": True}, {"activation": "gelu_erf"}),
+        ({"unfused_gelu": True, "activation": "gelu_tanh"}, {"activation": "gelu_tanh"}),
+        ({"unfused_gelu": True, "swiglu": True}, {"activation": "swiglu"}),
+        # BigScience's gates leave the width at 4 x hidden, NVIDIA's SwiGLU makes it 8/3
+        ({"glu": "geglu", "unfused_gelu": True}, {"activation": "geglu", "ffn": 64 * 4}),
+        ({"glu": "liglu", "ffn": 24}, {"activation": "liglu", "ffn": 24}),
+        ({"glu": "swiglu", "swiglu": True, "hidden": 96}, {"activation": "swiglu", "ffn": 256}),
+        ({"window": "4095,0"}, {"window": 4096}),
+        ({"window": "(7, 0)"}, {"window": 8}),
+        ({"window": "3"}, {"window": 4}),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_model_is_in_its_spec(
+    planned: Planned, said: dict[str, Any], model: dict[str, Any]
+) -> None:
+    values = {f"model__{key}": value for key, value in {"hidden": 64, "heads": 8, **said}.items()}
+    if "window" in said:
+        values["model__window"] = f'"{said["window"]}"'
+    spec = planned(**values).spec
+    assert {key: getattr(spec, key) for key in model} == model
+
+
+def test_a_preset_keeps_what_is_not_said(planned: Planned) -> None:
+    named = NO_MODEL | {"model__preset": "gpt2-124m"}
+    assert planned(**named, model__unfused_gelu=True).spec.activation == "gelu_erf"
+    named["model__preset"] = "llama3-8b"
+    scaled = planned(family="llama", **named, model__rope_scaled=True).spec
+    wanted = preset("llama3-8b").to_dict() | {"rope_scaling": 8.0}
+    assert scaled.to_dict() == wanted
+    assert planned(family="llama", **named, model__unfused_gelu=True).spec == preset("llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            {"glu": "geglu", "swiglu": True},
+            "--swiglu: disagrees with --glu-activation: found swiglu, wanted geglu",
+        ),
+        (
+            {"glu": "geglu", "activation": "reglu"},
+            "--activation: disagrees with --glu-activation: found reglu, wanted geglu",
+        ),
+        (
+            {"rope_scaling": 8.0},
+            "--rope-scaling-factor: nothing is scaled: found 8.0; hint: --use-rope-scaling, or leave it out",
+        ),
+        (
+            {"window": "4,4"},
+            "--window-size: not a window of tokens before: found 4,4, wanted LEFT,0; "
+            "hint: --window-size 4095,0",
+        ),
+        ({"window": "wide"}, "--window-size: not a window of tokens before: found wide"),
+    ],
+    ids=str,
+)
+def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(**{f"model__{key}": value for key, value in said.items()})
+    assert line in str(caught.value)
+
+
+def test_a_llama_is_told_what_it_has_one_of(planned: Planned) -> None:
+    with pytest.raises(ConfigError, match="model.embed_norm: the llama family has one choice"):
+        planned(family="llama", model__embed_norm=True)
+
+
+def test_a_checkpoints_model_is_compared_without_what_it_began_with(planned: Planned) -> None:
+    loaded: ModelSpec = planned().spec
+    assert planned(loaded=loaded, model__xavier=True).spec.init == "xavier_uniform"
+    with pytest.raises(ConfigError, match="model.qk_norm: differs from the checkpoint's"):
+        planned(loaded=loaded, model__qk_norm=True)

@@ -106,6 +106,24 @@ def test_shards_are_files_globs_folders_and_saved_datasets_but_not_stdin(tmp_pat
         shards([tmp_path / "a.jsonl", tmp_path / "a.parquet"])
 
 
+def test_what_clean_kept_is_read_without_what_it_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jsonl(tmp_path / "in/a.jsonl", [json.dumps({"text": text}) for text in ("one two", "three")] + ["{"])
+    jsonl(tmp_path / "in/empty.jsonl", [])
+    clean = ["clean", "--input", tmp_path / "in", "--step", "length:minimum=6", "--on-error", "skip"]
+    said = done(*clean, "--output", tmp_path / "kept", "--keep-dropped").stderr
+    assert len(list((tmp_path / "kept").rglob("a.jsonl"))) == 3  # kept, dropped, set apart
+    (tmp_path / "kept/.work").mkdir()
+    jsonl(tmp_path / "kept/.work/half.jsonl", ["{"])
+    assert [path.name for path in shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
+    again = done("dedup", "--input", tmp_path / "kept", "--output", tmp_path / "out", "--preset", "exact")
+    assert "kept: read without dropped and quarantine and report.json" in caplog.text
+    assert (tmp_path / "out/a.jsonl").read_text() == (tmp_path / "kept/a.jsonl").read_text()
+    seconds = [int(left) for left in re.findall(r"(\d+) s left", said + again.stderr)]
+    assert all(left < 1000 for left in seconds), seconds
+
+
 def test_lz4_is_read_and_a_damaged_one_named(tmp_path: Path) -> None:
     frame = pytest.importorskip("lz4.frame")
     text = b"".join(b"line %d\n" % n for n in range(9000))

@@ -120,7 +120,8 @@ class Tasks:
             self.documents += result["documents"]
             rate = self.read / max(self.now() - self.began, 1e-9)
             line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
-            line += f", {rate / 1e6:.1f} MB/s, {(self.size - self.read) / max(rate, 1e-9):.0f} s left"
+            line += f", {rate / 1e6:.1f} MB/s"
+            line += f", {(self.size - self.read) / rate:.0f} s left" if rate else ""  # empty files tell no rate
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
         else:
@@ -194,7 +195,7 @@ class _Lines:
             return
         self.told = now
         rate = (self.done - self.first) / (now - self.began)
-        left = f", {max(self.total - self.done, 0) / max(rate, 1e-9):.0f} s left" if self.total else ""
+        left = f", {max(self.total - self.done, 0) / rate:.0f} s left" if self.total and rate else ""
         of = f" of {self.total / 1e6:.1f}" if self.total else ""
         counted = f", {self.documents:,} documents" if self.documents else ""
         line = f"{self.what}: {self.done / 1e6:.1f}{of} MB{counted}, {rate / 1e6:.1f} MB/s{left}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,13 @@ from mega_data.readers.hub import PREFIX, Named
 from mega_data.readers.packed import PACKED, unpacked_name
 from mega_schema.errors import ConfigError
 
+log = logging.getLogger("mega.data")
+
 STDIN = "-"
 FORMS = ("jsonl", "text", "table")
 NAMED = "named"
+# what clean and dedup write beside the documents they keep
+_NOT_KEPT = frozenset({"dropped", "quarantine", "report.json"})
 _FORM_OF = MappingProxyType(
     {
         ".arrow": "table",
@@ -99,11 +104,25 @@ def _paths(word: str) -> Iterable[Path]:
     if word == STDIN or path.is_file():
         return [path]
     if path.is_dir():
-        inner = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        inner = _files_in(path)
         if (path / "state.json").exists():  # a dataset that Hugging Face's save_to_disk wrote
             return [p for p in inner if p.suffix == ".arrow"]
         return [p for p in inner if _ending(p) in _FORM_OF]
     return sorted(Path(name) for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All files in a folder and those in it, but for hidden ones and those of documents that were not kept."""
+    found, passed = list[Path](), set[str]()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if not_kept := _NOT_KEPT.intersection(parts):
+            passed |= not_kept
+        elif path.is_file() and not any(part.startswith(".") for part in parts):
+            found.append(path)
+    if passed:
+        log.warning("%s: read without %s, which holds what was not kept", folder, " and ".join(sorted(passed)))
+    return found
 
 
 def _ending(path: Path) -> str:

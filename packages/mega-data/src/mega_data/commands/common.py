@@ -121,7 +121,8 @@ class Tasks:
             rate = self.read / max(self.now() - self.began, 1e-9)
             line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
             line += f", {rate / 1e6:.1f} MB/s"
-            line += f", {(self.size - self.read) / rate:.0f} s left" if rate else ""  # empty files tell no rate
+            if rate:  # empty files tell none
+                line += f", {(self.size - self.read) / rate:.0f} s left"
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
         else:

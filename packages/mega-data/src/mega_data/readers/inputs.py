@@ -112,7 +112,7 @@ def _paths(word: str) -> Iterable[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All files in a folder and those in it, but for hidden ones and those of documents that were not kept."""
+    """All files below a folder, but for hidden ones and those of documents that were not kept."""
     found, passed = list[Path](), set[str]()
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
@@ -121,7 +121,7 @@ def _files_in(folder: Path) -> list[Path]:
         elif path.is_file() and not any(part.startswith(".") for part in parts):
             found.append(path)
     if passed:
-        log.warning("%s: read without %s, which holds what was not kept", folder, " and ".join(sorted(passed)))
+        log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(passed)))
     return found
 
 

@@ -9,8 +9,7 @@ import pytest
 from mega_model.mesh import World
 from mega_train.leaving import SIGNAL, Leaving
 from mega_train.loop import Loop
-from mega_train.metrics import Record
-from mega_train.screen import Quiet
+from mega_train.watch.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
 
@@ -20,7 +19,7 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
     last = world.rank == world.size - 1
     told = Leaving(run.plan, run.mesh, told=lambda: last and run.iteration >= 2)
-    assert Loop(run, Quiet(), Record(None), leaving=told).run() is SIGNAL
+    assert Loop(run, Observers(), leaving=told).run() is SIGNAL
     assert run.iteration == 2
     run.mesh.leave()
 

@@ -15,22 +15,30 @@ from mega_train.leaving import DURATION, INTERVAL, KILL_SWITCH, LAST, SIGNAL, Le
 from mega_train.loop import Loop
 from mega_train.metrics import Record, read_events
 from mega_train.resolve import Plan
-from mega_train.screen import Quiet
 from mega_train.trainer import Trainer
+from mega_train.watch.events import Event, Said, Validated
+from mega_train.watch.observers import Observers
 
 
 class Planned(Protocol):
     def __call__(self, **values: Any) -> Plan: ...
 
 
-class Heard(Quiet):
-    """A screen that remembers what was said."""
+class Heard:
+    """Remembers what was said, and that there was a validation."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def see(self, event: Event) -> None:
+        match event:
+            case Said():
+                self.said.append(event.text)
+            case Validated():
+                self.said.append(f"validation at iteration {event.iteration}")
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_run_leaves_for_its_last_iteration_and_where_the_interval_divides(planned: Planned) -> None:
@@ -72,7 +80,7 @@ def _looped(
     plan = planned(checkpoint__save=str(folder), data__split="80,20,0", evaluation__iterations=1, **values)
     trainer, screen = Trainer(plan, Mesh(), corpus), Heard()
     leaving = Leaving(plan, Mesh(), told=told and (lambda: told(trainer)))
-    return trainer, Loop(trainer, screen, Record(folder), leaving=leaving).run(), screen
+    return trainer, Loop(trainer, Observers([Record(folder), screen]), leaving=leaving).run(), screen
 
 
 def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(

@@ -31,9 +31,10 @@ def test_a_hint_names_only_flags_that_we_have() -> None:
 
 def test_needless_flags_are_told_all_at_once_and_others_are_not() -> None:
     told = explained(
-        "--use-flash-attn", ["gpt", "--wandb-project", "x", "--use-flash-attn", "--fp16", "--wandb-project"]
+        "--use-flash-attn",
+        ["gpt", "--one-logger-project", "x", "--use-flash-attn", "--fp16", "--one-logger-project"],
     )
-    assert str(told).endswith("hint: leave it out, and also --wandb-project")
+    assert str(told).endswith("hint: leave it out, and also --one-logger-project")
 
 
 @pytest.mark.parametrize("flag", ["--num-layer", "--tensorboard", "--moe"])

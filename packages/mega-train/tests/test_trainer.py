@@ -16,8 +16,9 @@ from mega_schema.indexed import IndexedDataset
 from mega_train.loop import Loop
 from mega_train.metrics import Record, read_events
 from mega_train.resolve import Plan
-from mega_train.screen import Quiet
 from mega_train.trainer import Trainer
+from mega_train.watch.events import Event, Said, Stepped
+from mega_train.watch.observers import Observers
 
 
 class Planned(Protocol):
@@ -277,14 +278,17 @@ def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus
         _steps(run, 1)
 
 
-class Heard(Quiet):
-    """A screen that remembers what was said."""
+class Heard:
+    """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.events: list[Event] = []
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def see(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
 
 
 def test_the_loop_reports_validates_saves_and_leaves_in_step(
@@ -298,16 +302,19 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
         "checkpoint__save": str(tmp_path),
         "checkpoint__interval": 4,
     }
-    run, screen, record = _trainer(planned, open_corpus, **values), Heard(), Record(tmp_path)
-    ticks = iter(range(1000))
-    Loop(run, screen, record, clock=lambda: float(next(ticks))).run()
+    run, heard = _trainer(planned, open_corpus, **values), Heard()
+    watch, ticks = Observers([Record(tmp_path), heard]), iter(range(1000))
+    Loop(run, watch, clock=lambda: float(next(ticks))).run()
     events = read_events(tmp_path)
     assert [e["iteration"] for e in events if e["event"] == "train"] == [2, 4, 6, 8, 10]
     assert [e["iteration"] for e in events if e["event"] == "validation"] == [3, 6, 9, 10]
     assert all(
         e["step_seconds"] == 1.0 and e["tokens_per_second"] == 32 for e in events if e["event"] == "train"
     )
-    assert len(screen.said) == 4
+    assert [e["iteration"] for e in events if e["event"] == "save"] == [4, 8, 10]
+    steps = [event for event in heard.events if isinstance(event, Stepped)]
+    assert [step.iteration for step in steps] == list(range(1, 11))
+    assert {(step.tokens, step.seconds) for step in steps} == {(32, 1.0)}
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == [
         "iter_0000004",
         "iter_0000008",
@@ -315,8 +322,8 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
     ]
     done = _trainer(planned, open_corpus, tmp_path, **values)
     written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
-    Loop(done, screen, record).run()
-    assert screen.said[-1] == "nothing is left to train: --train-iters is 10"
+    Loop(done, watch).run()
+    assert heard.events[-1] == Said("nothing is left to train: --train-iters is 10")
     assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
 
 
@@ -324,12 +331,12 @@ def test_an_exit_interval_saves_and_leaves_and_the_rest_is_as_if_it_had_not(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
     whole = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path / "whole"))
-    Loop(whole, Quiet(), Record(None)).run()
+    Loop(whole, Observers()).run()
     values: dict[str, Any] = {"train__exit_interval": 4, "checkpoint__save": str(tmp_path / "parts")}
     ends = []
     for resume in (None, tmp_path / "parts", tmp_path / "parts"):
         run = _trainer(planned, open_corpus, resume, **values)
-        Loop(run, Quiet(), Record(tmp_path / "parts")).run()
+        Loop(run, Observers([Record(tmp_path / "parts")])).run()
         ends.append(run.iteration)
     assert ends == [4, 8, 10]
     told = [e["iteration"] for e in read_events(tmp_path / "parts") if e["event"] == "train"]

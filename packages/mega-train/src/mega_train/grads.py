@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mega_model.mesh import Mesh
 from mega_model.stage import Decoder
-from mega_schema.params import Param
+from mega_schema.params import Param, count
 from mega_train.buckets import Stretch
 from mega_train.repeated import add_up, answered
 
@@ -60,6 +60,7 @@ class Gradients:
 
     Attributes:
         of: of each stretch, flat and float32; those of a step after `reduce`.
+        elements: of all parameters of the model, tied ones once, without padding.
     """
 
     def __init__(self, shards: Shards, mesh: Mesh, table: Collection[Param]) -> None:
@@ -69,6 +70,7 @@ class Gradients:
         """
         self.shards, self.mesh, self.rows = shards, mesh, [stretch.row for stretch in shards.stretches]
         self.names = [row.name for row in table]
+        self.elements = count(table)
         self.shared = tied_over_stages(table, mesh)
         self.of: Sequence[Tensor] = ()
 
@@ -106,9 +108,33 @@ class Gradients:
         """Global L2 norm, every element of every parameter counted on one rank."""
         norms = [torch.linalg.vector_norm(g) for g in answered(self._stretches(), self.mesh.tp)]
         square = torch.stack(norms).square().sum() if norms else torch.zeros((), device=self.mesh.device)
+        return float(self._of_all_ranks(square).sqrt())
+
+    def zeros(self) -> float:
+        """How many elements of the gradients are zero, every element of every parameter counted once.
+
+        What is not zero is counted and the rest is taken from the table, so that padding is not in it.
+        """
+        found = [torch.count_nonzero(g) for g in answered(self._stretches(), self.mesh.tp)]
+        return float(self.elements - self._of_all_ranks(self._sum(found)))
+
+    def params_norm(self) -> float:
+        """L2 norm of the weights, every element of every parameter counted once."""
+        stretches = zip(self.shards.stretches, self.shards.main, strict=True)
+        mains = answered(((s.row, s.begin, main) for s, main in stretches), self.mesh.tp)
+        squares = [torch.linalg.vector_norm(main).double().square() for main in mains]
+        return float(self._of_all_ranks(self._sum(squares)).sqrt())
+
+    def _sum(self, parts: Sequence[Tensor]) -> Tensor:
+        """In float64, which counts exactly."""
+        none = torch.zeros(1, dtype=torch.float64, device=self.mesh.device)
+        return torch.cat([none, *(part.double().view(1) for part in parts)]).sum()
+
+    def _of_all_ranks(self, x: Tensor) -> Tensor:
+        """The sum of what each of them answers for."""
         if self.shards.sharded:
-            self.mesh.replicas.reduce(square)
-        return float(self.mesh.pp.reduce(self.mesh.tp.reduce(square)).sqrt())
+            self.mesh.replicas.reduce(x)
+        return self.mesh.pp.reduce(self.mesh.tp.reduce(x))
 
     def first_non_finite(self) -> str:
         """The first parameter in the order of the backward pass whose gradient is not finite.

@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import OPTIMIZER, Checkpoint
@@ -27,10 +26,12 @@ from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
-from mega_train.metrics import Record, only_run
+from mega_train.metrics import only_run
 from mega_train.resolve import Plan, resolve
-from mega_train.screen import Quiet, Terminal
 from mega_train.trainer import Trainer
+from mega_train.watch.events import Began
+from mega_train.watch.observers import Observers
+from mega_train.watch.opened import opened
 from mega_train.watchdog import Watchdog
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -131,14 +132,19 @@ def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://"
         the exit code of why the run left.
 
     Raises:
-        MegaError: another run saves to the same folder, or the run cannot go on.
+        MegaError: another run saves to the same folder, an observer that is asked for cannot be had, or the
+            run cannot go on.
     """
-    with only_run(prepared.plan.run.checkpoint.save if world.rank == 0 else None):
-        return _train_on(prepared, world, out, meet)
+    run = prepared.plan.run
+    with (
+        only_run(run.checkpoint.save if world.rank == 0 else None),
+        opened(run, world, out) as watch,
+    ):
+        return _train_on(prepared, world, watch, meet)
 
 
-def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> int:
-    plan, began = prepared.plan, time.perf_counter()
+def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> int:
+    plan, started = prepared.plan, time.perf_counter()
     if plan.device == "cpu":
         keep_freed_memory()
     mesh = Mesh.join(
@@ -154,15 +160,8 @@ def _train_on(prepared: Prepared, world: World, out: TextIO, meet: str) -> int:
         plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
     with _watched(trainer) as watchdog, _ended_from_outside(trainer, watchdog):
-        leaving = Leaving(plan, mesh, began=began)
-        if mesh.rank:
-            reason = Loop(trainer, Quiet(), Record(None), leaving=leaving).run()
-        else:
-            record = Record(plan.run.checkpoint.save)
-            record.write("start", _description(trainer))
-            with Terminal(Console(file=out), plan.iterations, trainer.iteration) as screen:
-                screen.say(_headline(trainer))
-                reason = Loop(trainer, screen, record, leaving=leaving).run()
+        watch.see(began(trainer))
+        reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, began=started)).run()
     mesh.leave()
     return reason.code
 
@@ -208,25 +207,20 @@ def keep_freed_memory() -> None:
         setting(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def _description(trainer: Trainer) -> dict[str, object]:
-    plan = trainer.plan
-    layout = plan.layout
-    return {
-        "iteration": trainer.iteration,
-        "consumed_samples": trainer.consumed,
-        "parameters": count(trainer.rt.table.values()),
-        "layout": {"tp": layout.tp, "pp": layout.pp, "vp": layout.vp, "cp": layout.cp, "dp": layout.dp},
-        "global_batch_size": plan.global_samples,
-        "seq_length": plan.length,
-        "device": plan.device,
-    }
-
-
-def _headline(trainer: Trainer) -> str:
+def began(trainer: Trainer) -> Began:
+    """What observers are told first."""
     plan, layout = trainer.plan, trainer.plan.layout
-    begins = f"from iteration {trainer.iteration}" if trainer.iteration else "from new weights"
-    size = f"{plan.spec.family}, {count(trainer.rt.table.values()):,} parameters"
-    vp = f" x vp {layout.vp}" if layout.vp > 1 else ""
-    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    cut = f"tp {layout.tp} x pp {layout.pp}{vp}{cp} x dp {layout.dp}"
-    return f"{size} | {cut} | {plan.global_samples} samples x {plan.length} tokens a step | {begins}"
+    return Began(
+        iteration=trainer.iteration,
+        iterations=plan.iterations,
+        consumed_samples=trainer.consumed,
+        family=plan.spec.family,
+        parameters=count(trainer.rt.table.values()),
+        layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
+        world=layout.world,
+        global_batch_size=plan.global_samples,
+        seq_length=plan.length,
+        device=torch.cuda.get_device_name(trainer.mesh.device) if plan.device == "cuda" else plan.device,
+        config=asdict(plan.run),
+        time=time.time(),
+    )

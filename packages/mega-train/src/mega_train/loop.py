@@ -6,58 +6,73 @@ import math
 import time
 from collections.abc import Callable
 
+import torch
+
 from mega_train.leaving import LAST, Leaving, Reason
-from mega_train.metrics import Progress, Record, Screen
+from mega_train.planning.flops import per_token
+from mega_train.planning.hardware import peak_flops
 from mega_train.trainer import Trainer
+from mega_train.watch.events import Left, Progress, Said, Saved, Stepped, Validated
+from mega_train.watch.memory import memory
+from mega_train.watch.observers import Observers
+from mega_train.watch.timers import of_ranks
+
+Clock = Callable[[], float]
 
 
 class Loop:
     """A run's steps, and what happens between them, until it leaves.
 
     Attributes:
-        since: loss and gradient norm of the steps since the last line of the log.
-        spent: seconds in those steps alone: validations and checkpoints are not the model's pace.
+        since: the steps since the last line of the log. Validations and checkpoints are not in their seconds:
+            they are not the model's pace.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        screen: Screen,
-        record: Record,
-        clock: Callable[[], float] = time.perf_counter,
+        watch: Observers,
+        clock: Clock = time.perf_counter,
         leaving: Leaving | None = None,
+        today: Clock = time.time,
     ) -> None:
-        self.trainer, self.screen, self.record, self.clock = trainer, screen, record, clock
+        """
+        Args:
+            watch: who is told; the ranks beside the first tell nobody.
+            clock: seconds from any beginning.
+            today: seconds since 1970.
+        """
+        self.trainer, self.watch, self.clock, self.today = trainer, watch, clock, today
         self.leaving = leaving or Leaving(trainer.plan, trainer.mesh, clock=clock)
         self.began = clock()
-        self.since: list[tuple[float, float]] = []
-        self.spent = 0.0
+        self.since: list[Stepped] = []
+        log, device = trainer.plan.run.log, trainer.mesh.device
+        self.peak = 1e12 * log.peak_tflops if log.peak_tflops is not None else _peak(device, trainer.dtype)
 
     def run(self) -> Reason:
         """Train until there is a reason to leave; the last step is saved whatever it is."""
         trainer, said = self.trainer, self.trainer.plan.run
         begins, reason = trainer.iteration, self.leaving.before(trainer.iteration)
         if reason is LAST:
-            self.screen.say(f"nothing is left to train: --train-iters is {trainer.plan.iterations}")
+            self.watch.see(Said(f"nothing is left to train: --train-iters is {trainer.plan.iterations}"))
         while reason is None:
-            rate, started = trainer.rate, self.clock()
-            self.since.append(trainer.step(rate))
-            self.spent += self.clock() - started
-            self.screen.step(trainer.iteration)
+            self._step()
             reason = self.leaving.after(trainer.iteration)
             if reason or trainer.iteration % said.log.interval == 0:
-                self._line(rate)
+                self._line()
             if trainer.valid is not None and self._validates(reason):
                 self._validation()
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
-                trainer.save()
+                self._save()
         unsaved = trainer.saved_at != trainer.iteration and (reason is LAST or trainer.iteration > begins)
         if said.checkpoint.save is not None and unsaved:
-            trainer.save()
+            self._save()
         trainer.shards.settle()
         if reason.said:
-            self.record.write("leave", {"iteration": trainer.iteration, "reason": reason.name})
-            self.screen.say(f"left after iteration {trainer.iteration}: {reason.said}; {trainer.goes_on}")
+            self.watch.see(Left(iteration=trainer.iteration, reason=reason.name))
+            self.watch.see(
+                Said(f"left after iteration {trainer.iteration}: {reason.said}; {trainer.goes_on}")
+            )
         return reason
 
     def _validates(self, leaving: Reason | None) -> bool:
@@ -66,31 +81,81 @@ class Loop:
         due = self.trainer.iteration % self.trainer.plan.run.evaluation.interval == 0
         return due or leaving is LAST
 
-    def _line(self, rate: float) -> None:
-        trainer, plan = self.trainer, self.trainer.plan
-        each = self.spent / len(self.since)
-        updates = [both for both in self.since if math.isfinite(both[1])]
-        now = Progress(
+    def _step(self) -> None:
+        trainer, rate, before = self.trainer, self.trainer.rate, self.trainer.consumed
+        started = self.clock()
+        loss, norm = trainer.step(rate)
+        now = Stepped(
             iteration=trainer.iteration,
-            iterations=plan.iterations,
             consumed_samples=trainer.consumed,
-            loss=sum(loss for loss, _ in updates) / len(updates) if updates else None,
+            loss=loss if math.isfinite(loss) else None,
             rate=rate,
-            gradient_norm=updates[-1][1] if updates else None,
-            skipped=len(self.since) - len(updates),
+            gradient_norm=norm if math.isfinite(norm) else None,
+            skipped_samples=trainer.skipped,
             loss_scale=trainer.scale.value,
-            step_seconds=each,
-            tokens_per_second=plan.tokens_per_step / each,
-            seconds=self.clock() - self.began,
+            global_batch_size=trainer.consumed - before,
+            seq_length=trainer.plan.length,
+            seconds=self.clock() - started,
+            extra=dict(trainer.extra),
         )
-        self.record.progress(now)
-        self.screen.progress(now)
-        self.since, self.spent = [], 0.0
+        self.since.append(now)
+        self.watch.see(now)
+
+    def _line(self) -> None:
+        trainer, plan, log = self.trainer, self.trainer.plan, self.trainer.plan.run.log
+        now, count = self.since[-1], len(self.since)
+        seconds = sum(step.seconds for step in self.since)
+        updates = [step for step in self.since if step.gradient_norm is not None]
+        losses = [step.loss for step in updates if step.loss is not None]
+        flops = sum(step.tokens * per_token(plan.spec, step.seq_length) for step in self.since)
+        each = flops / seconds / plan.layout.world
+        timers = {name: spent / count for name, spent in trainer.timers.take().items()}
+        line = Progress(
+            iteration=now.iteration,
+            iterations=plan.iterations,
+            consumed_samples=now.consumed_samples,
+            loss=sum(losses) / len(losses) if losses else None,
+            rate=now.rate,
+            gradient_norm=updates[-1].gradient_norm if updates else None,
+            skipped=count - len(updates),
+            loss_scale=now.loss_scale,
+            step_seconds=seconds / count,
+            tokens_per_second=sum(step.tokens for step in self.since) / seconds,
+            seconds=self.clock() - self.began,
+            global_batch_size=now.global_batch_size,
+            seq_length=now.seq_length,
+            tflops=each / 1e12,
+            mfu=each / self.peak if self.peak else None,
+            time=self.today(),
+            memory=memory(trainer.mesh.device),
+            timers=timers,
+            timers_of_ranks=of_ranks(timers, log.timing_level, log.timing_option, trainer.mesh),
+            extra=now.extra,
+        )
+        self.watch.see(line)
+        self.since = []
 
     def _validation(self) -> None:
-        iteration, loss = self.trainer.iteration, self.trainer.validate()
-        perplexity = math.exp(min(20, loss))  # Megatron's cap
-        self.record.write("validation", {"iteration": iteration, "loss": loss, "perplexity": perplexity})
-        self.screen.say(
-            f"validation at iteration {iteration} | loss {loss:.4f} | perplexity {perplexity:.2f}"
+        trainer, started = self.trainer, self.clock()
+        loss = trainer.validate()
+        self.watch.see(
+            Validated(
+                iteration=trainer.iteration,
+                consumed_samples=trainer.consumed,
+                loss=loss,
+                perplexity=math.exp(min(20, loss)),  # Megatron's cap
+                seconds=self.clock() - started,
+            )
         )
+
+    def _save(self) -> None:
+        started = self.clock()
+        self.trainer.save()
+        self.watch.see(Saved(iteration=self.trainer.iteration, seconds=self.clock() - started))
+
+
+def _peak(device: torch.device, dtype: torch.dtype) -> float | None:
+    """FLOP/s of the device in this arithmetic, where they are known."""
+    if device.type != "cuda":
+        return None
+    return peak_flops(torch.cuda.get_device_name(device), half=dtype != torch.float32)

@@ -1,88 +1,61 @@
-"""What a run says of itself: `events.jsonl`, the record, and whoever shows it to a person."""
+"""What a run leaves of itself: `events.jsonl`, its record."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_train.watch.events import Event, Said, Stepped
 
 EVENTS = "events.jsonl"
-Event = dict[str, Any]
+Line = dict[str, Any]
 
 log = logging.getLogger("mega.train")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a run stands after an optimizer step.
-
-    Attributes:
-        loss: mean over the steps since the last line, in nats per token; None where all were skipped.
-        rate: learning rate of the step just done.
-        gradient_norm: of the last of them, before clipping.
-        skipped: how many of them updated nothing, since loss or gradient were not finite. They are not in the
-            two numbers above.
-        loss_scale: what the loss is multiplied by in the next step.
-        step_seconds: mean over the steps since the last line.
-        tokens_per_second: likewise, all ranks together.
-        seconds: since this process began to train.
-    """
-
-    iteration: int
-    iterations: int
-    consumed_samples: int
-    loss: float | None
-    rate: float
-    gradient_norm: float | None
-    skipped: int
-    loss_scale: float
-    step_seconds: float
-    tokens_per_second: float
-    seconds: float
-
-    @property
-    def seconds_left(self) -> float:
-        """At the pace of the steps since the last line."""
-        return (self.iterations - self.iteration) * self.step_seconds
-
-
-class Screen(Protocol):
-    """Who shows a run to a person."""
-
-    def progress(self, now: Progress) -> None: ...
-    def step(self, iteration: int) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
 class Record:
-    """Appends one JSON object a line to a run's `events.jsonl`; does nothing without a folder.
+    """Appends one JSON object a line to a run's `events.jsonl`.
 
     A resumed run goes on in the same file, beginning with an event "start" that has its first iteration: what
-    lies before it with a later iteration was lost when the run before ended.
+    lies before it with a later iteration was lost when the run before ended. What cannot be written, as on a
+    disk that is full, is missing from it, and the run goes on.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._path = folder / EVENTS if folder else None
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.is_file() and not (b"\n" + self._path.read_bytes()).endswith(b"\n"):
-                with self._path.open("a", encoding="utf-8") as out:
-                    out.write("\n")  # end a line that a crash cut
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EVENTS
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._torn = self._path.is_file() and not (b"\n" + _tail(self._path)).endswith(b"\n")
+        self._told = False
 
-    def write(self, event: str, values: Mapping[str, object]) -> None:
-        if self._path is not None:
+    def see(self, event: Event) -> None:
+        if isinstance(event, Stepped | Said):
+            return
+        line = json.dumps({"event": event.name, **asdict(event)}, default=str) + "\n"
+        try:
             with self._path.open("a", encoding="utf-8") as out:
-                out.write(json.dumps({"event": event, **values}) + "\n")
+                out.write("\n" * self._torn + line)  # ends a line that a crash cut
+            self._torn = False
+        except OSError as error:
+            self._torn = True
+            if not self._told:
+                log.warning("%s: events are missing from it: %s", self._path, error.strerror)
+            self._told = True
 
-    def progress(self, now: Progress) -> None:
-        self.write("train", asdict(now))
+    def close(self) -> None:
+        """Every event is in the file already."""
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read()
 
 
 @contextmanager
@@ -114,7 +87,7 @@ def only_run(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def read_events(folder: Path) -> list[Event]:
+def read_events(folder: Path) -> list[Line]:
     """The events of a run in the order they were written, without those of steps that a resume did again.
 
     A line that a crash cut is left out.
@@ -125,7 +98,7 @@ def read_events(folder: Path) -> list[Event]:
     path = folder / EVENTS
     if not path.is_file():
         raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
-    events: list[Event] = []
+    events: list[Line] = []
     for line in path.read_bytes().splitlines():
         try:
             event = json.loads(line)

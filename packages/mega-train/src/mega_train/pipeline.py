@@ -28,6 +28,7 @@ from mega_train.schedule import (
     SendGradient,
     SendOutput,
 )
+from mega_train.watch.timers import Timed, untimed
 
 Pass = tuple[int, int]  # chunk and micro-batch
 
@@ -55,18 +56,20 @@ def run(
     dtype: torch.dtype,
     device: torch.device,
     done: Callable[[], object] = lambda: None,
+    timed: Timed = untimed,
 ) -> list[Tensor]:
     """Carry out the table.
 
     Args:
         weights: where backward passes leave the gradients of weights; it puts them off where the table does.
         done: called after every action.
+        timed: a context for each phase by its name: passes, and waiting for messages.
 
     Returns:
         on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere
         nothing.
     """
-    execution = _Execution(table, work, lines, weights, dtype, device)
+    execution = _Execution(table, work, lines, weights, dtype, device, timed)
     for action in table:
         execution.do(action)
         done()
@@ -88,7 +91,9 @@ class _Execution:
         weights: WeightGradients,
         dtype: torch.dtype,
         device: torch.device,
+        timed: Timed,
     ) -> None:
+        self.timed = timed
         self.work, self.weights, self.dtype, self.device = work, weights, dtype, device
         self.training = any(isinstance(action, Backward | BackwardInput) for action in table)
         self.passed_on = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
@@ -121,7 +126,8 @@ class _Execution:
                 with self.weights.deferred(which):
                     self._backward(which)
             case BackwardWeight():
-                self.weights.run(which)
+                with self.timed("backward-compute"):
+                    self.weights.run(which)
 
     def end(self) -> list[Tensor]:
         """Wait until all is sent; the losses."""
@@ -134,10 +140,11 @@ class _Execution:
 
     def _forward(self, which: Pass) -> None:
         message = self.coming.pop(ReceiveInput(*which), None)
-        received = None if message is None else message.wait()
+        received = None if message is None else self._arrived(message, "forward-recv")
         if received is not None and self.training:
             self.inputs[which] = received.requires_grad_()
-        output = self.work.forward(*which, received)
+        with self.timed("forward-compute"):
+            output = self.work.forward(*which, received)
         if which not in self.passed_on:
             self.losses.append(output.detach())
         if self.training or which in self.passed_on:
@@ -145,7 +152,13 @@ class _Execution:
 
     def _backward(self, which: Pass) -> None:
         message = self.coming.pop(ReceiveGradient(*which), None)
-        self.outputs.pop(which).backward(None if message is None else message.wait())
+        gradient = None if message is None else self._arrived(message, "backward-recv")
+        with self.timed("backward-compute"):
+            self.outputs.pop(which).backward(gradient)
+
+    def _arrived(self, message: Message, phase: str) -> Tensor:
+        with self.timed(phase):
+            return message.wait()
 
 
 class _End:

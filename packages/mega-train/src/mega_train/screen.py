@@ -1,77 +1,141 @@
-"""Shows a run: one live line on a terminal, plain lines elsewhere."""
+"""Shows a run to a person: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.live import Live
+from rich.text import Text
 
-from mega_train.metrics import Progress
+from mega_train.watch.events import Began, Event, Progress, Said, Stepped, Validated
+from mega_train.watch.memory import in_use
 
-
-class Quiet:
-    """Shows nothing: the ranks beside the first."""
-
-    def progress(self, now: Progress) -> None:
-        pass
-
-    def step(self, iteration: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
+_BAR = 12  # cells a bar needs to tell anything
 
 
-class Terminal:
-    """A bar that moves with every step and a text that changes with every line of the log."""
+class Screen:
+    """A line that moves with every step and whose numbers change with every line of the log."""
 
-    def __init__(self, console: Console, iterations: int, done: int) -> None:
-        self._live = console.is_terminal
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Bar(
-            BarColumn(bar_width=20),  # with the numbers it fits a terminal of 80 columns
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[line]}"),
-            console=console,
-            disable=not self._live,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task("training", total=iterations, completed=done, line="")
+        self._at = self._of = 0
+        self._now: Progress | None = None
+        self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
+    def see(self, event: Event) -> None:
+        match event:
+            case Began():
+                self._at, self._of = event.iteration, event.iterations
+                self._say(headline(event))
+                if self._console.is_terminal:
+                    self._live.start(refresh=True)
+            case Stepped():
+                self._at = event.iteration
+            case Progress():
+                self._now = event
+                if not self._console.is_terminal:
+                    self._say(line(event))
+                else:
+                    self._live.refresh()
+                for text in phases(event):
+                    self._say(text)
+            case Validated():
+                at = f"validation at iteration {event.iteration}"
+                self._say(f"{at} | loss {event.loss:.4f} | perplexity {event.perplexity:.2f}")
+            case Said():
+                self._say(event.text)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    def close(self) -> None:
+        """Leave the last line where it stands."""
+        self._live.stop()
 
-    def step(self, iteration: int) -> None:
-        if self._live:
-            self._bar.update(self._task, completed=iteration)
+    def _line(self) -> Text:
+        """As many of the numbers as have room, and a bar if there is any left."""
+        width = self._console.width
+        text = fitted(f"{self._at}/{self._of}", live(self._now) if self._now else [], width)
+        if (room := width - len(text) - 1) >= _BAR:
+            full = room * self._at // max(1, self._of)
+            return Text.assemble(text + " ", ("━" * full, "green"), ("━" * (room - full), "bright_black"))
+        return Text(text, no_wrap=True)
 
-    def progress(self, now: Progress) -> None:
-        pace = f"{now.tokens_per_second:,.0f} tokens/s"
-        left = f"{_clock(now.seconds_left)} left"
-        if self._live:
-            self._bar.update(self._task, line=f"{_loss(now)}  {pace}  {left}")
-        else:
-            norm = "" if now.gradient_norm is None else f" | grad norm {now.gradient_norm:.2f}"
-            scale = "" if now.loss_scale == 1 else f" | loss scale {now.loss_scale:g}"
-            numbers = f"{_loss(now)} | lr {now.rate:.2e}{norm}{scale}"
-            self.say(f"iteration {now.iteration}/{now.iterations} | {numbers} | {pace} | {left}")
-
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def headline(event: Began) -> str:
+    """What is trained, how it is cut, where it begins."""
+    begins = f"from iteration {event.iteration}" if event.iteration else "from new weights"
+    size = f"{event.family}, {event.parameters:,} parameters"
+    shown = {axis: size for axis, size in event.layout.items() if size > 1 or axis in ("tp", "pp", "dp")}
+    cut = " x ".join(f"{axis} {size}" for axis, size in shown.items())
+    step = f"{event.global_batch_size} samples x {event.seq_length} tokens a step"
+    return f"{size} | {cut} | {step} | {begins}"
+
+
+def line(now: Progress) -> str:
+    """The line of a log."""
+    parts = [
+        f"iteration {now.iteration}/{now.iterations}",
+        _loss(now),
+        f"lr {now.rate:.2e}",
+        *([f"grad norm {now.gradient_norm:.2f}"] if now.gradient_norm is not None else []),
+        *([f"loss scale {now.loss_scale:g}"] if now.loss_scale != 1 else []),
+        *(f"{name.replace('-', ' ')} {value:.10g}" for name, value in now.extra.items()),
+        f"{now.tokens_per_second:,.0f} tokens/s",
+        f"{_flops(now.tflops)} TFLOP/s a rank",
+        *([f"MFU {now.mfu:.1%}"] if now.mfu is not None else []),
+        f"{in_use(now.memory) / 1e9:.2f} GB",
+        f"{_clock(now.seconds_left)} left",
+    ]
+    return " | ".join(parts)
+
+
+def live(now: Progress) -> list[tuple[int, str]]:
+    """The same, short, in order; each with how soon it is left out where there is no room."""
+    return [
+        (0, _loss(now)),
+        (4, f"lr {now.rate:.1e}"),
+        (1, f"{_short(now.tokens_per_second)} tok/s"),
+        (3, f"{_flops(now.tflops)} TFLOP/s"),
+        *([(2, f"{now.mfu:.0%} MFU")] if now.mfu is not None else []),
+        (5, f"{_short(in_use(now.memory))}B"),
+        (0, _clock(now.seconds_left)),
+    ]
+
+
+def fitted(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
+    """The parts in one line of at most `width`: those with the largest number are left out first."""
+    parts = list(parts)
+    while parts and len(" ".join([first, *(text for _, text in parts)])) > width:
+        parts.remove(max(parts, key=lambda part: part[0]))
+    return " ".join([first, *(text for _, text in parts)])[:width]
+
+
+def phases(now: Progress) -> Iterator[str]:
+    """What --timing-log-level asks for, a phase a line, in milliseconds a step."""
+    for name, seconds in now.timers_of_ranks.items():
+        most = max(range(len(seconds)), key=seconds.__getitem__)
+        each = " ".join(f"{1000 * value:.2f}" for value in seconds)
+        slowest = f" | slowest rank {most}" if len(seconds) > 2 else ""
+        yield f"  {name:.<40} {each} ms{slowest}"
 
 
 def _loss(now: Progress) -> str:
     loss = "no update" if now.loss is None else f"loss {now.loss:.4f}"
     return f"{loss} ({now.skipped} skipped)" if now.skipped else loss
+
+
+def _flops(tera: float) -> str:
+    return f"{tera:.0f}" if tera >= 100 else f"{tera:.3g}"
+
+
+def _short(number: float) -> str:
+    """Three digits and a letter."""
+    power = 0
+    while number >= 999.5:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g}{('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
 def _clock(seconds: float) -> str:

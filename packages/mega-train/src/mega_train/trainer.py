@@ -26,6 +26,7 @@ from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
 from mega_train.schedule import SCHEDULES, Pipe, forward_only
 from mega_train.step import MicroBatches
+from mega_train.watch.timers import Timers, untimed
 from mega_train.zero import shards
 
 
@@ -43,6 +44,8 @@ class Trainer:
         skipped: those of them whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
         training, scoring: what this rank does in a step, and in a batch of a validation.
+        extra: of the last step, what the log asks for beside loss and norm, by Megatron's names.
+        timers: the seconds of its phases.
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
@@ -79,6 +82,8 @@ class Trainer:
             weight_decay=o.weight_decay,
         )
         self.iteration = self.consumed = self.skipped = self.actions = 0
+        self.timers = Timers(mesh.device)
+        self.extra: dict[str, float] = {}
         self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             store.load_optimizer(checkpoint, self.adam, self.rt)
@@ -106,24 +111,41 @@ class Trainer:
         """
         train = self.plan.run.train
         self.shards.begin(self.plan.accumulation)
-        mean = self._loss(self.train, self.consumed, train=True)
-        self.gradients.reduce(self.scale.value)
+        with self.timers("forward-backward"):
+            mean = self._loss(self.train, self.consumed, train=True)
+        with self.timers("all-grads-sync"):
+            self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
-        norm, loss = self.gradients.norm(), float(mean)
+        with self.timers("optimizer-unscale-and-check-inf"):
+            norm, loss = self.gradients.norm(), float(mean)
         finite = math.isfinite(loss) and math.isfinite(norm)
         overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: the scale mends it
         if not finite and not overflow and train.on_non_finite == "stop":
             raise self._not_finite(loss, norm)
         self.scale.update(overflow=not finite)
+        self.extra = {}
+        if finite and self.plan.run.log.zeros:
+            with self.timers("optimizer-count-zeros"):
+                self.extra["num-zeros"] = self.gradients.zeros()
         if finite:
-            self.gradients.clip(norm, self.plan.run.optimizer.clip)
-            self.adam.step(self.gradients.of, rate)
-            self.shards.publish()
+            with self.timers("optimizer"):
+                self._update(norm, rate)
         else:
             self.skipped += self.plan.global_samples
+        if self.plan.run.log.params_norm:
+            self.extra["params-norm"] = self.gradients.params_norm()
         self.iteration += 1
         self.consumed += self.plan.global_samples
         return loss, norm if math.isfinite(loss) else math.nan
+
+    def _update(self, norm: float, rate: float) -> None:
+        timed = self.timers
+        with timed("optimizer-clip-main-grad"):
+            self.gradients.clip(norm, self.plan.run.optimizer.clip)
+        with timed("optimizer-inner-step"):
+            self.adam.step(self.gradients.of, rate)
+        with timed("optimizer-copy-main-to-model-params"):
+            self.shards.publish()
 
     @property
     def rate(self) -> float:
@@ -198,7 +220,9 @@ class Trainer:
                 total=len(samples),
             )
         )
-        batches = [self._tokens(samples, some) for some in numbers]
+        timed = self.timers if train else untimed
+        with timed("batch-generator"):
+            batches = [self._tokens(samples, some) for some in numbers]
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(
             self.training if train else self.scoring,
@@ -208,6 +232,7 @@ class Trainer:
             dtype=self.dtype,
             device=mesh.device,
             done=self._gets_on,
+            timed=timed,
         )
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mega_schema.config import option
 
@@ -27,3 +28,44 @@ class Log:
     """What is shown."""
 
     interval: int = option("--log-interval", 100, "optimizer steps between lines of the log")
+    peak_tflops: float | None = option(
+        "--peak-tflops",
+        None,
+        "TFLOP/s of one device that MFU is a share of; of A100, H100 SXM and H200 it is known",
+    )
+    timing_level: int = option(
+        "--timing-log-level",
+        0,
+        "phases whose times on all ranks are shown: 0 none, 1 of a step, 2 of a micro-batch too",
+    )
+    timing_option: Literal["max", "minmax", "all"] = option(
+        "--timing-log-option", "minmax", "of each phase the slowest rank, that and the fastest, or every rank"
+    )
+    params_norm: bool = option("--log-params-norm", False, "tell the weights' norm after every step")
+    zeros: bool = option("--log-num-zeros-in-grad", False, "tell how many elements of the gradients are zero")
+    tensorboard_dir: Path | None = option(
+        "--tensorboard-dir", None, "folder for TensorBoard, under Megatron's names"
+    )
+    tensorboard_queue: int = option(
+        "--tensorboard-queue-size", 1000, "values that wait to be written at once"
+    )
+    tensorboard_interval: int = option(
+        "--tensorboard-log-interval", 1, "optimizer steps between values in TensorBoard"
+    )
+    tensorboard_timers: bool = option(
+        "--log-timers-to-tensorboard", False, "also the time of an iteration, TFLOP/s and the phases' times"
+    )
+    tensorboard_batch_size: bool = option(
+        "--log-batch-size-to-tensorboard", False, "also the samples of a step"
+    )
+    tensorboard_perplexity: bool = option(
+        "--log-validation-ppl-to-tensorboard", False, "also the perplexity of a validation"
+    )
+    tensorboard_memory: bool = option(
+        "--log-memory-to-tensorboard", False, "also the memory of the first rank"
+    )
+    tensorboard_world: bool = option("--log-world-size-to-tensorboard", False, "also the number of ranks")
+    tensorboard_no_rate: bool = option(
+        "--no-log-learnig-rate-to-tensorboard", False, "not the learning rate; spelt as Megatron does"
+    )
+    tensorboard_no_scale: bool = option("--no-log-loss-scale-to-tensorboard", False, "not the loss scale")

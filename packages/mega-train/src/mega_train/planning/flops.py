@@ -20,13 +20,17 @@ def parameters(spec: ModelSpec) -> int:
 
 def model_flops(job: Job) -> float:
     """What the model needs, however it is computed: the numerator of MFU."""
-    per_token = 6.0 * (_layers(job.spec) + _head(job.spec)) + 3.0 * _attention(job)
-    return job.global_samples * job.length * per_token
+    return job.global_samples * job.length * per_token(job.spec, job.length)
+
+
+def per_token(spec: ModelSpec, length: int) -> float:
+    """The same for one token of a sequence of `length`."""
+    return 6.0 * (_layers(spec) + _head(spec)) + 3.0 * _attention(spec, length)
 
 
 def hardware_flops(job: Job) -> float:
     """With what recomputation repeats: the numerator of HFU."""
-    m, forward = job.spec, _attention(job)
+    m, forward = job.spec, _attention(job.spec, job.length)
     if job.recompute.granularity == "full":
         forward += 2.0 * _layers(m)
     again = sum(job.again(stages) for stages in job.cut.stages) / m.layers
@@ -42,6 +46,6 @@ def _head(spec: ModelSpec) -> int:
     return spec.vocab * spec.hidden
 
 
-def _attention(job: Job) -> float:
+def _attention(spec: ModelSpec, length: int) -> float:
     """Per token, forward."""
-    return 4.0 * job.length * job.spec.q_rows * job.spec.layers
+    return 4.0 * length * spec.q_rows * spec.layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -92,3 +93,24 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
         ),
     }
 )
+
+
+# as torch names the devices; a card of another form (PCIe, NVL) has another peak and is in no row
+_DEVICES = (
+    (re.compile(r"A100"), "a100"),  # every form of it has the same
+    (re.compile(r"H100 80GB HBM3"), "h100"),
+    (re.compile(r"H200(?! NVL)"), "h200"),
+)
+
+
+def peak_flops(device: str, *, half: bool) -> float | None:
+    """FLOP/s that a device is sold with, the denominator of MFU; None where we do not know it.
+
+    Args:
+        device: its name as torch.cuda.get_device_name gives it.
+        half: in 16-bit arithmetic; else in float32.
+    """
+    kind = next((kind for names, kind in _DEVICES if names.search(device)), None)
+    if kind is None:
+        return None
+    return HARDWARE[kind].peak if half else HARDWARE[kind].peak_float32

@@ -7,7 +7,7 @@ import math
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import Run
+from mega_train.config import Log, Run
 
 
 def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None:
@@ -77,6 +77,7 @@ def check_counts(run: Run) -> None:
         "--log-interval": run.log.interval,
         "--save-interval": run.checkpoint.interval,
         "--exit-interval": run.train.exit_interval,
+        "--tensorboard-log-interval": run.log.tensorboard_interval,
     }
     for flag, value in counts.items():
         if value is not None and value < 1:
@@ -92,7 +93,18 @@ def check_counts(run: Run) -> None:
         raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
     if run.evaluation.iterations < 0:
         raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
+    _check_log(run.log)
     if run.checkpoint.interval is not None and run.checkpoint.save is None:
         raise ConfigError(
             "--save-interval", "there is no place to save to", wanted="--save DIR", hint="--save RUN"
         )
+
+
+def _check_log(log: Log) -> None:
+    if log.timing_level not in (0, 1, 2):
+        raise ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
+    if log.peak_tflops is not None and not 0 < log.peak_tflops < math.inf:
+        raise ConfigError("--peak-tflops", "not a rate", found=log.peak_tflops, wanted="more than 0")
+    if log.tensorboard_queue < 1:
+        flag = "--tensorboard-queue-size"
+        raise ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")

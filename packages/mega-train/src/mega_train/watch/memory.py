@@ -1,0 +1,40 @@
+"""The memory that a rank uses."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+_STATM = Path("/proc/self/statm")
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Bytes by kind.
+
+    Of a GPU what torch's allocator has `reserved`, what of it is `allocated` and the most that ever was
+    (`peak`), and the number of allocated blocks (`allocated_count`). Else what is `resident` of this process,
+    where the system says so, and its `peak`.
+    """
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        return {
+            "reserved": stats["reserved_bytes.all.current"],
+            "allocated": stats["allocated_bytes.all.current"],
+            "peak": stats["allocated_bytes.all.peak"],
+            "allocated_count": stats["allocation.all.current"],
+        }
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told = {"peak": most if sys.platform == "darwin" else most * 1024}
+    if _STATM.is_file():
+        told["resident"] = int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return told
+
+
+def in_use(told: Mapping[str, int]) -> int:
+    """The number of these that stands for them all: what others on the machine cannot have."""
+    return told.get("reserved", told.get("resident", told.get("peak", 0)))

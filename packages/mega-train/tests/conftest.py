@@ -17,6 +17,7 @@ from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer import open_tokenizer
 from mega_schema.tokenizer_identity import TokenizerIdentity
 from mega_train.config import Run
+from mega_train.rates import Courses
 from mega_train.resolve import Plan, resolve
 
 VOCABULARY = 33  # 32 ids and the end of a document
@@ -98,6 +99,7 @@ class Planned(Protocol):
         world: int = 1,
         corpus: TokenizerIdentity | None = None,
         loaded: ModelSpec | None = None,
+        loaded_courses: Courses | None = None,
         cuda: bool = False,
         **values: Any,
     ) -> Plan: ...
@@ -113,10 +115,19 @@ def planned() -> Planned:
         world: int = 1,
         corpus: TokenizerIdentity | None = None,
         loaded: ModelSpec | None = None,
+        loaded_courses: Courses | None = None,
         cuda: bool = False,
         **values: Any,
     ) -> Plan:
-        return resolve(configured(**values), family, world, corpus=corpus, loaded=loaded, cuda=cuda)
+        return resolve(
+            configured(**values),
+            family,
+            world,
+            corpus=corpus,
+            loaded=loaded,
+            loaded_courses=loaded_courses,
+            cuda=cuda,
+        )
 
     return plan
 

@@ -316,7 +316,7 @@ def test_a_run_killed_while_it_saves_leaves_a_checkpoint_to_go_on_from(corpus: P
     assert any(left for _, _, left in found), "one at least was killed in the middle of a save"
     starts = [e["iteration"] for e in read_events(run) if e["event"] == "start"]
     assert starts == [0, *reached[:-1]]
-    _gpt(corpus, *script, str(reached[-1] + 2))
+    _gpt(corpus, *script, str(reached[-1] + 2), "--override-opt_param-scheduler")
     assert Checkpoint.open(run).iteration == reached[-1] + 2
 
 

@@ -32,6 +32,7 @@ class Stand:
     shards: Buckets
     gradients: Gradients
     adam: AdamW
+    decay: float
 
     @classmethod
     def of(
@@ -42,8 +43,8 @@ class Stand:
             (row, nn.Parameter(torch.randn(row.shape, generator=rng).to(dtype))) for row in (*ROWS, *more)
         ]
         shards = Buckets(held, Axis("replicas"), WeightGradients(), Sharing())
-        adam = AdamW(shards.stretches, shards.main, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
-        return cls(held, shards, Gradients(shards, Mesh(), [*ROWS, *more]), adam)
+        adam = AdamW(shards.stretches, shards.main, betas=(0.9, 0.95), eps=1e-8)
+        return cls(held, shards, Gradients(shards, Mesh(), [*ROWS, *more]), adam, decay)
 
     def backward(self, *parts_BD: Tensor) -> list[Tensor]:
         """The gradients of a step with these micro-batches."""
@@ -62,7 +63,7 @@ class Stand:
             gradient.copy_(torch.as_tensor(value))
 
     def update(self, rate: float) -> None:
-        self.adam.step(self.gradients.of, rate)
+        self.adam.step(self.gradients.of, rate, self.decay)
         self.shards.publish()
 
 

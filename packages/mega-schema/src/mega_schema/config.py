@@ -184,16 +184,25 @@ def _typed(key: Key, value: Any, where: str) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    if (
-        get_origin(kind) is tuple
-        and isinstance(value, list | tuple)
-        and all(isinstance(v, str) for v in value)
-    ):
+    if get_origin(kind) is tuple and isinstance(value, list | tuple) and _fits(kind, value):
         return tuple(value)
     if type(value) is not kind:
-        wanted = "a list of strings" if get_origin(kind) is tuple else _WORDS[kind]
+        wanted = _list_words(kind) if get_origin(kind) is tuple else _WORDS[kind]
         raise ConfigError(where, "has another type", found=repr(value), wanted=wanted)
     return value
+
+
+def _fits(kind: Any, values: Sequence[Any]) -> bool:
+    *first, last = get_args(kind)  # (str, ...) of any length, or a type for each place
+    each = [*first, last] if last is not ... else first * len(values)
+    return len(each) == len(values) and all(type(v) is k for v, k in zip(values, each, strict=True))
+
+
+def _list_words(kind: Any) -> str:
+    *first, last = get_args(kind)
+    if last is ...:
+        return "a list of strings"
+    return f"a list of {len(first) + 1}: {', '.join(_WORDS[k] for k in (*first, last))}"
 
 
 _WORDS: Mapping[type, str] = MappingProxyType(
@@ -234,8 +243,10 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
         return click.option(
             key.flag, key.parameter, type=click.Choice(get_args(kind)), default=None, help=text
         )
-    if get_origin(kind) is tuple:
+    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
         return click.option(key.flag, key.parameter, multiple=True, callback=_none_if_empty, help=text)
+    if get_origin(kind) is tuple:
+        return click.option(key.flag, key.parameter, type=get_args(kind), default=None, help=text)
     types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: click.Path(path_type=Path)}
     return click.option(key.flag, key.parameter, type=types[kind], default=None, help=text)
 

@@ -27,6 +27,7 @@ from mega_train.config import Run
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
+from mega_train.rates import Courses
 from mega_train.resolve import Plan, resolve
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began
@@ -74,6 +75,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         world.size,
         corpus=identity,
         loaded=checkpoint.spec if checkpoint else None,
+        loaded_courses=_courses(checkpoint) if checkpoint and not run.checkpoint.finetune else None,
         cuda=torch.cuda.is_available(),
     )
     if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
@@ -120,6 +122,20 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
                 wanted="0 or more",
                 hint=hint,
             )
+
+
+def _courses(checkpoint: Checkpoint) -> Courses | None:
+    """The courses of the run that wrote it; those of converters and of our first version say none."""
+    said = checkpoint.trainer.get("courses")
+    try:
+        return None if said is None else Courses.of(said)
+    except (TypeError, KeyError) as error:
+        raise FormatError(
+            f"{checkpoint.folder / TRAINER}: courses",
+            "are not those of a learning rate and a weight decay",
+            found=error,
+            hint="--finetune begins anew with its weights",
+        ) from error
 
 
 def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> int:

@@ -27,7 +27,6 @@ class AdamW:
         *,
         betas: tuple[float, float],
         eps: float,
-        weight_decay: float,
     ) -> None:
         self.stretches, self.main = stretches, main
         groups = [
@@ -35,7 +34,7 @@ class AdamW:
                 "params": [
                     m for stretch, m in zip(stretches, main, strict=True) if stretch.row.decay == decays
                 ],
-                "weight_decay": weight_decay if decays else 0.0,
+                "decays": decays,
             }
             for decays in (True, False)
         ]
@@ -47,12 +46,13 @@ class AdamW:
         """Updates done."""
         return int(self._adam.state[self.main[0]]["step"])
 
-    def step(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """One update with these gradients of the stretches and this learning rate."""
+    def step(self, gradients: Sequence[Tensor], rate: float, weight_decay: float) -> None:
+        """One update with these gradients of the stretches, this learning rate and this weight decay."""
         for main, gradient in zip(self.main, gradients, strict=True):
             main.grad = gradient
         for group in self._adam.param_groups:
             group["lr"] = rate
+            group["weight_decay"] = weight_decay if group["decays"] else 0.0
         self._adam.step()
 
     def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:

@@ -24,7 +24,7 @@ from mega_train.optim import AdamW
 from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
-from mega_train.schedule import SCHEDULES, Pipe, forward_only
+from mega_train.schedule import SCHEDULES, Pipe, Table, forward_only
 from mega_train.step import MicroBatches
 from mega_train.watch.timers import Timers, untimed
 from mega_train.zero import shards
@@ -43,9 +43,9 @@ class Trainer:
             through the corpus, as in Megatron.
         skipped: those of them whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
-        training, scoring: what this rank does in a step, and in a batch of a validation.
         extra: of the last step, what the log asks for beside loss and norm, by Megatron's names.
         timers: the seconds of its phases.
+        tables: what this rank does in a step, or in a batch of a validation, of so many micro-batches.
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
@@ -79,7 +79,6 @@ class Trainer:
             self.shards.main,
             betas=(o.beta1, o.beta2),
             eps=o.eps,
-            weight_decay=o.weight_decay,
         )
         self.iteration = self.consumed = self.skipped = self.actions = 0
         self.timers = Timers(mesh.device)
@@ -93,9 +92,7 @@ class Trainer:
             self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
                 self.saved_at = self.iteration
-        pipe = Pipe(mesh.pp.size, mesh.layout.vp, plan.accumulation)
-        self.training = SCHEDULES[plan.run.parallel.schedule](pipe, mesh.pp.rank)
-        self.scoring = forward_only(pipe, mesh.pp.rank)
+        self.tables: dict[tuple[int, bool], Table] = {}
         self.train, self.valid = feed(plan, corpus, iteration=self.iteration, consumed=self.consumed)
 
     def step(self, rate: float) -> tuple[float, float]:
@@ -109,10 +106,10 @@ class Trainer:
             MegaError: loss or gradient are not finite, and it is not for float16's scale to mend. Nothing was
                 updated.
         """
-        train = self.plan.run.train
-        self.shards.begin(self.plan.accumulation)
+        train, samples = self.plan.run.train, self.samples
+        self.shards.begin(self.plan.micros(samples))
         with self.timers("forward-backward"):
-            mean = self._loss(self.train, self.consumed, train=True)
+            mean = self._loss(self.train, self.consumed, samples, train=True)
         with self.timers("all-grads-sync"):
             self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
@@ -131,11 +128,11 @@ class Trainer:
             with self.timers("optimizer"):
                 self._update(norm, rate)
         else:
-            self.skipped += self.plan.global_samples
+            self.skipped += samples
         if self.plan.run.log.params_norm:
             self.extra["params-norm"] = self.gradients.params_norm()
         self.iteration += 1
-        self.consumed += self.plan.global_samples
+        self.consumed += samples
         return loss, norm if math.isfinite(loss) else math.nan
 
     def _update(self, norm: float, rate: float) -> None:
@@ -143,9 +140,14 @@ class Trainer:
         with timed("optimizer-clip-main-grad"):
             self.gradients.clip(norm, self.plan.run.optimizer.clip)
         with timed("optimizer-inner-step"):
-            self.adam.step(self.gradients.of, rate)
+            self.adam.step(self.gradients.of, rate, self.plan.courses.decay.at(self.consumed - self.skipped))
         with timed("optimizer-copy-main-to-model-params"):
             self.shards.publish()
+
+    @property
+    def samples(self) -> int:
+        """Samples of the next step, all ranks together."""
+        return self.plan.batches.at(self.consumed)
 
     @property
     def rate(self) -> float:
@@ -179,9 +181,9 @@ class Trainer:
         assert self.valid is not None
         evaluation = self.plan.run.evaluation
         before = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations
-        first = before * self.plan.global_samples
+        samples = self.plan.global_samples
         losses = [
-            self._loss(self.valid, first + i * self.plan.global_samples, train=False)
+            self._loss(self.valid, (before + i) * samples, samples, train=False)
             for i in range(evaluation.iterations)
         ]
         return float(torch.stack(losses).double().mean())
@@ -203,19 +205,21 @@ class Trainer:
                 "optimizer_steps": self.adam.steps,
                 "seed": self.plan.run.train.seed,
                 "learning_rate": self.rate,
+                "courses": self.plan.courses.state(),
             },
             tokenizer=self.tokenizer,
         )
         self.saved_at = self.iteration
 
-    def _loss(self, samples: Samples, consumed: int, *, train: bool) -> Tensor:
+    def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh
+        micros = plan.micros(count)
         numbers = list(
             micro_batches(
                 consumed,
                 micro=plan.micro,
                 dp=mesh.dp.size,
-                accumulation=plan.accumulation,
+                accumulation=micros,
                 rank=mesh.dp.rank,
                 total=len(samples),
             )
@@ -225,7 +229,7 @@ class Trainer:
             batches = [self._tokens(samples, some) for some in numbers]
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(
-            self.training if train else self.scoring,
+            self._table(micros, train=train),
             work,
             mesh.lines,
             self.rt.weight_gradients,
@@ -236,6 +240,13 @@ class Trainer:
         )
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
+
+    def _table(self, micros: int, *, train: bool) -> Table:
+        if (micros, train) not in self.tables:
+            pipe = Pipe(self.mesh.pp.size, self.mesh.layout.vp, micros)
+            schedule = SCHEDULES[self.plan.run.parallel.schedule] if train else forward_only
+            self.tables[micros, train] = schedule(pipe, self.mesh.pp.rank)
+        return self.tables[micros, train]
 
     def _gets_on(self) -> None:
         self.actions += 1

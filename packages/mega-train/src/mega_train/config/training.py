@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from mega_schema.config import option
+from mega_train.rates import AnnealStyle, IncreaseStyle, Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,16 @@ class Batch:
     global_samples: int | None = option(
         "--global-batch-size", None, "samples per optimizer step, all ranks together; micro x dp if not given"
     )
+    rampup: tuple[int, int, int] | None = option(
+        "--rampup-batch-size",
+        None,
+        "size to begin with, increment, and samples until the size of a step has grown to the whole",
+    )
+    decrease: bool = option(
+        "--decrease-batch-size-if-needed",
+        False,
+        "round a step's size down to what the replicas can share, rather than to refuse it",
+    )
     length: int | None = option("--seq-length", None, "tokens in a sample; the model's context if not given")
 
 
@@ -25,6 +36,7 @@ class Train:
     """How long, from which seed, in which arithmetic, on what."""
 
     iterations: int | None = option("--train-iters", None, "optimizer steps in all")
+    samples: int | None = option("--train-samples", None, "the same, as samples")
     exit_interval: int | None = option(
         "--exit-interval", None, "save and leave after an iteration that this divides"
     )
@@ -68,22 +80,45 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """AdamW (arXiv:1711.05101), clipping, and the learning rate's course."""
+    """AdamW (arXiv:1711.05101), clipping, and the courses of learning rate and weight decay."""
 
     lr: float | None = option("--lr", None, "peak learning rate")
     min_lr: float = option("--min-lr", 0.0, "the rate after the decay")
-    decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = option(
-        "--lr-decay-style", "linear", "the course after the warm-up"
-    )
+    decay_style: Style = option("--lr-decay-style", "linear", "the course after the warm-up")
     decay_iterations: int | None = option(
         "--lr-decay-iters", None, "the rate reaches its minimum here; --train-iters if not given"
     )
+    decay_samples: int | None = option(
+        "--lr-decay-samples", None, "the same in samples; --train-samples if not given"
+    )
     warmup_iterations: int = option("--lr-warmup-iters", 0, "steps of linear warm-up")
+    warmup_samples: int = option("--lr-warmup-samples", 0, "the same in samples")
     warmup_fraction: float | None = option(
         "--lr-warmup-fraction", None, "the warm-up as a share of the decay steps"
     )
+    warmup_initial: float = option("--lr-warmup-init", 0.0, "the rate the warm-up begins with")
+    wsd_iterations: int | None = option(
+        "--lr-wsd-decay-iters", None, "of WSD, the last steps of --lr-decay-iters: its decay"
+    )
+    wsd_samples: int | None = option("--lr-wsd-decay-samples", None, "the same in samples")
+    wsd_style: AnnealStyle = option("--lr-wsd-decay-style", "exponential", "of WSD, the course of its decay")
     weight_decay: float = option(
         "--weight-decay", 0.01, "decoupled decay of matrices; norms and biases have none"
+    )
+    start_weight_decay: float | None = option(
+        "--start-weight-decay", None, "the decay to begin with, where --weight-decay-incr-style changes it"
+    )
+    end_weight_decay: float | None = option(
+        "--end-weight-decay", None, "the decay to end with, at the end of training"
+    )
+    weight_decay_style: IncreaseStyle = option(
+        "--weight-decay-incr-style", "constant", "the course of the weight decay"
+    )
+    override_schedule: bool = option(
+        "--override-opt_param-scheduler", False, "a resumed run takes these courses, not the checkpoint's"
+    )
+    checkpoint_schedule: bool = option(
+        "--use-checkpoint-opt_param-scheduler", False, "a resumed run takes the checkpoint's courses"
     )
     beta1: float = option("--adam-beta1", 0.9, "decay of the first moment")
     beta2: float = option("--adam-beta2", 0.999, "decay of the second moment")

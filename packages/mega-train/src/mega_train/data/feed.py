@@ -35,8 +35,8 @@ def feed(
         return Samples(corpus, index)
 
     # more than --train-iters' worth where a run goes on with smaller batches than it began with
-    left = (plan.iterations - iteration) * plan.global_samples
-    training = samples("training", train, max(plan.train_samples, consumed + left))
+    end = plan.batches.after(consumed, max(0, plan.iterations - iteration))
+    training = samples("training", train, max(plan.train_samples, end))
     if plan.run.evaluation.iterations == 0 or valid[0] == valid[1]:
         return training, None
     return training, samples("validation", valid, plan.valid_samples)

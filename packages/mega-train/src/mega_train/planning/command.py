@@ -65,7 +65,8 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
     # what a plan does not depend on takes values that pass
     checked = replace(
         run,
-        train=replace(run.train, iterations=1, device="cuda"),
+        batch=replace(run.batch, rampup=None),
+        train=replace(run.train, iterations=1, samples=None, device="cuda"),
         optimizer=Optimizer(lr=1.0),
         data=Data(),
         evaluation=Evaluation(),

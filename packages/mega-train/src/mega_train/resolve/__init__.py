@@ -15,7 +15,8 @@ from mega_schema.tokenizer import TokenizerIdentity
 from mega_train.config import Run
 from mega_train.data.splits import shares
 from mega_train.dealing import dealt
-from mega_train.resolve.batch import batch_sizes, check_counts, check_length
+from mega_train.rates import Courses
+from mega_train.resolve.batch import batch_course, batch_sizes, check_counts, check_length, duration
 from mega_train.resolve.checks import (
     check_dropout,
     check_overlap,
@@ -23,9 +24,8 @@ from mega_train.resolve.checks import (
     check_replicas,
     recomputation,
 )
-from mega_train.resolve.given import wanted
 from mega_train.resolve.model import model_spec
-from mega_train.resolve.optimizer import check_optimizer, learning_rate
+from mega_train.resolve.optimizer import check_optimizer, courses
 from mega_train.resolve.plan import Plan
 
 __all__ = ["Plan", "model_spec", "resolve"]
@@ -38,6 +38,7 @@ def resolve(
     *,
     corpus: TokenizerIdentity | None,
     loaded: ModelSpec | None,
+    loaded_courses: Courses | None = None,
     cuda: bool,
 ) -> Plan:
     """Check the run against itself, the processes, the corpus and the checkpoint it goes on from.
@@ -46,6 +47,7 @@ def resolve(
         world: processes of the run.
         corpus: the tokenizer the corpus was made with, where the dataset says so.
         loaded: the model of the checkpoint that is loaded, if one is.
+        loaded_courses: of learning rate and weight decay, of the run that goes on, where it says them.
         cuda: whether this machine has a GPU that torch can use.
 
     Raises:
@@ -58,7 +60,8 @@ def resolve(
     length = spec.context if run.batch.length is None else run.batch.length
     check_length(run, spec, length, layout)
     micro, global_samples = batch_sizes(run, layout.dp)
-    iterations = wanted(run.train.iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
+    batches = batch_course(run, global_samples, micro * layout.dp)
+    iterations = duration(run, batches)
     shares(run.data.split)
     check_counts(run)
     check_optimizer(run)
@@ -77,9 +80,9 @@ def resolve(
         layout=layout,
         length=length,
         micro=micro,
-        global_samples=global_samples,
+        batches=batches,
         iterations=iterations,
-        rate=learning_rate(run, iterations, global_samples),
+        courses=courses(run, iterations, batches, loaded_courses),
         eod=_eod(run, corpus),
         recompute=recomputation(run, layout, micro * length // layout.cp),
         device=device,

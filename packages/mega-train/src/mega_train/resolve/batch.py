@@ -8,6 +8,8 @@ from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
 from mega_train.config import Log, Run
+from mega_train.rampup import BatchSizes
+from mega_train.resolve.given import wanted
 
 
 def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None:
@@ -54,7 +56,8 @@ def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
     if micro < 1:
         raise ConfigError("--micro-batch-size", "not a size", found=micro, wanted="1 or more")
     whole = micro * dp if run.batch.global_samples is None else run.batch.global_samples
-    if whole < 1 or whole % (micro * dp):
+    least = micro * dp if run.batch.decrease else 1
+    if whole < least or (whole % (micro * dp) and not run.batch.decrease):
         near = max(1, round(whole / (micro * dp))) * micro * dp
         raise ConfigError(
             "--global-batch-size",
@@ -64,6 +67,62 @@ def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
             hint=f"--global-batch-size {near}",
         )
     return micro, whole
+
+
+def batch_course(run: Run, whole: int, each: int) -> BatchSizes:
+    """How the samples of a step grow to `whole`.
+
+    Args:
+        each: samples of one micro-batch of every replica.
+
+    Raises:
+        ConfigError: the flags of the ramp-up are none, or a size cannot be shared.
+    """
+    multiple = each if run.batch.decrease else 1
+    if run.batch.rampup is None:
+        return BatchSizes(whole, multiple=multiple)
+    flag, (start, increment, ramp) = "--rampup-batch-size", run.batch.rampup
+    said = f"{start} {increment} {ramp}"
+    if run.train.samples is None:
+        wanted = "--train-samples, as a step has no one size"
+        raise ConfigError(flag, "needs a run counted in samples", found="--train-iters", wanted=wanted)
+    if start < 1 or increment < 1 or ramp < 1 or start >= whole or (whole - start) % increment:
+        raise ConfigError(
+            flag,
+            "does not lead to --global-batch-size",
+            found=said,
+            wanted=f"START + a whole number of INCREMENTs = {whole}, each above 0, over 1 or more samples",
+        )
+    sizes = BatchSizes(whole, start, increment, ramp, multiple)
+    for size in sizes.sizes:
+        if size < each or (size % each and not run.batch.decrease):
+            raise ConfigError(
+                flag,
+                "has a size that is not a multiple of micro-batch size x data-parallel size",
+                found=f"{size} of {said}",
+                wanted=f"multiples of {each}",
+                hint="--decrease-batch-size-if-needed rounds down" if size >= each else "",
+            )
+    return sizes
+
+
+def duration(run: Run, batches: BatchSizes) -> int:
+    """Optimizer steps in all.
+
+    Raises:
+        ConfigError: neither steps nor samples are said, or both.
+    """
+    iterations, samples = run.train.iterations, run.train.samples
+    if samples is None:
+        return wanted(iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
+    if iterations is not None:
+        found = f"{iterations} and {samples}"
+        raise ConfigError("--train-samples", "excludes --train-iters", found=found, wanted="one of them")
+    steps = batches.steps(wanted(samples, "--train-samples", "samples", "--train-samples 100000"))
+    if steps < 1:
+        least = f"{batches.at(0)} or more, a step's"
+        raise ConfigError("--train-samples", "not enough for a step", found=samples, wanted=least)
+    return steps
 
 
 def check_counts(run: Run) -> None:

@@ -1,12 +1,15 @@
-"""How weights move: checks of the optimizer, and the learning rate's course."""
+"""How weights move: checks of the optimizer, and the courses of learning rate and weight decay."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 from mega_schema.errors import ConfigError
 from mega_train.config import Run
-from mega_train.rates import LearningRate
+from mega_train.rampup import BatchSizes
+from mega_train.rates import Courses, LearningRate, WeightDecay
 from mega_train.resolve.given import wanted
 
 
@@ -28,33 +31,151 @@ def check_optimizer(run: Run) -> None:
             raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
 
 
-def learning_rate(run: Run, iterations: int, global_samples: int) -> LearningRate:
-    """The course of the learning rate, in samples.
+def courses(run: Run, iterations: int, batches: BatchSizes, loaded: Courses | None) -> Courses:
+    """The courses of learning rate and weight decay; of a run that goes on, those it began with.
+
+    Args:
+        loaded: what the checkpoint says of them.
+
+    Raises:
+        ConfigError: flags disagree with each other or with the checkpoint, or a value is out of range.
+    """
+    o = run.optimizer
+    if o.override_schedule and o.checkpoint_schedule:
+        flag, other = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"
+        raise ConfigError(flag, f"excludes {other}", found="both", wanted="one of them")
+    if loaded is not None and o.checkpoint_schedule:
+        return loaded
+    end = run.train.samples or iterations * batches.full
+    said = Courses(learning_rate(run, end, batches.full), weight_decay(run, end))
+    if loaded is not None and not o.override_schedule:
+        _check_same(said, loaded, "iters" if run.train.samples is None else "samples")
+    return said
+
+
+def _check_same(said: Courses, loaded: Courses, unit: Literal["iters", "samples"]) -> None:
+    mine, before = said.matters(unit), loaded.matters(unit)
+    for flag, value in before.items():
+        if mine.get(flag, value) != value:
+            in_samples = " samples" if flag.endswith(unit) else ""
+            raise ConfigError(
+                flag,
+                "is not that of the run that goes on",
+                found=f"{_short(mine[flag])}{in_samples}",
+                wanted=f"{_short(value)}{in_samples}, the checkpoint's",
+                hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning rate "
+                "and weight decay, --override-opt_param-scheduler takes these",
+            )
+
+
+def _short(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def learning_rate(run: Run, end: int, full: int) -> LearningRate:
+    """The course of the learning rate.
+
+    Args:
+        end: samples of the whole run.
+        full: samples of a step of full size.
+
+    Raises:
+        ConfigError: two flags of it disagree, or a value is out of range.
+    """
+    o, samples = run.optimizer, _in_samples(run, full)
+    peak = wanted(o.lr, "--lr", "a learning rate", "--lr 3e-4")
+    kind = "iters" if run.train.samples is None else "samples"
+    decay = samples("--lr-decay", o.decay_iterations, o.decay_samples)
+    decay = end if decay is None else wanted(decay, f"--lr-decay-{kind}", kind, f"--lr-decay-{kind} 1000")
+    steps = samples("--lr-warmup", o.warmup_iterations, o.warmup_samples)
+    warmup, flag = float(steps or 0), f"--lr-warmup-{kind}"
+    if o.warmup_fraction is not None and warmup:
+        raise ConfigError("--lr-warmup-fraction", f"excludes {flag}", found="both", wanted="one of them")
+    if o.warmup_fraction is not None:
+        warmup, flag = o.warmup_fraction * decay, "--lr-warmup-fraction"
+    if not 0 <= warmup < decay:
+        raise ConfigError(
+            flag,
+            "the warm-up does not end before the decay does",
+            found=f"{warmup / full:g} of {decay // full} steps"
+            if kind == "iters"
+            else f"{warmup:g} of {decay} samples",
+            wanted=f"0 or more, and fewer than --lr-decay-{kind} (by default --train-{kind})",
+        )
+    if not 0 <= o.min_lr <= peak:
+        raise ConfigError("--min-lr", "is not between 0 and --lr", found=o.min_lr, wanted=f"0 to {peak}")
+    if not 0 <= o.warmup_initial <= peak:
+        raise ConfigError(
+            "--lr-warmup-init", "is not between 0 and --lr", found=o.warmup_initial, wanted=f"0 to {peak}"
+        )
+    anneal = samples("--lr-wsd-decay", o.wsd_iterations, o.wsd_samples)
+    flag = f"--lr-wsd-decay-{kind}"
+    if o.decay_style != "WSD" and anneal is not None:
+        raise ConfigError(flag, "is of WSD", found=o.decay_style, hint="--lr-decay-style WSD")
+    if o.decay_style == "WSD":
+        wanted(anneal, flag, "how long the rate decays", f"{flag} 100")
+    if anneal is not None and anneal > decay - warmup:
+        raise ConfigError(
+            flag,
+            "the decay begins before the warm-up has ended",
+            found=f"{anneal} samples",
+            wanted=f"at most {decay - warmup:g}, those between warm-up and --lr-decay-{kind}",
+        )
+    return LearningRate(
+        peak=peak,
+        least=o.min_lr,
+        warmup=warmup,
+        decay=decay,
+        style=o.decay_style,
+        initial=o.warmup_initial,
+        anneal=anneal or 0,
+        anneal_style=o.wsd_style,
+    )
+
+
+def weight_decay(run: Run, end: int) -> WeightDecay:
+    """The course of the weight decay.
+
+    Args:
+        end: samples of the whole run.
 
     Raises:
         ConfigError: two flags of it disagree, or a value is out of range.
     """
     o = run.optimizer
-    peak = wanted(o.lr, "--lr", "a learning rate", "--lr 3e-4")
-    steps = iterations
-    if o.decay_iterations is not None:
-        steps = wanted(o.decay_iterations, "--lr-decay-iters", "optimizer steps", "--lr-decay-iters 1000")
-    decay = steps * global_samples
-    if o.warmup_fraction is not None and o.warmup_iterations:
+    given = {"--start-weight-decay": o.start_weight_decay, "--end-weight-decay": o.end_weight_decay}
+    if o.weight_decay_style == "constant":
+        for flag, value in given.items():
+            if value is not None:
+                hint = "--weight-decay-incr-style linear, or --weight-decay"
+                raise ConfigError(flag, "the weight decay is constant", found=value, hint=hint)
+        return WeightDecay(start=o.weight_decay, end=o.weight_decay, samples=end)
+    for flag, value in given.items():
+        if value is None:
+            raise ConfigError(flag, "missing", wanted=f"a decay, for {o.weight_decay_style}")
+        if not 0 <= value < math.inf:
+            raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+    start, last = (float(value or 0) for value in given.values())
+    if start > last:
         raise ConfigError(
-            "--lr-warmup-fraction", "excludes --lr-warmup-iters", found="both", wanted="one of them"
+            "--end-weight-decay", "is below --start-weight-decay", found=last, wanted=f"{start} or more"
         )
-    if o.warmup_fraction is not None:
-        warmup = o.warmup_fraction * decay
-    else:
-        warmup = float(o.warmup_iterations * global_samples)
-    if not 0 <= warmup < decay:
-        raise ConfigError(
-            "--lr-warmup-iters" if o.warmup_fraction is None else "--lr-warmup-fraction",
-            "the warm-up does not end before the decay does",
-            found=f"{warmup / global_samples:g} of {steps} steps",
-            wanted="0 or more, and fewer than --lr-decay-iters (by default --train-iters)",
-        )
-    if not 0 <= o.min_lr <= peak:
-        raise ConfigError("--min-lr", "is not between 0 and --lr", found=o.min_lr, wanted=f"0 to {peak}")
-    return LearningRate(peak=peak, least=o.min_lr, warmup=warmup, decay=decay, style=o.decay_style)
+    return WeightDecay(start=start, end=last, samples=end, style=o.weight_decay_style)
+
+
+def _in_samples(run: Run, full: int) -> Callable[[str, int | None, int | None], int | None]:
+    """Puts the two flags of a length, in steps and in samples, together; a run counts in one of them."""
+
+    def samples(flag: str, iters: int | None, given: int | None) -> int | None:
+        sampled = run.train.samples is not None
+        if other := iters if sampled else given:
+            wrong, right = ("iters", "samples") if sampled else ("samples", "iters")
+            raise ConfigError(
+                f"{flag}-{wrong}",
+                f"the run is counted in {right}",
+                found=other,
+                wanted=f"{flag}-{right}, as with --train-{right}",
+            )
+        return given if sampled else None if iters is None else iters * full
+
+    return samples

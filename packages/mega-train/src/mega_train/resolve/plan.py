@@ -10,7 +10,8 @@ from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec
 from mega_train.buckets import Sharing
 from mega_train.config import Run
-from mega_train.rates import LearningRate
+from mega_train.rampup import BatchSizes
+from mega_train.rates import Courses, LearningRate
 from mega_train.resolve.checks import zero_stage
 
 
@@ -21,7 +22,7 @@ class Plan:
     Attributes:
         length: tokens of a sample.
         micro: samples in one forward pass of one rank.
-        global_samples: samples per optimizer step.
+        batches: how many samples a step has.
         iterations: optimizer steps in all.
         eod: the token that ends a document, where the run needs to know it.
         recompute: what backward computes again.
@@ -32,17 +33,30 @@ class Plan:
     layout: Layout
     length: int
     micro: int
-    global_samples: int
+    batches: BatchSizes
     iterations: int
-    rate: LearningRate
+    courses: Courses
     eod: int | None
     recompute: Recompute
     device: Literal["cpu", "cuda"]
 
     @property
+    def global_samples(self) -> int:
+        """Samples of a step of full size, and of a batch of a validation."""
+        return self.batches.at(self.batches.ramp + 1)
+
+    @property
     def accumulation(self) -> int:
-        """Forward passes of one rank per optimizer step."""
-        return self.global_samples // (self.micro * self.layout.dp)
+        """Forward passes of one rank in a step of full size."""
+        return self.micros(self.global_samples)
+
+    def micros(self, samples: int) -> int:
+        """Forward passes of one rank for so many samples of all ranks together."""
+        return samples // (self.micro * self.layout.dp)
+
+    @property
+    def rate(self) -> LearningRate:
+        return self.courses.rate
 
     @property
     def sharing(self) -> Sharing:
@@ -57,12 +71,14 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step, all ranks together."""
+        """Tokens of a step of full size, all ranks together."""
         return self.global_samples * self.length
 
     @property
     def train_samples(self) -> int:
-        return self.iterations * self.global_samples
+        """Samples of the whole run."""
+        said = self.run.train.samples
+        return self.iterations * self.global_samples if said is None else said
 
     @property
     def valid_samples(self) -> int:

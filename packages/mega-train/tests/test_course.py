@@ -1,0 +1,235 @@
+"""The course of a run: how it is counted, what a checkpoint says of it, and where it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from mega_model.mesh import Mesh
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset
+from mega_train.rates import Courses
+from mega_train.resolve import Plan
+from mega_train.trainer import Trainer
+
+SAMPLED: dict[str, Any] = {"train__iterations": None, "train__samples": 100}
+RAMP: dict[str, Any] = SAMPLED | {"batch__global_samples": 8, "batch__rampup": "[2, 2, 24]"}
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def test_a_run_counted_in_samples_has_its_courses_in_samples(planned: Planned) -> None:
+    plan = planned(**SAMPLED, optimizer__warmup_samples=7, optimizer__decay_samples=60)
+    assert (plan.iterations, plan.train_samples) == (25, 100)
+    assert (plan.rate.warmup, plan.rate.decay) == (7.0, 60)
+    assert planned(**SAMPLED).rate.decay == 100
+    assert planned(optimizer__wsd_iterations=3, optimizer__decay_style="WSD").rate.anneal == 12
+
+
+def test_a_ramp_changes_the_micro_batches_of_a_step_and_the_steps_of_a_run(planned: Planned) -> None:
+    plan = planned(**RAMP, world=2)
+    assert [plan.batches.at(consumed) for consumed in (0, 8, 16, 24, 25)] == [2, 4, 6, 8, 8]
+    assert (plan.global_samples, plan.accumulation, plan.micros(2)) == (8, 4, 1)
+    assert plan.iterations == 4 + 2 + 2 + 9, "4 x 2 + 2 x 4 + 2 x 6 samples on the ramp, then whole steps"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"train__samples": 100},
+        "--train-samples: excludes --train-iters: found 10 and 100, wanted one of them",
+    ),
+    ({**SAMPLED, "train__samples": 3}, "--train-samples: not enough for a step: found 3, wanted 4 or more"),
+    ({**SAMPLED, "train__samples": 0}, "--train-samples: not above 0: found 0, wanted samples"),
+    (
+        {"batch__rampup": "[2, 2, 24]"},
+        "--rampup-batch-size: needs a run counted in samples: found --train-iters, wanted --train-samples",
+    ),
+    (
+        {**RAMP, "batch__rampup": "[3, 2, 24]"},
+        "--rampup-batch-size: does not lead to --global-batch-size: found 3 2 24, wanted START + a whole "
+        "number of INCREMENTs = 8, each above 0, over 1 or more samples",
+    ),
+    ({**RAMP, "batch__rampup": "[8, 2, 24]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
+    ({**RAMP, "batch__rampup": "[2, 0, 24]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
+    ({**RAMP, "batch__rampup": "[2, 2, 0]"}, "--rampup-batch-size: does not lead to --global-batch-size"),
+    (
+        {**RAMP, "world": 4},
+        "--rampup-batch-size: has a size that is not a multiple of micro-batch size x data-parallel size: "
+        "found 2 of 2 2 24, wanted multiples of 4",
+    ),
+    (
+        {**RAMP, "world": 2, "batch__rampup": "[2, 3, 24]"},
+        "--rampup-batch-size: has a size that is not a multiple of micro-batch size x data-parallel size: "
+        "found 5 of 2 3 24, wanted multiples of 2; hint: --decrease-batch-size-if-needed rounds down",
+    ),
+    (
+        {**SAMPLED, "optimizer__decay_iterations": 5},
+        "--lr-decay-iters: the run is counted in samples: found 5, wanted --lr-decay-samples, as with "
+        "--train-samples",
+    ),
+    (
+        {"optimizer__warmup_samples": 5},
+        "--lr-warmup-samples: the run is counted in iters: found 5, wanted --lr-warmup-iters, as with "
+        "--train-iters",
+    ),
+    ({**SAMPLED, "optimizer__warmup_samples": 100}, "--lr-warmup-samples: the warm-up does not end before"),
+    (
+        {"optimizer__warmup_initial": 0.02},
+        "--lr-warmup-init: is not between 0 and --lr: found 0.02, wanted 0 to 0.01",
+    ),
+    (
+        {"optimizer__decay_style": "WSD"},
+        "--lr-wsd-decay-iters: missing: wanted how long the rate decays; hint: --lr-wsd-decay-iters 100",
+    ),
+    (
+        {"optimizer__wsd_iterations": 3},
+        "--lr-wsd-decay-iters: is of WSD: found linear; hint: --lr-decay-style WSD",
+    ),
+    (
+        {"optimizer__decay_style": "WSD", "optimizer__wsd_iterations": 9, "optimizer__warmup_iterations": 2},
+        "--lr-wsd-decay-iters: the decay begins before the warm-up has ended: found 36 samples, wanted at "
+        "most 32, those between warm-up and --lr-decay-iters",
+    ),
+    (
+        {"optimizer__end_weight_decay": 0.2},
+        "--end-weight-decay: the weight decay is constant: found 0.2; hint: --weight-decay-incr-style linear",
+    ),
+    (
+        {"optimizer__weight_decay_style": "linear", "optimizer__start_weight_decay": 0.2},
+        "--end-weight-decay: missing: wanted a decay, for linear",
+    ),
+    (
+        {
+            "optimizer__weight_decay_style": "cosine",
+            "optimizer__start_weight_decay": 0.2,
+            "optimizer__end_weight_decay": 0.1,
+        },
+        "--end-weight-decay: is below --start-weight-decay: found 0.1, wanted 0.2 or more",
+    ),
+    (
+        {
+            "optimizer__weight_decay_style": "linear",
+            "optimizer__start_weight_decay": -0.2,
+            "optimizer__end_weight_decay": 0.1,
+        },
+        "--start-weight-decay: not a number that can be used: found -0.2, wanted 0 or more",
+    ),
+    (
+        {"optimizer__override_schedule": True, "optimizer__checkpoint_schedule": True},
+        "--override-opt_param-scheduler: excludes --use-checkpoint-opt_param-scheduler: found both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), REFUSED)
+def test_a_course_that_cannot_be_is_refused_by_name(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned(**values)
+    assert str(refused.value).startswith(line)
+
+
+def test_sizes_that_replicas_cannot_share_are_rounded_down_where_that_is_asked_for(planned: Planned) -> None:
+    plan = planned(**RAMP | {"batch__rampup": "[2, 3, 24]"}, world=2, batch__decrease=True)
+    assert [plan.batches.at(consumed) for consumed in (0, 12, 25)] == [2, 4, 8]
+    assert planned(batch__global_samples=11, world=2, batch__decrease=True).global_samples == 10
+
+
+def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+    checkpoint = Checkpoint.open(resume) if resume else None
+    return Trainer(planned(**values), Mesh(), corpus, checkpoint=checkpoint)
+
+
+def _steps(trainer: Trainer, count: int) -> list[tuple[float, float]]:
+    return [trainer.step(trainer.rate) for _ in range(count)]
+
+
+def test_a_step_of_a_ramp_is_the_step_of_a_run_whose_batches_have_that_size(
+    planned: Planned, open_corpus: IndexedDataset
+) -> None:
+    ramp = _trainer(planned, open_corpus, **RAMP)
+    plain = _trainer(planned, open_corpus, **SAMPLED, batch__global_samples=2)
+    assert _steps(ramp, 4) == _steps(plain, 4)
+    assert (ramp.iteration, ramp.consumed, ramp.samples, plain.samples) == (4, 8, 4, 2)
+    _steps(ramp, 13)
+    assert (ramp.iteration, ramp.consumed) == (ramp.plan.iterations, 100)
+
+
+def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    values = RAMP | {
+        "checkpoint__save": str(tmp_path),
+        "optimizer__weight_decay_style": "linear",
+        "optimizer__start_weight_decay": 0.1,
+        "optimizer__end_weight_decay": 0.9,
+        "optimizer__decay_style": "WSD",
+        "optimizer__wsd_samples": 80,
+        "optimizer__warmup_samples": 10,
+    }
+    run = _trainer(planned, open_corpus, **values)
+    _steps(run, 5)
+    run.save()
+    after = _steps(run, 6)
+    again = _trainer(planned, open_corpus, tmp_path, **values)
+    assert (again.iteration, again.consumed, again.samples) == (5, 12, 4)
+    assert len(again.train) == len(run.train)
+    assert _steps(again, 6) == after
+    for (row, one), (_, other) in zip(run.held, again.held, strict=True):
+        assert torch.equal(one, other), row.name
+
+
+def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpus: IndexedDataset) -> None:
+    grows: dict[str, Any] = {
+        "optimizer__weight_decay_style": "linear",
+        "optimizer__start_weight_decay": 0.0,
+        "optimizer__end_weight_decay": 50.0,
+    }
+    none, more = (
+        _trainer(planned, open_corpus, **kind) for kind in ({"optimizer__weight_decay": 0.0}, grows)
+    )
+    assert _steps(none, 2) == _steps(more, 2), "the first step has the decay of 0 samples"
+    assert _steps(none, 1) != _steps(more, 1)
+
+
+def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:
+    def goes_on(loaded: Courses, **values: Any) -> Courses:
+        return planned(loaded_courses=loaded, **values).courses
+
+    begun = planned(optimizer__warmup_iterations=2).courses
+    assert goes_on(begun, optimizer__warmup_iterations=2) == begun
+    line = (
+        "--lr-decay-iters: is not that of the run that goes on: found 80 samples, wanted 40 samples, the "
+        "checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning "
+        "rate and weight decay, --override-opt_param-scheduler takes these"
+    )
+    for longer in (
+        {"train__iterations": 20},
+        {"batch__global_samples": 8, "optimizer__warmup_fraction": 0.1},
+    ):
+        with pytest.raises(ConfigError) as refused:
+            goes_on(begun, **({"optimizer__warmup_iterations": 2} | longer if len(longer) == 1 else longer))
+        assert str(refused.value) == line
+    with pytest.raises(ConfigError, match=r"^--lr: is not that of the run that goes on: found 0\.02, wanted"):
+        goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
+    longer = {"train__iterations": 20}
+    assert goes_on(begun, **longer, optimizer__checkpoint_schedule=True) == begun
+    assert goes_on(begun, **longer, optimizer__override_schedule=True) == planned(**longer).courses
+    flat = planned(optimizer__decay_style="constant").courses
+    assert goes_on(flat, optimizer__decay_style="constant", **longer).rate.decay == 80, (
+        "nothing depends on it"
+    )
+
+
+def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> None:
+    run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
+    _steps(run, 1)
+    run.save()
+    assert Courses.of(Checkpoint.open(tmp_path).trainer["courses"]) == run.plan.courses

@@ -1,0 +1,152 @@
+"""Several corpora read as one: which corpus the i-th sample comes from, Megatron's choice number for number.
+
+Sample i comes from the corpus that lags furthest behind its share: the k with the largest w_k · max(i, 1)
+- n_k in doubles, of equals the lowest, where n_k samples came from k before it. Each choice changes n, so
+the rule is a loop. `plain` is that loop; here runs of it are made side by side instead, one in every
+column of an array. A column begins at a guess of n that is a little wrong, and soon forgets it: two runs
+from different n come closer, never further apart (where they choose p and q, n_p - n'_p <= n_q - n'_q, so
+the step does not add to the sum of squares of n - n'). A column whose start proves not to be where the
+column before it ended is run again from there. So what comes out is the loop's, bit for bit, whatever was
+guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Block = tuple[NDArray[np.int16], NDArray[np.int64]]
+
+MOST = np.iinfo(np.int16).max  # corpora, as there are numbers for them
+SURPLUS = 1.005  # samples made of each corpus beyond its share
+
+_CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
+
+
+def normalised(weights: Sequence[float]) -> Floats:
+    """Shares of 1, in the doubles that Megatron has."""
+    array = np.array(weights, np.float64)
+    return array / np.sum(array)
+
+
+def part_samples(share: float, samples: int) -> int:
+    """How many samples to make of a corpus that has this share of `samples`."""
+    return math.ceil(samples * share * SURPLUS)
+
+
+def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:
+    """Corpus of each of `size` samples, and which of that corpus's samples it is, block after block.
+
+    Args:
+        shares: of each corpus; they add up to 1.
+        sizes: samples that each corpus has, 1 or more; one that is used up is not chosen again. None asks for
+            no such thing.
+    """
+    assert 0 < len(shares) <= MOST
+    warm = 8 * len(shares) + 64
+    most, columns = max(4096, 4 * warm), max(8, min(2048, _CELLS // len(shares)))
+    counts, first = np.zeros(len(shares)), 0
+    while (left := size - first) >= 8 * warm:
+        columns = min(columns, left // (4 * warm))
+        steps = min(most, left // columns)
+        yield _block(shares, first, steps, columns, warm, counts, sizes)
+        first += steps * columns
+    if left:
+        yield plain(shares, first, left, counts, sizes)
+
+
+def plain(
+    shares: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
+) -> Block:
+    """The rule as it is said, sample by sample, from sample `first` on. `counts` moves on."""
+    corpus, number = np.empty(steps, np.int16), np.empty(steps, np.int64)
+    for step in range(steps):
+        lag = shares * float(max(first + step, 1)) - counts
+        if sizes is not None:
+            lag[counts >= sizes] = -math.inf
+        best = int(lag.argmax())
+        corpus[step], number[step] = best, counts[best]
+        counts[best] += 1
+    return corpus, number
+
+
+def _block(
+    shares: Floats,
+    first: int,
+    steps: int,
+    columns: int,
+    warm: int,
+    counts: Floats,
+    sizes: NDArray[np.int64] | None,
+) -> Block:
+    """`steps` · `columns` samples from `first` on, column after column; `counts` moves on."""
+    at = first + steps * np.arange(columns, dtype=np.float64)
+    begins = np.empty((len(shares), columns))
+    guess = _guess(shares, at[1:] - warm, sizes)
+    _run(shares, at[1:] - warm, warm, guess, sizes)
+    begins[:, 0], begins[:, 1:] = counts, guess
+    corpus, number = np.empty((columns, steps), np.int16), np.empty((columns, steps), np.int64)
+    ends = np.empty_like(begins)
+    wrong = np.arange(columns)
+    while len(wrong):
+        run = np.ascontiguousarray(begins[:, wrong])
+        chosen, numbers = _run(shares, at[wrong], steps, run, sizes)
+        corpus[wrong], number[wrong], ends[:, wrong] = chosen.T, numbers.T, run
+        wrong = np.flatnonzero((begins[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
+        begins[:, wrong] = ends[:, wrong - 1]
+    counts[:] = ends[:, -1]
+    return corpus.reshape(-1), number.reshape(-1)
+
+
+def _guess(shares: Floats, at: Floats, sizes: NDArray[np.int64] | None) -> Floats:
+    """Counts, (corpora, columns), near those of the loop at samples `at`, to which each column adds up."""
+    guess = np.floor(shares[:, None] * at)
+    rank = np.empty(len(shares))
+    rank[np.argsort(-shares, kind="stable")] = np.arange(len(shares))
+    guess += rank[:, None] < at - guess.sum(axis=0)
+    return guess if sizes is None else np.minimum(guess, sizes[:, None])
+
+
+def _run(
+    shares: Floats, first: Floats, steps: int, counts: Floats, sizes: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
+    """The rule in every column, each from its own sample on. `counts`, (corpora, columns), moves on.
+
+    Returns:
+        (steps, columns) the corpus chosen, and its count before.
+    """
+    corpora, columns = counts.shape
+    small = np.uint8 if corpora < np.iinfo(np.uint8).max else np.uint16
+    name, x = np.arange(corpora, dtype=small)[:, None], np.maximum(first, 1)
+    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as a column that numpy spreads
+    lag, largest = np.empty_like(counts), np.empty(columns)
+    reached, other = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
+    best, cell, column = np.empty(columns, small), np.empty(columns, np.intp), np.arange(columns)
+    flat, chosen, numbers = (
+        counts.reshape(-1),
+        np.empty((steps, columns), np.int16),
+        np.empty((steps, columns)),
+    )
+    assert np.shares_memory(flat, counts)
+    for step in range(steps):
+        np.multiply(share, x, out=lag)
+        np.subtract(lag, counts, out=lag)
+        if sizes is not None:
+            np.copyto(lag, -math.inf, where=np.greater_equal(counts, sizes[:, None], out=reached))
+        np.max(lag, axis=0, out=largest)
+        np.equal(lag, largest, out=reached)
+        # its number where a corpus lags most, else the largest number there is: the least is our choice
+        np.subtract(reached.view(np.uint8), 1, out=other, dtype=small, casting="unsafe")
+        np.bitwise_or(other, name, out=other)
+        np.min(other, axis=0, out=best)
+        chosen[step] = best
+        np.multiply(best, columns, out=cell, dtype=np.intp)
+        np.add(cell, column, out=cell)
+        np.take(flat, cell, out=numbers[step], mode="clip")
+        flat[cell] = numbers[step] + 1
+        np.maximum(first + (step + 1), 1, out=x)
+    return chosen, numbers

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +29,7 @@ from mega_train.loop import Loop
 from mega_train.metrics import only_run
 from mega_train.rates import Courses
 from mega_train.resolve import Plan, resolve
+from mega_train.resolve.begins import takes_optimizer
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began
 from mega_train.watch.observers import Observers
@@ -56,7 +57,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
-    checkpoint = _checkpoint(run, world)
+    run, checkpoint = _checkpoint(run, world)
     if run.data.path is None:
         raise ConfigError(
             "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
@@ -75,7 +76,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         world.size,
         corpus=identity,
         loaded=checkpoint.spec if checkpoint else None,
-        loaded_courses=_courses(checkpoint) if checkpoint and not run.checkpoint.finetune else None,
+        loaded_courses=_courses(run, checkpoint) if checkpoint else None,
         cuda=torch.cuda.is_available(),
     )
     if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
@@ -89,30 +90,36 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
     return Prepared(plan, corpus, checkpoint, tokenizer)
 
 
-def _checkpoint(run: Run, world: World) -> Checkpoint | None:
-    load, save = run.checkpoint.load, run.checkpoint.save
-    if load is None:
-        return None
-    if load == save and not (load / LATEST).exists():
+def _checkpoint(run: Run, world: World) -> tuple[Run, Checkpoint | None]:
+    """What the run begins with; where that is --pretrained-checkpoint the run says so."""
+    load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
+    if load is not None and load == save and not (load / LATEST).exists():
         if world.rank == 0:
-            log.warning("%s holds no checkpoint yet: the run begins anew", load)
-        return None
+            begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
+            log.warning("%s holds no checkpoint yet: the run begins %s", load, begins)
+        load = None
+    if load is None and pretrained is not None:
+        load = pretrained
+        run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
+    if load is None:
+        return run, None
     checkpoint = Checkpoint.open(load)
     if not run.checkpoint.finetune:
-        _check_resumable(checkpoint)
-    return checkpoint
+        _check_resumable(checkpoint, optimizer=takes_optimizer(run))
+    return run, checkpoint
 
 
-def _check_resumable(checkpoint: Checkpoint) -> None:
+def _check_resumable(checkpoint: Checkpoint, *, optimizer: bool) -> None:
     hint = "--finetune begins anew with its weights"
     missing = [space for space in OPTIMIZER if space != "optim.main" and space not in checkpoint.tensors]
-    if missing:
+    if missing and optimizer:
         found, wanted = ", ".join(checkpoint.tensors), ", ".join(missing)
         raise FormatError(
             checkpoint.folder, "holds no optimizer state to go on with", found=found, wanted=wanted, hint=hint
         )
     # checkpoints of converters say nothing of skipped samples
-    for key, absent in (("consumed_samples", None), ("optimizer_steps", None), ("skipped_samples", 0)):
+    of_optimizer = (("optimizer_steps", None), ("skipped_samples", 0)) if optimizer else ()
+    for key, absent in (("consumed_samples", None), *of_optimizer):
         value = checkpoint.trainer.get(key, absent)
         if type(value) is not int or value < 0:
             raise FormatError(
@@ -124,8 +131,10 @@ def _check_resumable(checkpoint: Checkpoint) -> None:
             )
 
 
-def _courses(checkpoint: Checkpoint) -> Courses | None:
-    """The courses of the run that wrote it; those of converters and of our first version say none."""
+def _courses(run: Run, checkpoint: Checkpoint) -> Courses | None:
+    """The courses to go on with; checkpoints of converters and of our first version say none."""
+    if not takes_optimizer(run):
+        return None
     said = checkpoint.trainer.get("courses")
     try:
         return None if said is None else Courses.of(said)
@@ -234,9 +243,10 @@ def began(trainer: Trainer) -> Began:
         parameters=count(trainer.rt.table.values()),
         layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
         world=layout.world,
-        global_batch_size=plan.global_samples,
+        global_batch_size=trainer.samples,
         seq_length=plan.length,
         device=torch.cuda.get_device_name(trainer.mesh.device) if plan.device == "cuda" else plan.device,
+        loaded=str(trainer.loaded or ""),
         config=asdict(plan.run),
         time=time.time(),
     )

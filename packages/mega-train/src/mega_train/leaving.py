@@ -29,12 +29,13 @@ class Reason:
 
 
 LAST = Reason("last iteration")
+VALIDATED = Reason("only validated")
 INTERVAL = Reason("exit interval", said="--exit-interval divides it")
 DURATION = Reason("exit duration", said="--exit-duration-in-mins is over")
 KILL_SWITCH = Reason("kill switch", said="the file of --kill-switch-path is there")
 SIGNAL = Reason("signal", 128 + signal.SIGTERM, "told to end (SIGTERM)", hasty=True)
 # where several hold, or ranks disagree, the last of them counts
-_REASONS = (None, LAST, INTERVAL, DURATION, KILL_SWITCH, SIGNAL)
+_REASONS = (None, VALIDATED, LAST, INTERVAL, DURATION, KILL_SWITCH, SIGNAL)
 
 
 def _never() -> bool:
@@ -66,12 +67,14 @@ class Leaving:
         self._mesh, self._told, self._clock = mesh, told or _never, clock
         self._last, self._interval, self._minutes = plan.iterations, train.exit_interval, train.exit_minutes
         self._kill_switch = train.kill_switch if mesh.rank == 0 else None
+        self._validates = plan.only_validates
         self._began = clock() if began is None else began
         self._alone = train.exit_minutes is None and train.kill_switch is None and told is None
 
     def before(self, iteration: int) -> Reason | None:
         """Why the run leaves without a step; `iteration` are done."""
-        return self._agreed(self._from_outside() or (LAST if iteration >= self._last else None))
+        planned = VALIDATED if self._validates else LAST if iteration >= self._last else None
+        return self._agreed(self._from_outside() or planned)
 
     def after(self, iteration: int) -> Reason | None:
         """Why all ranks leave after this step, or None where they go on."""

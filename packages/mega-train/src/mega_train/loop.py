@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from mega_train.leaving import LAST, Leaving, Reason
+from mega_schema.errors import ConfigError
+from mega_train.leaving import LAST, VALIDATED, Leaving, Reason
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.trainer import Trainer
@@ -53,18 +54,21 @@ class Loop:
         """Train until there is a reason to leave; the last step is saved whatever it is."""
         trainer, said = self.trainer, self.trainer.plan.run
         begins, reason = trainer.iteration, self.leaving.before(trainer.iteration)
+        if reason is VALIDATED:
+            self._only_validate()
         if reason is LAST:
             self.watch.see(Said(f"nothing is left to train: --train-iters is {trainer.plan.iterations}"))
         while reason is None:
             self._step()
             reason = self.leaving.after(trainer.iteration)
-            if reason or trainer.iteration % said.log.interval == 0:
+            if self.since and (reason or trainer.iteration % said.log.interval == 0):
                 self._line()
             if trainer.valid is not None and self._validates(reason):
                 self._validation()
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
                 self._save()
-        unsaved = trainer.saved_at != trainer.iteration and (reason is LAST or trainer.iteration > begins)
+        went = reason is LAST or trainer.iteration > begins
+        unsaved = trainer.saved_at != trainer.iteration and went
         if said.checkpoint.save is not None and unsaved:
             self._save()
         trainer.shards.settle()
@@ -81,8 +85,26 @@ class Loop:
         due = self.trainer.iteration % self.trainer.plan.run.evaluation.interval == 0
         return due or leaving is LAST
 
+    def _only_validate(self) -> None:
+        if self.trainer.valid is None:
+            raise ConfigError(
+                "--split",
+                "leaves nothing to validate",
+                found=self.trainer.plan.run.data.split,
+                wanted="a second share above 0",
+                hint="--split 0,100,0",
+            )
+        self._validation()
+
     def _step(self) -> None:
+        """A step, or those at once that are to be passed over."""
         trainer, rate, before = self.trainer, self.trainer.rate, self.trainer.consumed
+        for steps in trainer.plan.passed_over:
+            if trainer.iteration + 1 in steps:
+                trainer.pass_over(min(steps[-1], trainer.plan.iterations))
+                passed = f"{trainer.consumed - before} samples, --skip-train-iteration-range"
+                self.watch.see(Said(f"passed over iterations {steps[0]} to {steps[-1]} ({passed})"))
+                return
         started = self.clock()
         loss, norm = trainer.step(rate)
         now = Stepped(

@@ -89,11 +89,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "--no-log-learning-rate-to-tensorboard": "--no-log-learnig-rate-to-tensorboard",
         "--log-straggler": "--timing-log-level 1 --timing-log-option all",
         "--ckpt-step": "--load RUN/iter_NNNNNNN",
-        "--pretrained-checkpoint": "--load RUN --finetune",
-        "--no-load-optim": "--finetune begins anew with the weights",
         "--persistent-save-interval": "--save-interval",
-        "--skip-train": "mega-eval perplexity",
-        "--eval-only": "mega-eval perplexity",
     }
 )
 

@@ -65,7 +65,8 @@ class Screen:
 
 def headline(event: Began) -> str:
     """What is trained, how it is cut, where it begins."""
-    begins = f"from iteration {event.iteration}" if event.iteration else "from new weights"
+    weights = f"from the weights of {event.loaded}" if event.loaded else "from new weights"
+    begins = f"from iteration {event.iteration}" if event.iteration else weights
     size = f"{event.family}, {event.parameters:,} parameters"
     shown = {axis: size for axis, size in event.layout.items() if size > 1 or axis in ("tp", "pp", "dp")}
     cut = " x ".join(f"{axis} {size}" for axis, size in shown.items())

@@ -24,6 +24,7 @@ from mega_train.optim import AdamW
 from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
+from mega_train.resolve.begins import takes_optimizer
 from mega_train.schedule import SCHEDULES, Pipe, Table, forward_only
 from mega_train.step import MicroBatches
 from mega_train.watch.timers import Timers, untimed
@@ -47,6 +48,7 @@ class Trainer:
         timers: the seconds of its phases.
         tables: what this rank does in a step, or in a batch of a validation, of so many micro-batches.
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
+        loaded: the checkpoint it began with.
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
     """
 
@@ -65,6 +67,7 @@ class Trainer:
             tokenizer: folder of the tokenizer that goes with every checkpoint.
         """
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
+        self.loaded = None if checkpoint is None else checkpoint.folder
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
         self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype, recompute=plan.recompute)
         self.shards = shards(self.rt, mesh, plan.sharing)
@@ -85,11 +88,13 @@ class Trainer:
         self.extra: dict[str, float] = {}
         self.saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
-            store.load_optimizer(checkpoint, self.adam, self.rt)
             self.iteration = checkpoint.iteration
             self.consumed = int(checkpoint.trainer["consumed_samples"])
-            self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
-            self.scale.load(checkpoint.trainer.get("loss_scale", {}))
+            self.skipped = self.consumed  # the courses begin here
+            if takes_optimizer(plan.run):
+                store.load_optimizer(checkpoint, self.adam, self.rt)
+                self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
+                self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
                 self.saved_at = self.iteration
         self.tables: dict[tuple[int, bool], Table] = {}
@@ -134,6 +139,12 @@ class Trainer:
         self.iteration += 1
         self.consumed += samples
         return loss, norm if math.isfinite(loss) else math.nan
+
+    def pass_over(self, last: int) -> None:
+        """Leave out the steps through iteration `last`: their samples are consumed, no course counts them."""
+        before, self.consumed = self.consumed, self.plan.batches.after(self.consumed, last - self.iteration)
+        self.skipped += self.consumed - before
+        self.iteration = last
 
     def _update(self, norm: float, rate: float) -> None:
         timed = self.timers

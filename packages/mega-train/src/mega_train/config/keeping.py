@@ -21,6 +21,19 @@ class Save:
     finetune: bool = option(
         "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"
     )
+    pretrained: Path | None = option(
+        "--pretrained-checkpoint",
+        None,
+        "where --load holds nothing yet, begin with the weights of this one, as --load and --finetune do",
+    )
+    no_load_optim: bool = option(
+        "--no-load-optim",
+        False,
+        "optimizer and courses begin anew; iteration and samples go on, as the checkpoint says",
+    )
+    no_load_rng: bool = option(
+        "--no-load-rng", False, "accepted: nothing random is kept, dropout depends on seed and sample alone"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

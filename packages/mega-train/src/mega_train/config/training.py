@@ -37,6 +37,13 @@ class Train:
 
     iterations: int | None = option("--train-iters", None, "optimizer steps in all")
     samples: int | None = option("--train-samples", None, "the same, as samples")
+    skip: bool = option("--skip-train", False, "validate the loaded model, and leave")
+    evaluation_only: bool = option("--eval-only", False, "the same as --skip-train")
+    passed_over: tuple[str, ...] = option(
+        "--skip-train-iteration-range",
+        (),
+        "FIRST-LAST: the samples of these steps are passed over, as where the loss goes up",
+    )
     exit_interval: int | None = option(
         "--exit-interval", None, "save and leave after an iteration that this divides"
     )

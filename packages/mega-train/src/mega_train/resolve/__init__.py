@@ -16,7 +16,16 @@ from mega_train.config import Run
 from mega_train.data.splits import shares
 from mega_train.dealing import dealt
 from mega_train.rates import Courses
-from mega_train.resolve.batch import batch_course, batch_sizes, check_counts, check_length, duration
+from mega_train.resolve.batch import (
+    batch_course,
+    batch_sizes,
+    check_counts,
+    check_length,
+    duration,
+    evaluated,
+    passed_over,
+)
+from mega_train.resolve.begins import only_validates
 from mega_train.resolve.checks import (
     check_dropout,
     check_overlap,
@@ -53,6 +62,8 @@ def resolve(
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
     """
+    if only_validates(run):
+        run = evaluated(run)
     layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp, cp=run.parallel.cp)
     spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
     layout = dealt(run.parallel, spec.layers, layout)
@@ -82,6 +93,7 @@ def resolve(
         micro=micro,
         batches=batches,
         iterations=iterations,
+        passed_over=passed_over(run),
         courses=courses(run, iterations, batches, loaded_courses),
         eod=_eod(run, corpus),
         recompute=recomputation(run, layout, micro * length // layout.cp),

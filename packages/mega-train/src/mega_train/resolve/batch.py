@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
@@ -123,6 +124,40 @@ def duration(run: Run, batches: BatchSizes) -> int:
         least = f"{batches.at(0)} or more, a step's"
         raise ConfigError("--train-samples", "not enough for a step", found=samples, wanted=least)
     return steps
+
+
+def passed_over(run: Run) -> tuple[range, ...]:
+    """The steps that --skip-train-iteration-range names, none twice and in their order.
+
+    Raises:
+        ConfigError: a text is not a range of steps.
+    """
+    flag, steps = "--skip-train-iteration-range", set[int]()
+    for text in run.train.passed_over:
+        first, dash, last = text.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise ConfigError(
+                flag, "is not a range of steps", found=text, wanted="FIRST-LAST, such as 100-120"
+            )
+        steps.update(range(int(first), int(last) + 1))
+    begins = [step for step in sorted(steps) if step - 1 not in steps]
+    ends = [step for step in sorted(steps) if step + 1 not in steps]
+    return tuple(range(first, last + 1) for first, last in zip(begins, ends, strict=True))
+
+
+def evaluated(run: Run) -> Run:
+    """A run that only validates, with what else a run would have to say of its training.
+
+    Raises:
+        ConfigError: there is nothing to validate.
+    """
+    if run.evaluation.iterations == 0:
+        hint = "--eval-iters 100"
+        raise ConfigError("--skip-train", "there is nothing else to do", found="--eval-iters 0", hint=hint)
+    train, optimizer = run.train, run.optimizer
+    if train.iterations is None and train.samples is None:
+        train = replace(train, iterations=1)
+    return replace(run, train=train, optimizer=replace(optimizer, lr=optimizer.lr or 1.0))
 
 
 def check_counts(run: Run) -> None:

@@ -12,6 +12,7 @@ from mega_train.buckets import Sharing
 from mega_train.config import Run
 from mega_train.rampup import BatchSizes
 from mega_train.rates import Courses, LearningRate
+from mega_train.resolve.begins import only_validates
 from mega_train.resolve.checks import zero_stage
 
 
@@ -24,6 +25,7 @@ class Plan:
         micro: samples in one forward pass of one rank.
         batches: how many samples a step has.
         iterations: optimizer steps in all.
+        passed_over: steps whose samples are left out, in ranges one after another.
         eod: the token that ends a document, where the run needs to know it.
         recompute: what backward computes again.
     """
@@ -35,6 +37,7 @@ class Plan:
     micro: int
     batches: BatchSizes
     iterations: int
+    passed_over: tuple[range, ...]
     courses: Courses
     eod: int | None
     recompute: Recompute
@@ -49,6 +52,10 @@ class Plan:
     def accumulation(self) -> int:
         """Forward passes of one rank in a step of full size."""
         return self.micros(self.global_samples)
+
+    @property
+    def only_validates(self) -> bool:
+        return only_validates(self.run)
 
     def micros(self, samples: int) -> int:
         """Forward passes of one rank for so many samples of all ranks together."""

@@ -1,0 +1,15 @@
+"""What of a checkpoint a run takes up."""
+
+from __future__ import annotations
+
+from mega_train.config import Run
+
+
+def only_validates(run: Run) -> bool:
+    """Whether nothing is trained."""
+    return run.train.skip or run.train.evaluation_only
+
+
+def takes_optimizer(run: Run) -> bool:
+    """Whether a run that loads a checkpoint takes its optimizer's state, and with it the courses."""
+    return not (run.checkpoint.finetune or run.checkpoint.no_load_optim or only_validates(run))

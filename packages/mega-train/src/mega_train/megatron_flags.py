@@ -64,7 +64,6 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--one-logger-": "the numbers lie in events.jsonl, under --save",
         "--app-tag-run-": "the numbers lie in events.jsonl, under --save",
         "--check-for-nan-in-loss-and-grad": "always checked; --on-non-finite says what follows",
-        "--wandb-": "the numbers lie in events.jsonl, under --save",
     }
 )
 

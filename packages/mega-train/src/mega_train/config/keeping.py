@@ -82,3 +82,27 @@ class Log:
         "--no-log-learnig-rate-to-tensorboard", False, "not the learning rate; spelt as Megatron does"
     )
     tensorboard_no_scale: bool = option("--no-log-loss-scale-to-tensorboard", False, "not the loss scale")
+    wandb_project: str | None = option("--wandb-project", None, "project of Weights & Biases to log to")
+    wandb_exp_name: str | None = option(
+        "--wandb-exp-name", None, "the run's name there; that of the --save folder if not given"
+    )
+    wandb_save_dir: Path | None = option(
+        "--wandb-save-dir", None, "folder for its files; wandb under --save if not given"
+    )
+    codecarbon_dir: Path | None = option(
+        "--codecarbon-dir", None, "folder for CodeCarbon's emissions-RANK.csv, one a machine"
+    )
+    codecarbon_country: str = option(
+        "--codecarbon-country",
+        "FRA",
+        "the grid it reckons with, three letters (ISO 3166); Megatron's is France",
+    )
+    opentelemetry_endpoint: str | None = option(
+        "--opentelemetry-endpoint", None, "collector to send metrics to, such as http://localhost:4318"
+    )
+    prometheus_port: int | None = option(
+        "--prometheus-port", None, "serve metrics of the run to Prometheus here, on the first rank"
+    )
+    prometheus_host: str = option(
+        "--prometheus-host", "127.0.0.1", "address to serve them on; 0.0.0.0 lets other machines scrape"
+    )

@@ -199,6 +199,17 @@ def _check_log(log: Log) -> None:
         raise ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
     if log.peak_tflops is not None and not 0 < log.peak_tflops < math.inf:
         raise ConfigError("--peak-tflops", "not a rate", found=log.peak_tflops, wanted="more than 0")
+    if log.prometheus_port is not None and not 0 <= log.prometheus_port < 1 << 16:
+        flag = "--prometheus-port"
+        raise ConfigError(flag, "not a port", found=log.prometheus_port, wanted="0 to 65535")
+    if log.opentelemetry_endpoint is not None and not log.opentelemetry_endpoint.startswith("http"):
+        raise ConfigError(
+            "--opentelemetry-endpoint",
+            "not the address of a collector",
+            found=log.opentelemetry_endpoint,
+            wanted="http://HOST:PORT",
+            hint="--opentelemetry-endpoint http://localhost:4318",
+        )
     if log.tensorboard_queue < 1:
         flag = "--tensorboard-queue-size"
         raise ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mega_train.config import Log
 from mega_train.watch.events import Began, Event, Progress, Stepped, Validated
 
+OVER_SAMPLES = " vs samples"
 _LOSS = "lm loss"
 _MEMORY = (  # ours and theirs
     ("reserved", "mem-reserved-bytes"),
@@ -78,4 +79,4 @@ def _both(
 ) -> Iterator[tuple[str, float, int]]:
     for name, value in named:
         yield name, value, iteration
-        yield f"{name} vs samples", value, samples
+        yield name + OVER_SAMPLES, value, samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 from rich.console import Console
@@ -12,21 +12,29 @@ from mega_model.mesh import World
 from mega_train.config import Run
 from mega_train.metrics import Record
 from mega_train.screen import Screen
+from mega_train.watch.codecarbon import CodeCarbon
 from mega_train.watch.observers import Behind, Observer, Observers
+from mega_train.watch.opentelemetry import OpenTelemetry
+from mega_train.watch.prometheus import Prometheus
 from mega_train.watch.tensorboard import TensorBoard
+from mega_train.watch.wandb import WeightsAndBiases
 
 
 @contextmanager
 def opened(run: Run, world: World, out: TextIO) -> Iterator[Observers]:
-    """Those of this process: the first rank's, which are told of the whole run.
+    """Those of this process: of the first rank all, of the first on another machine what measures energy.
 
     Raises:
         ConfigError: one of them cannot be had; the line says what to install or to change.
     """
-    found: list[Observer] = []
-    watch = Observers(found)
-    if world.rank == 0:
-        watch = Observers([*_near(run, out), *(Behind(far) for far in _far(run))])
+    with ExitStack() as opening:
+        far = []
+        for observer in _far(run, world):
+            far.append(Behind(observer))
+            opening.callback(far[-1].close)  # where the next cannot be had
+        near = _near(run, out) if world.rank == 0 else ()
+        watch = Observers([*near, *far])
+        opening.pop_all()
     try:
         yield watch
     finally:
@@ -40,7 +48,18 @@ def _near(run: Run, out: TextIO) -> Iterator[Observer]:
     yield Screen(Console(file=out))
 
 
-def _far(run: Run) -> Iterator[Observer]:
+def _far(run: Run, world: World) -> Iterator[Observer]:
     """Told by a thread of their own."""
-    if run.log.tensorboard_dir is not None:
-        yield TensorBoard(run.log)
+    log = run.log
+    if log.codecarbon_dir is not None and world.local_rank == 0:
+        yield CodeCarbon(log, world.rank)
+    if world.rank:
+        return
+    if log.prometheus_port is not None:
+        yield Prometheus(log)
+    if log.tensorboard_dir is not None:
+        yield TensorBoard(log)
+    if log.wandb_project is not None:
+        yield WeightsAndBiases(run)
+    if log.opentelemetry_endpoint is not None:
+        yield OpenTelemetry.to(log)

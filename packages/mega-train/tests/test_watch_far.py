@@ -1,0 +1,343 @@
+"""Who watches a run from afar: Prometheus, OpenTelemetry, Weights & Biases, CodeCarbon."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from mega_model.mesh import World
+from mega_schema.errors import ConfigError
+from mega_train.config import Log, Run, Save
+from mega_train.watch.codecarbon import CodeCarbon
+from mega_train.watch.events import Began, Event, Progress, Saved, Stepped, Validated
+from mega_train.watch.gauges import GAUGES
+from mega_train.watch.opened import opened
+from mega_train.watch.prometheus import PREFIX, Prometheus
+from mega_train.watch.wandb import WeightsAndBiases
+
+BEGAN = Began(
+    iteration=10,
+    iterations=100,
+    consumed_samples=40,
+    family="gpt",
+    parameters=1234,
+    layout={"tp": 2, "pp": 1, "dp": 4},
+    world=8,
+    global_batch_size=4,
+    seq_length=16,
+    device="cpu",
+    config={"log": {"tensorboard_dir": Path("t"), "interval": 5}, "data": {"path": ("a", "b")}},
+)
+STEP = Stepped(
+    iteration=20,
+    consumed_samples=80,
+    loss=2.4,
+    rate=3e-4,
+    gradient_norm=1.25,
+    skipped_samples=8,
+    loss_scale=1.0,
+    global_batch_size=4,
+    seq_length=16,
+    seconds=0.5,
+)
+LINE = Progress(
+    iteration=20,
+    iterations=100,
+    consumed_samples=80,
+    loss=2.5,
+    rate=3e-4,
+    gradient_norm=1.25,
+    skipped=0,
+    loss_scale=1.0,
+    step_seconds=0.5,
+    tokens_per_second=12345.5,
+    seconds=10.0,
+    global_batch_size=4,
+    seq_length=16,
+    tflops=412.25,
+    mfu=0.5,
+    memory={"reserved": 7000, "allocated": 5000, "allocated_count": 9},
+    timers={"forward-compute": 0.25, "optimizer": 0.125},
+)
+VALIDATED = Validated(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.5, seconds=1.0)
+SAVED = Saved(iteration=20, seconds=0.75)
+EVENTS: list[Event] = [BEGAN, STEP, LINE, VALIDATED, SAVED]
+
+
+def _page(port: int) -> dict[tuple[str, str], float]:
+    """What a scrape finds: by name and label."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, "".join(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet() -> None:
+    seen = Prometheus(Log(prometheus_port=0))
+    try:
+        assert _page(seen.port) == {}
+        seen.see(BEGAN)
+        assert _page(seen.port)[PREFIX + "iteration", ""] == 10
+        for event in EVENTS[1:]:
+            seen.see(event)
+        page = _page(seen.port)
+    finally:
+        seen.close()
+    assert {name for name, _ in page} == {PREFIX + name for name in GAUGES}, "every gauge has been set"
+    assert page[PREFIX + "loss", ""] == 2.4
+    assert page[PREFIX + "tokens_per_second", ""] == 12345.5
+    assert page[PREFIX + "seconds_left", ""] == 40
+    assert page[PREFIX + "memory_bytes", "reserved"] == 7000
+    assert page[PREFIX + "phase_seconds", "optimizer"] == 0.125
+    assert (PREFIX + "memory_bytes", "allocated_count") not in page
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", seen.port))  # it has been given back
+
+
+def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
+    seen = Prometheus(Log(prometheus_port=0))
+    try:
+        for event in (BEGAN, STEP, replace(STEP, iteration=21, loss=None, gradient_norm=None)):
+            seen.see(event)
+        page = _page(seen.port)
+    finally:
+        seen.close()
+    assert (page[PREFIX + "iteration", ""], page[PREFIX + "loss", ""]) == (21, 2.4)
+
+
+def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        run = Run(log=Log(prometheus_port=port), checkpoint=Save(save=tmp_path / "run"))
+        with pytest.raises(ConfigError) as caught, opened(run, World(), io.StringIO()):
+            pass
+    assert str(caught.value) == (
+        f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}, "
+        "wanted an address of this machine, and a port that nobody has; hint: --prometheus-port 0 takes any"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--prometheus-port: cannot be listened on \(.*found 192.0.2.1:0"):
+        Prometheus(Log(prometheus_port=0, prometheus_host="192.0.2.1"))
+
+
+@contextmanager
+def _collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """An OTLP collector on this machine: its address, and path and body of what it was sent."""
+    taken: list[tuple[str, bytes]] = []
+
+    class Take(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Take)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", taken
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_collector_is_sent_the_gauges_over_otlp() -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    with _collector() as (address, taken):
+        run = Run(log=Log(opentelemetry_endpoint=address + "/"))
+        with opened(run, World(), io.StringIO()) as watch:
+            for event in EVENTS:
+                watch.see(event)
+    ((path, body),) = taken
+    assert path == "/v1/metrics"
+    (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
+    assert ("service.name", "mega-train") in {
+        (a.key, a.value.string_value) for a in resource.resource.attributes
+    }
+    sent = {
+        (metric.name, "".join(a.value.string_value for a in point.attributes)): point.as_double
+        or point.as_int
+        for metric in resource.scope_metrics[0].metrics
+        for point in metric.gauge.data_points
+    }
+    assert {name for name, _ in sent} == {f"mega_train.{name}" for name in GAUGES}
+    assert sent["mega_train.loss", ""] == 2.4
+    assert sent["mega_train.phase_seconds", "optimizer"] == 0.125
+
+
+class StandIn(ModuleType):
+    """A module that remembers how it was called, in the place of one that is not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **given: Any) -> StandIn:
+            self.calls.append((name, args, given))
+            return self
+
+        return call
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(name: str) -> StandIn:
+        module = StandIn(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+def test_weights_and_biases_is_told_megatrons_names_with_the_samples_beside(
+    stand_in: Any, tmp_path: Path
+) -> None:
+    module = stand_in("wandb")
+    log = Log(wandb_project="p", tensorboard_interval=2)
+    seen = WeightsAndBiases(Run(log=log, checkpoint=Save(save=tmp_path / "small")))
+    assert module.calls == []
+    for event in (BEGAN, replace(STEP, iteration=19), STEP, LINE, VALIDATED, SAVED):
+        seen.see(event)
+    seen.close()
+    _, init, *logged, finish = module.calls
+    assert init[0] == "init"
+    assert {key: init[2][key] for key in ("project", "name", "dir")} == {
+        "project": "p",
+        "name": "small",
+        "dir": str(tmp_path / "small" / "wandb"),
+    }
+    assert (tmp_path / "small" / "wandb").is_dir()
+    assert init[2]["config"] == {
+        "log": {"tensorboard_dir": "t", "interval": 5},
+        "data": {"path": ["a", "b"]},
+        "parameters": 1234,
+        "layout": {"tp": 2, "pp": 1, "dp": 4},
+        "world_size": 8,
+    }
+    step = {"learning-rate": 3e-4, "lm loss": 2.4, "loss-scale": 1.0, "grad-norm": 1.25}
+    assert logged == [
+        ("log", ({**step, "skipped-train-samples": 8, "samples vs steps": 80},), {"step": 20}),
+        ("log", ({"lm loss validation": 2.0},), {"step": 20}),
+    ], "every second step; the line of the log has nothing that was asked for"
+    assert finish == ("finish", (), {})
+
+
+def test_weights_and_biases_itself_takes_a_run_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed; a stand-in is told the same in the test above")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = Run(log=Log(wandb_project="p", wandb_exp_name="n", wandb_save_dir=tmp_path))
+    with opened(run, World(), io.StringIO()) as watch:
+        for event in EVENTS:
+            watch.see(event)
+    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
+    assert [record for record in caplog.records if record.name == "mega.train"] == []
+
+
+def test_codecarbon_measures_from_the_beginning_and_leaves_what_it_has_at_every_save(
+    stand_in: Any, tmp_path: Path
+) -> None:
+    module = stand_in("codecarbon")
+    seen = CodeCarbon(Log(codecarbon_dir=tmp_path / "e", codecarbon_country="DEU"), 8)
+    for event in EVENTS:
+        seen.see(event)
+    seen.close()
+    assert [name for name, _, _ in module.calls] == ["OfflineEmissionsTracker", "start", "flush", "stop"]
+    told = module.calls[0][2]
+    assert (told["country_iso_code"], told["output_dir"]) == ("DEU", str(tmp_path / "e"))
+    assert told["output_file"] == "emissions-008.csv"
+
+
+def test_one_rank_of_a_machine_measures_it(stand_in: Any, tmp_path: Path) -> None:
+    run = Run(log=Log(codecarbon_dir=tmp_path))
+    for world, count in ((World(9, 16, 1), 0), (World(8, 16, 0), 1)):
+        module = stand_in("codecarbon")
+        with opened(run, world, io.StringIO()) as watch:
+            watch.see(BEGAN)
+        assert [name for name, _, _ in module.calls].count("start") == count
+
+
+def test_codecarbon_itself_writes_a_table(tmp_path: Path) -> None:
+    if importlib.util.find_spec("codecarbon") is None:
+        pytest.skip("codecarbon is not installed; a stand-in is told the same in the test above")
+    with opened(Run(log=Log(codecarbon_dir=tmp_path)), World(), io.StringIO()) as watch:
+        watch.see(BEGAN)
+        watch.see(SAVED)
+    with (tmp_path / "emissions-000.csv").open(encoding="utf-8", newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert {row["country_iso_code"] for row in rows} == {"FRA"}
+    assert all(math.isfinite(float(row["emissions"])) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("log", "absent", "line"),
+    [
+        (
+            Log(prometheus_port=0),
+            "prometheus_client",
+            '--prometheus-port: needs prometheus-client; hint: pip install "mega-train[prometheus]"',
+        ),
+        (
+            Log(opentelemetry_endpoint="http://localhost:1"),
+            "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+            "--opentelemetry-endpoint: needs OpenTelemetry's SDK; "
+            'hint: pip install "mega-train[opentelemetry]"',
+        ),
+        (
+            Log(wandb_project="p"),
+            "wandb",
+            '--wandb-project: needs wandb; hint: pip install "mega-train[wandb]"',
+        ),
+        (
+            Log(codecarbon_dir=Path("c")),
+            "codecarbon",
+            '--codecarbon-dir: needs codecarbon; hint: pip install "mega-train[codecarbon]"',
+        ),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    log: Log, absent: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(ConfigError) as caught, opened(Run(log=log), World(), io.StringIO()):
+        pass
+    assert str(caught.value) == line
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,60 @@
+"""The dashboard under infra/ asks for metrics that a run serves, and for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from mega_train.watch.gauges import GAUGES, LABEL
+from mega_train.watch.prometheus import PREFIX
+from tests.house.house import ROOT
+
+MONITORING = ROOT / "infra/monitoring"
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana-dashboard.json").read_text("utf-8"))
+QUERY = re.compile(r"\b(mega_\w+)\{(.*?)\}")
+
+
+def _queries() -> list[str]:
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [*panels, *(mark["expr"] for mark in DASHBOARD["annotations"]["list"])]
+
+
+def test_every_metric_of_the_dashboard_is_one_that_a_run_serves() -> None:
+    asked = set(re.findall(r"\bmega_\w+", json.dumps(DASHBOARD)))
+    served = {PREFIX + name for name in GAUGES}
+    assert asked - served == set()
+    without = {PREFIX + name for name in ("parameters", "ranks", "consumed_samples", "step_seconds")}
+    assert served - asked == without | {PREFIX + "validation_perplexity"}, "what one reads once, or twice"
+
+
+def test_a_query_names_only_labels_that_the_metric_has() -> None:
+    for query in _queries():
+        found = QUERY.findall(query)
+        assert found, query
+        for metric, labels in found:
+            has = {"instance", LABEL.get(metric.removeprefix(PREFIX), "instance")}
+            assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", labels)) <= has, query
+            assert query.count("(") == query.count(")")
+
+
+def test_panels_do_not_cover_each_other() -> None:
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24, "Grafana's grid is 24 wide"
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [("prometheus.yml", "scrape_configs"), ("grafana-provisioning.yml", "providers")]
+)
+def test_what_prometheus_and_grafana_read_is_yaml_with_what_they_look_for(file: str, key: str) -> None:
+    assert yaml.safe_load((MONITORING / file).read_text("utf-8"))[key]

@@ -171,7 +171,8 @@ def resumes(
     run = trainer(model, world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 3)
     run.save()
-    on = steps(run, 2)
+    on = steps(run, 2)  # while it is being written
+    run.saves.finish()
     run.mesh.leave()
     writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
     assert len(writers) == world.size, "every rank writes"

@@ -17,6 +17,7 @@ from mega_schema.layout import Layout
 from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
+from tests.parity.saves import one_rank_cannot_write
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -143,6 +144,7 @@ CASES: dict[int, dict[str, Body]] = {
             **TP2,
             **SP,
         ),
+        "a_checkpoint_that_one_rank_cannot_write": one_rank_cannot_write,
         "resume_on_the_same_layout_is_bitwise": partial(resumes, "gpt", TP2, TP2, True),
         "resume_from_tensor_on_pipeline": partial(resumes, "gpt", TP2 | SP, PP2, False),
         "resume_from_pipeline_on_data": partial(resumes, "llama", PP2, {}, False),

@@ -75,6 +75,7 @@ def _resumes(before: Values, after: Values, world: World, meet: str, folder: Pat
     run = trainer("gpt", world, meet + "a", folder, checkpoint__save=str(folder / "run"), **before)
     steps(run, 2)
     run.save()
+    run.saves.finish()
     on = steps(run, 2)
     run.mesh.leave()
     again = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)

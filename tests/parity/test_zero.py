@@ -80,6 +80,7 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
         )
         steps(run, 3)
         run.save()
+        run.saves.finish()
         run.mesh.leave()
         saved.append(Checkpoint.open(where))
     for number, checkpoint in enumerate(saved if world.rank == 0 else ()):

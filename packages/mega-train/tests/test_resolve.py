@@ -145,6 +145,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"evaluation__iterations": -1}, "--eval-iters: not a count: found -1, wanted 0 or more"),
     ({"checkpoint__interval": 0, "checkpoint__save": "run"}, "--save-interval: not an interval: found 0"),
     ({"checkpoint__interval": 5}, "--save-interval: there is no place to save to: wanted --save DIR"),
+    ({"checkpoint__keep_last": 2}, "--keep-last: there is no place to save to: wanted --save DIR"),
+    ({"checkpoint__keep_last": 0, "checkpoint__save": "run"}, "--keep-last: not a count: found 0"),
+    ({"checkpoint__keep_every": 0, "checkpoint__save": "run"}, "--keep-every: not an interval: found 0"),
+    (
+        {"checkpoint__keep_every": 250, "checkpoint__interval": 100, "checkpoint__save": "run"},
+        "--keep-every: few checkpoints are of such an iteration: found 250, wanted a multiple of "
+        "--save-interval 100; hint: --keep-every 200",
+    ),
     (
         {"parallel__timeout_minutes": 0},
         "--distributed-timeout-minutes: not a time: found 0.0, wanted more than 0",

@@ -89,6 +89,7 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     run = _trainer(planned, open_corpus, **values)
     before = _steps(run, 50)
     run.save()
+    run.saves.finish()
     after = _steps(run, 10)
     assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
     again = _trainer(planned, open_corpus, tmp_path, **values)
@@ -105,6 +106,7 @@ def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
     run = _trainer(planned, open_corpus, train__bf16=True, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
+    run.saves.finish()
     again = _trainer(planned, open_corpus, tmp_path)
     for main, (row, weight) in zip(run.adam.main, again.held, strict=True):
         assert torch.equal(main, weight.detach().flatten()), row.name
@@ -116,6 +118,7 @@ def test_finetuning_takes_the_weights_alone(
     run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 3)
     run.save()
+    run.saves.finish()
     tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
     assert (tuned.iteration, tuned.consumed, tuned.adam.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
@@ -246,6 +249,7 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     assert {weight.dtype for _, weight in run.held} == {torch.float16}
     assert before[-1][0] < before[0][0] / 2
     run.save()
+    run.saves.finish()
     stored = Checkpoint.open(tmp_path).tensors
     assert {tensor.dtype for tensor in stored["model"].values()} == {"F16"}
     assert {tensor.dtype for tensor in stored["optim.main"].values()} == {"F32"}
@@ -350,6 +354,7 @@ def test_a_run_that_goes_on_with_smaller_batches_reads_no_sample_number_twice(
     run = _trainer(planned, open_corpus, batch__global_samples=80, checkpoint__save=str(tmp_path))
     _steps(run, 8)
     run.save()
+    run.saves.finish()
     assert run.consumed == 640
     again = _trainer(planned, open_corpus, tmp_path, batch__global_samples=40)
     assert len(again.train) >= 640 + 2 * 40 > again.plan.train_samples

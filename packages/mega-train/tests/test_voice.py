@@ -12,6 +12,7 @@ import pytest
 from mega_schema.command import run
 from mega_schema.errors import ConfigError
 from mega_train.launch import _ended_from_outside
+from mega_train.trainer import Trainer
 from mega_train.voice import PATIENCE, OneVoice
 
 PAIR = (
@@ -87,9 +88,11 @@ def test_an_interruption_is_said_by_the_first_rank_alone(
 
 def _trainer(saved_at: int | None) -> Any:
     run_ = SimpleNamespace(checkpoint=SimpleNamespace(save="runs/a"))
-    return SimpleNamespace(
-        iteration=7, saved_at=saved_at, mesh=SimpleNamespace(rank=1), plan=SimpleNamespace(run=run_)
+    trainer: Any = SimpleNamespace(
+        iteration=7, saves=SimpleNamespace(saved_at=saved_at), plan=SimpleNamespace(run=run_)
     )
+    trainer.goes_on = Trainer.goes_on.fget(trainer)  # type: ignore[attr-defined]
+    return trainer
 
 
 @pytest.mark.parametrize(

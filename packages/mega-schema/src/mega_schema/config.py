@@ -33,7 +33,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(flag: str, default: Any, help: str) -> Any:
-    """A field of a section, with the flag that sets it. A bool is a flag without a value."""
+    """A field of a section, with the flag that sets it.
+
+    A bool is a flag without a value; one that is true unless said otherwise is written "--on/--off".
+    """
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
 
 
@@ -52,6 +55,11 @@ class Key:
 
     @property
     def flag(self) -> str:
+        return self.declared.partition("/")[0]
+
+    @property
+    def declared(self) -> str:
+        """The flag as click wants it, with the one that turns it off."""
         return str(self.field.metadata["flag"])
 
     @property
@@ -235,10 +243,10 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
     words = str(key.field.metadata["help"])
     text = words[:1].upper() + words[1:] + "."
     default = key.field.default
-    if default is not None and default is not False and default != ():
+    if default is not None and not isinstance(default, bool) and default != ():
         text += f"  [default: {default}]"
     if kind is bool:
-        return click.option(key.flag, key.parameter, is_flag=True, default=None, help=text)
+        return click.option(key.declared, key.parameter, is_flag=True, default=None, help=text)
     if get_origin(kind) is Literal:
         return click.option(
             key.flag, key.parameter, type=click.Choice(get_args(kind)), default=None, help=text

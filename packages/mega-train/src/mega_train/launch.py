@@ -201,7 +201,7 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
         mesh.rank,
         mesh.layout.world,
         limit=60 * trainer.plan.run.parallel.timeout_minutes,
-        progress=lambda: (trainer.iteration, trainer.actions),
+        progress=lambda: (trainer.iteration, trainer.actions, trainer.saves.beat),
         standing=lambda: (f"after iteration {trainer.iteration}", trainer.goes_on),
         out=sys.stderr,
     )

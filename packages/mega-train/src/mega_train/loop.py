@@ -8,16 +8,17 @@ from collections.abc import Callable
 
 import torch
 
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
 from mega_train.leaving import LAST, VALIDATED, Leaving, Reason
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
-from mega_train.trainer import Trainer
-from mega_train.watch.events import Left, Progress, Said, Saved, Stepped, Validated
+from mega_train.trainer import NotFinite, Trainer
+from mega_train.watch.events import Left, Progress, Said, Stepped, Validated
 from mega_train.watch.memory import memory
 from mega_train.watch.observers import Observers
 from mega_train.watch.timers import of_ranks
 
+_LONG = 1.0  # seconds of waiting for a checkpoint before the next that a person should know of
 Clock = Callable[[], float]
 
 
@@ -60,17 +61,16 @@ class Loop:
             self.watch.see(Said(f"nothing is left to train: --train-iters is {trainer.plan.iterations}"))
         while reason is None:
             self._step()
+            trainer.saves.advance()
             reason = self.leaving.after(trainer.iteration)
             if self.since and (reason or trainer.iteration % said.log.interval == 0):
                 self._line()
             if trainer.valid is not None and self._validates(reason):
                 self._validation()
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
-                self._save()
-        went = reason is LAST or trainer.iteration > begins
-        unsaved = trainer.saved_at != trainer.iteration and went
-        if said.checkpoint.save is not None and unsaved:
-            self._save()
+                trainer.save()
+            self._tell_saves()
+        self._save_last(always=reason is LAST or trainer.iteration > begins)
         trainer.shards.settle()
         if reason.said:
             self.watch.see(Left(iteration=trainer.iteration, reason=reason.name))
@@ -78,6 +78,31 @@ class Loop:
                 Said(f"left after iteration {trainer.iteration}: {reason.said}; {trainer.goes_on}")
             )
         return reason
+
+    def _save_last(self, *, always: bool) -> None:
+        """See that there is a checkpoint of the step just done; one that failed is tried once more.
+
+        Raises:
+            MegaError: there is none.
+        """
+        trainer, saves, run = self.trainer, self.trainer.saves, self.trainer.plan.run.checkpoint.save
+        saves.finish()
+        if run is not None and always and saves.saved_at != trainer.iteration:
+            trainer.save()
+            saves.finish()
+        self._tell_saves()
+        if saves.problem:
+            hint = f"make room there; {trainer.goes_on}"
+            what = f"no checkpoint of iteration {trainer.iteration}, the last"
+            raise MegaError(run, what, found=saves.problem, hint=hint)
+
+    def _tell_saves(self) -> None:
+        for saved in self.trainer.saves.ended:
+            self.watch.see(saved)
+            if saved.waited > _LONG:
+                before = f"until the checkpoint before that of iteration {saved.iteration} was written"
+                self.watch.see(Said(f"waited {saved.waited:.1f} s {before}"))
+        self.trainer.saves.ended.clear()
 
     def _validates(self, leaving: Reason | None) -> bool:
         if leaving is not None and leaving.hasty:
@@ -106,7 +131,11 @@ class Loop:
                 self.watch.see(Said(f"passed over iterations {steps[0]} to {steps[-1]} ({passed})"))
                 return
         started = self.clock()
-        loss, norm = trainer.step(rate)
+        try:
+            loss, norm = trainer.step(rate)
+        except NotFinite:
+            trainer.saves.finish()  # the run ends: what was good is kept
+            raise
         now = Stepped(
             iteration=trainer.iteration,
             consumed_samples=trainer.consumed,
@@ -169,11 +198,6 @@ class Loop:
                 seconds=self.clock() - started,
             )
         )
-
-    def _save(self) -> None:
-        started = self.clock()
-        self.trainer.save()
-        self.watch.see(Saved(iteration=self.trainer.iteration, seconds=self.clock() - started))
 
 
 def _peak(device: torch.device, dtype: torch.dtype) -> float | None:

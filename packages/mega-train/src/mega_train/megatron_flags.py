@@ -89,6 +89,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "--log-straggler": "--timing-log-level 1 --timing-log-option all",
         "--ckpt-step": "--load RUN/iter_NNNNNNN",
         "--persistent-save-interval": "--save-interval",
+        "--save-retain-interval": "--keep-every",
     }
 )
 

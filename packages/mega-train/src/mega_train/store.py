@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
+from mmap import mmap
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +17,9 @@ from torch import Tensor
 from mega_model.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint import MODEL, Box, Checkpoint
-from mega_schema.commit import Save
-from mega_schema.config import to_toml
 from mega_schema.flat import fragments
 from mega_schema.shard import Slab
 from mega_train.buckets import Stretch
-from mega_train.config import Run
 from mega_train.grads import Shards
 from mega_train.optim import AdamW
 
@@ -31,35 +30,51 @@ _STORED: Mapping[torch.dtype, str] = MappingProxyType(
 )
 
 
-def save(
-    run: Run,
-    mesh: Mesh,
-    rt: Runtime,
-    shards: Shards,
-    adam: AdamW,
-    *,
-    iteration: int,
-    state: dict[str, Any],
-    tokenizer: Path | None,
-) -> None:
-    """Write a checkpoint of this iteration, all ranks together; each writes what no other one does."""
-    assert run.checkpoint.save is not None
-    saving = Save(run.checkpoint.save, iteration)
-    if mesh.rank == 0:
-        saving.begin()
-    mesh.barrier()
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a namespace that this rank writes, and its values now: a view, of the box's shape."""
+
+    space: str
+    box: Box
+    values: Tensor
+    dtype: torch.dtype
+
+
+def parts(mesh: Mesh, rt: Runtime, shards: Shards, adam: AdamW) -> list[Part]:
+    """What this rank writes of a checkpoint, which no other rank does; namespace after namespace."""
     kept = [("optim.main", part, main) for part, main in zip(shards.stretches, shards.main, strict=True)]
     writers = Axis("replicas") if shards.sharded else mesh.replicas
-    _write(saving, MODEL, mesh, rt, writers, kept, rt.dtype)
-    for space, values in groupby(sorted([*kept, *adam.state()], key=_space), key=_space):
+    found: list[Part] = []
+    for _, stretch, values in kept:
+        found += _parts(MODEL, stretch, values, rt.tp, writers, rt.dtype)
+    for space, stretch, values in sorted([*kept, *adam.state()], key=_space):
         if space != "optim.main" or rt.dtype != torch.float32:
-            _write(saving, space, mesh, rt, writers, values, torch.float32)
-    mesh.barrier()
-    if mesh.rank == 0:
-        saving.commit(
-            rt.spec, layout=mesh.layout, trainer=state, tokenizer=tokenizer, run_config=to_toml(run)
-        )
-    mesh.barrier()
+            found += _parts(space, stretch, values, rt.tp, writers, torch.float32)
+    return found
+
+
+def spaces(some: Iterable[Part]) -> dict[str, list[dict[str, Any]]]:
+    """Their boxes as an order to write has them (`mega_schema.writer`)."""
+    return {space: [part.box.record() for part in of] for space, of in groupby(some, lambda part: part.space)}
+
+
+def stage(some: Sequence[Part], places: Sequence[int], memory: mmap) -> None:
+    """Copy the values to memory, each box's to its place."""
+    for part, place in zip(some, places, strict=True):
+        shape = part.box.slab.shape
+        there = torch.frombuffer(memory, dtype=part.dtype, count=math.prod(shape), offset=place)
+        there.view(shape).copy_(part.values)
+
+
+def payload(some: Iterable[Part]) -> Callable[[str, int], memoryview]:
+    """The bytes of a namespace's box as `mega_schema.writer.written` asks for them, not staged."""
+    by_space = {space: list(of) for space, of in groupby(some, lambda part: part.space)}
+
+    def of(space: str, number: int) -> memoryview:
+        part = by_space[space][number]
+        return part.values.to("cpu", part.dtype).contiguous().flatten().view(torch.uint8).numpy().data
+
+    return of
 
 
 def fill(shards: Shards, read: Read, rt: Runtime) -> None:
@@ -96,30 +111,17 @@ def _set(stretch: Stretch, values: Tensor, read: Read, rt: Runtime) -> None:
         values[part.in_stretch].view(part.block)[part.slab.in_local] = box.to(values)
 
 
-def _write(
-    saving: Save,
-    space: str,
-    mesh: Mesh,
-    rt: Runtime,
-    writers: Axis,
-    kept: Iterable[tuple[str, Stretch, Tensor]],
-    dtype: torch.dtype,
-) -> None:
-    """Write stretches to a namespace. Of one that several replicas keep, each writes its share."""
-    parts: dict[Box, Tensor] = {}
-    for _, stretch, values in kept:
-        row, tp = stretch.row, rt.tp
-        first, past = (stretch.size * (writers.rank + i) // writers.size for i in (0, 1))
-        begin, end = stretch.begin + first, stretch.begin + past
-        for part in fragments(row.owned(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
-            block = values[first:past][part.in_stretch].view(part.block)
-            parts[Box(row.name, row.shape, part.slab, _STORED[dtype])] = block[part.slab.in_local]
-
-    def stored(box: Box) -> np.ndarray:
-        values = parts[box].to("cpu", dtype)
-        return (values.view(torch.uint16) if dtype == torch.bfloat16 else values).numpy()
-
-    saving.write(space, mesh.rank, list(parts), stored)
+def _parts(
+    space: str, stretch: Stretch, values: Tensor, tp: Axis, writers: Axis, dtype: torch.dtype
+) -> Iterator[Part]:
+    """The boxes of a stretch. Of one that several replicas keep, each writes its share."""
+    row = stretch.row
+    first, past = (stretch.size * (writers.rank + i) // writers.size for i in (0, 1))
+    begin, end = stretch.begin + first, stretch.begin + past
+    for part in fragments(row.owned(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
+        block = values[first:past][part.in_stretch].view(part.block)[part.slab.in_local]
+        if not part.slab.empty:
+            yield Part(space, Box(row.name, row.shape, part.slab, _STORED[dtype]), block, dtype)
 
 
 def _space(kept: tuple[str, Stretch, Tensor]) -> str:

@@ -13,6 +13,8 @@ from mega_model.init import initial_values
 from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint import Checkpoint
+from mega_schema.commit import described, texts
+from mega_schema.config import to_toml
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
 from mega_train import store
@@ -25,10 +27,15 @@ from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
 from mega_train.resolve.begins import takes_optimizer
+from mega_train.saves import Saves
 from mega_train.schedule import SCHEDULES, Pipe, Table, forward_only
 from mega_train.step import MicroBatches
 from mega_train.watch.timers import Timers, untimed
 from mega_train.zero import shards
+
+
+class NotFinite(MegaError):
+    """Loss or gradient are no numbers; all ranks find it in the same step."""
 
 
 class Trainer:
@@ -49,7 +56,7 @@ class Trainer:
         tables: what this rank does in a step, or in a batch of a validation, of so many micro-batches.
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
         loaded: the checkpoint it began with.
-        saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
+        saves: the checkpoints it writes.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class Trainer:
         self.iteration = self.consumed = self.skipped = self.actions = 0
         self.timers = Timers(mesh.device)
         self.extra: dict[str, float] = {}
-        self.saved_at: int | None = None
+        saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             self.iteration = checkpoint.iteration
             self.consumed = int(checkpoint.trainer["consumed_samples"])
@@ -96,7 +103,8 @@ class Trainer:
                 self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
                 self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
-                self.saved_at = self.iteration
+                saved_at = self.iteration
+        self.saves = Saves(plan.run.checkpoint, mesh, saved_at)
         self.tables: dict[tuple[int, bool], Table] = {}
         self.train, self.valid = feed(plan, corpus, iteration=self.iteration, consumed=self.consumed)
 
@@ -108,7 +116,7 @@ class Trainer:
             norm of a skipped step is not finite.
 
         Raises:
-            MegaError: loss or gradient are not finite, and it is not for float16's scale to mend. Nothing was
+            NotFinite: loss or gradient are not finite, and it is not for float16's scale to mend. Nothing was
                 updated.
         """
         train, samples = self.plan.run.train, self.samples
@@ -168,12 +176,12 @@ class Trainer:
     @property
     def goes_on(self) -> str:
         """How the run can be gone on with, for a person."""
-        if self.saved_at is None:
+        if self.saves.saved_at is None:
             return "nothing was saved: --save RUN --save-interval N saves every N iterations"
-        return f"--load {self.plan.run.checkpoint.save} goes on from iteration {self.saved_at}"
+        return f"--load {self.plan.run.checkpoint.save} goes on from iteration {self.saves.saved_at}"
 
-    def _not_finite(self, loss: float, norm: float) -> MegaError:
-        return MegaError(
+    def _not_finite(self, loss: float, norm: float) -> NotFinite:
+        return NotFinite(
             f"iteration {self.iteration + 1}",
             "loss or gradient is not finite",
             found=f"loss {loss:.4g}, gradient norm {norm:.4g}, first in {self.gradients.first_non_finite()}",
@@ -200,27 +208,26 @@ class Trainer:
         return float(torch.stack(losses).double().mean())
 
     def save(self) -> None:
-        """Write a checkpoint of where the run stands."""
-        store.save(
-            self.plan.run,
-            self.mesh,
-            self.rt,
-            self.shards,
-            self.adam,
-            iteration=self.iteration,
-            state={
-                "iteration": self.iteration,
-                "consumed_samples": self.consumed,
-                "skipped_samples": self.skipped,
-                "loss_scale": self.scale.state(),
-                "optimizer_steps": self.adam.steps,
-                "seed": self.plan.run.train.seed,
-                "learning_rate": self.rate,
-                "courses": self.plan.courses.state(),
-            },
-            tokenizer=self.tokenizer,
-        )
-        self.saved_at = self.iteration
+        """Begin a checkpoint of where the run stands; `saves` tells when it is written."""
+        kept = self.plan.run.checkpoint
+        trainer = {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed,
+            "skipped_samples": self.skipped,
+            "loss_scale": self.scale.state(),
+            "optimizer_steps": self.adam.steps,
+            "seed": self.plan.run.train.seed,
+            "learning_rate": self.rate,
+            "courses": self.plan.courses.state(),
+        }
+        commit = {
+            "described": described(self.rt.spec, self.mesh.layout),
+            "texts": texts(trainer, to_toml(self.plan.run)),
+            "tokenizer": str(self.tokenizer) if self.tokenizer else None,
+            "last": kept.keep_last or int(kept.keep_every is not None),
+            "every": kept.keep_every,
+        }
+        self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.adam), commit)
 
     def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool) -> Tensor:
         plan, mesh = self.plan, self.mesh

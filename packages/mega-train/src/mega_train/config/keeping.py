@@ -18,6 +18,17 @@ class Save:
     interval: int | None = option(
         "--save-interval", None, "optimizer steps between checkpoints; the last step is always saved"
     )
+    background: bool = option(
+        "--async-save/--no-async-save",
+        True,
+        "write checkpoints while the run goes on; it takes as much memory as this rank's share of one",
+    )
+    keep_last: int | None = option(
+        "--keep-last", None, "remove all but so many of the newest checkpoints once there is another"
+    )
+    keep_every: int | None = option(
+        "--keep-every", None, "keep those whose iteration this divides; without --keep-last also the newest"
+    )
     finetune: bool = option(
         "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"
     )

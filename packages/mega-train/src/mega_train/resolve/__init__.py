@@ -31,6 +31,7 @@ from mega_train.resolve.checks import (
     check_overlap,
     check_precision,
     check_replicas,
+    check_saving,
     recomputation,
 )
 from mega_train.resolve.model import model_spec
@@ -75,6 +76,7 @@ def resolve(
     iterations = duration(run, batches)
     shares(run.data.split)
     check_counts(run)
+    check_saving(run.checkpoint)
     check_optimizer(run)
     check_dropout(run.train)
     check_precision(run.train)

@@ -169,7 +169,6 @@ def check_counts(run: Run) -> None:
     counts = {
         "--eval-interval": run.evaluation.interval,
         "--log-interval": run.log.interval,
-        "--save-interval": run.checkpoint.interval,
         "--exit-interval": run.train.exit_interval,
         "--tensorboard-log-interval": run.log.tensorboard_interval,
     }
@@ -188,10 +187,6 @@ def check_counts(run: Run) -> None:
     if run.evaluation.iterations < 0:
         raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
     _check_log(run.log)
-    if run.checkpoint.interval is not None and run.checkpoint.save is None:
-        raise ConfigError(
-            "--save-interval", "there is no place to save to", wanted="--save DIR", hint="--save RUN"
-        )
 
 
 def _check_log(log: Log) -> None:

@@ -7,7 +7,7 @@ import math
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
-from mega_train.config import Parallel, Run, Train
+from mega_train.config import Parallel, Run, Save, Train
 
 
 def check_precision(train: Train) -> None:
@@ -39,6 +39,35 @@ def check_precision(train: Train) -> None:
     for flag, count in (("--loss-scale-window", train.loss_scale_window), ("--hysteresis", train.hysteresis)):
         if count < 1:
             raise ConfigError(flag, "not a count", found=count, wanted="1 or more")
+
+
+def check_saving(kept: Save) -> None:
+    """When a run saves, and what stays.
+
+    Raises:
+        ConfigError: a value is out of range, or there is nothing it could be about.
+    """
+    given = {
+        "--save-interval": kept.interval,
+        "--keep-last": kept.keep_last,
+        "--keep-every": kept.keep_every,
+    }
+    for flag, value in given.items():
+        if value is None:
+            continue
+        if value < 1:
+            what = "not a count" if flag == "--keep-last" else "not an interval"
+            raise ConfigError(flag, what, found=value, wanted="1 or more")
+        if kept.save is None:
+            raise ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
+    if kept.keep_every and kept.interval and kept.keep_every % kept.interval:
+        raise ConfigError(
+            "--keep-every",
+            "few checkpoints are of such an iteration",
+            found=kept.keep_every,
+            wanted=f"a multiple of --save-interval {kept.interval}",
+            hint=f"--keep-every {kept.interval * max(1, round(kept.keep_every / kept.interval))}",
+        )
 
 
 def check_dropout(train: Train) -> None:

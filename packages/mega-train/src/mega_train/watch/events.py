@@ -142,15 +142,21 @@ class Validated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint was asked for, and training goes on.
+    """A checkpoint was written, or could not be.
 
     Attributes:
         seconds: that training stood still for it.
+        waited: of these, for the checkpoint before, which was still being written.
+        written: seconds from when it was begun until it was there, or given up.
+        problem: why it could not be written; empty where it was.
     """
 
     name: ClassVar[str] = "save"
     iteration: int
     seconds: float
+    waited: float = 0.0
+    written: float = 0.0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

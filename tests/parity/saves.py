@@ -1,0 +1,48 @@
+"""Checkpoints that one of several ranks cannot write."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from mega_ckpt.verify import verify
+from mega_model.mesh import World
+from mega_schema.background import Background
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.run_folder import iterations
+from tests.parity.runs import steps, trainer
+
+
+def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
+    """Whatever befalls the last rank's writer, none commits, all say so, and the next save is whole."""
+    save = folder / "run"
+    run = trainer("gpt", world, meet, folder, checkpoint__save=str(save), parallel__zero_stage=1)
+    last = world.rank == world.size - 1
+    start = Background.__init__
+
+    def killed(writing: Background, *given: object) -> None:
+        start(writing, *given)  # type: ignore[arg-type]
+        os.kill(writing._process.pid, signal.SIGKILL)
+
+    def refused(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    causes = ["the process that writes was ended by SIGKILL", "Resource temporarily unavailable", ""]
+    for fault, cause in zip((killed, refused, start), causes, strict=True):
+        if last:
+            Background.__init__ = fault  # type: ignore[assignment,method-assign]
+        steps(run, 1)
+        run.save()
+        while run.saves.busy:
+            steps(run, 1)
+            run.saves.advance()
+        run.mesh.barrier()
+        ended = run.saves.ended.pop()
+        assert not run.saves.ended
+        assert ended.problem == (f"{cause}, on rank {world.size - 1}" if cause else "")
+        assert iterations(save) == ([] if cause else [ended.iteration])
+        assert not list(save.glob(".*"))
+    verify(Checkpoint.open(save))
+    assert run.saves.saved_at == ended.iteration
+    run.mesh.leave()

@@ -1,17 +1,20 @@
-"""The course of a run over several ranks: they leave together."""
+"""The course of a run over several ranks: they leave together, repeat, and go on from the middle of it."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from mega_model.mesh import World
 from mega_train.leaving import SIGNAL, Leaving
 from mega_train.loop import Loop
+from mega_train.repeatable import repeatable
 from mega_train.watch.observers import Observers
 from tests.parity.ranks import Body, Outcomes
-from tests.parity.runs import trainer
+from tests.parity.runs import resumes, trainer
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
@@ -24,7 +27,45 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     run.mesh.leave()
 
 
-CASES: dict[int, dict[str, Body]] = {4: {"ranks leave together": _leaves_together}}
+def _repeats(world: World, meet: str, folder: Path) -> None:
+    """Twice the same run in deterministic mode: losses, norms and weights to the last bit."""
+    found = []
+    with repeatable(True):
+        for start in "ab":
+            run = trainer("gpt", world, meet + start, folder, parallel__tp=2, train__deterministic=True)
+            done = [run.step(run.rate) for _ in range(4)]
+            run.shards.settle()
+            found.append((done, [main.clone() for main in run.shards.main]))
+            run.mesh.leave()
+    (one, weights), (other, others) = found
+    assert one == other
+    assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
+
+
+# 400 samples are more than an epoch of the corpus; the ramp has 4 sizes, the curriculum 4 lengths
+MIDDLE = {
+    "train__samples": 400,
+    "optimizer__warmup_iterations": 0,
+    "optimizer__warmup_samples": 6,
+    "batch__rampup": (2, 2, 24),
+    "curriculum__start": 4,
+    "curriculum__steps": 8,
+    "curriculum__multiple": 4,
+    "train__hidden_dropout": 0.1,
+}
+TP2, PP2 = {"parallel__tp": 2}, {"parallel__pp": 2}
+CASES: dict[int, dict[str, Body]] = {
+    4: {
+        "ranks leave together": _leaves_together,
+        "a deterministic run repeats": _repeats,
+        "the middle of ramp-up and curriculum goes on bitwise": partial(
+            resumes, "gpt", MIDDLE | TP2, MIDDLE | TP2, True
+        ),
+        "the middle of ramp-up and curriculum goes on with another layout": partial(
+            resumes, "gpt", MIDDLE | TP2, MIDDLE | TP2 | PP2, False
+        ),
+    }
+}
 
 
 @pytest.fixture(scope="module")

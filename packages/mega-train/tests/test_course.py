@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 import torch
 
-from mega_model.mesh import Mesh
+from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
+from mega_train.data.samples import Samples
+from mega_train.launch import Prepared, train_on
 from mega_train.rates import Courses
+from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan
 from mega_train.trainer import Trainer
 
@@ -186,6 +191,21 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
         assert torch.equal(one, other), row.name
 
 
+def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {"batch__global_samples": 64, "batch__micro": 64}
+    values |= {"train__iterations": 12, "checkpoint__save": str(tmp_path)}
+    run = _trainer(planned, open_corpus, **values)
+    assert run.train.index.epochs == 3
+    _steps(run, 7)
+    run.save()
+    after = _steps(run, 2)
+    again = _trainer(planned, open_corpus, tmp_path, **values)
+    assert len(again.train) // 3 < again.consumed < len(again.train) // 3 * 2
+    assert _steps(again, 2) == after
+
+
 def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpus: IndexedDataset) -> None:
     grows: dict[str, Any] = {
         "optimizer__weight_decay_style": "linear",
@@ -233,3 +253,128 @@ def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDat
     _steps(run, 1)
     run.save()
     assert Courses.of(Checkpoint.open(tmp_path).trainer["courses"]) == run.plan.courses
+
+
+CURRICULUM: dict[str, Any] = {"curriculum__start": 2, "curriculum__steps": 8, "curriculum__multiple": 2}
+
+
+def test_a_curriculum_is_deepspeeds_fixed_linear_and_fixed_root(planned: Planned) -> None:
+    """floor((step / total) ^ (1 / root) * (max - min) + min), less what is left of it by the multiple."""
+    even = planned(batch__length=16, **CURRICULUM).lengths
+    assert [even.at(step) for step in range(1, 12)] == [2, 4, 6, 8, 10, 12, 14, 16, 16, 16, 16]
+    root = planned(batch__length=16, **CURRICULUM | {"curriculum__root": 2.0}).lengths
+    assert [root.at(step) for step in range(1, 9)] == [6, 8, 10, 10, 12, 14, 14, 16]
+    odd = planned(
+        batch__length=16, **CURRICULUM | {"curriculum__start": 5, "curriculum__multiple": 4}
+    ).lengths
+    assert odd.all == [5, 8, 12, 16]
+    assert [odd.at(step) for step in range(1, 9)] == [5, 5, 8, 8, 8, 12, 12, 16]
+    assert {odd.at(step) for step in range(1, 100)} <= set(odd.all)
+    assert planned().lengths.at(1) == 8
+
+
+SHORT: list[tuple[dict[str, Any], str]] = [
+    (
+        {"curriculum__start": 4},
+        "--curriculum-steps: missing: wanted optimizer steps; hint: --curriculum-steps",
+    ),
+    ({"curriculum__steps": 4}, "--curriculum-start-length: missing: wanted tokens; hint: --curriculum-start"),
+    ({"curriculum__start": 8, "curriculum__steps": 4}, "--curriculum-start-length: leaves nothing to grow: "),
+    (
+        {**CURRICULUM, "curriculum__start": 0},
+        "--curriculum-start-length: not above 0: found 0, wanted tokens",
+    ),
+    ({**CURRICULUM, "curriculum__multiple": 0}, "--curriculum-length-multiple: not above 0: found 0"),
+    ({**CURRICULUM, "curriculum__root": 0.0}, "--curriculum-root: not above 0: found 0.0, wanted a root"),
+    (
+        {**CURRICULUM, "world": 2, "parallel__cp": 2, "curriculum__start": 4},
+        "--curriculum-length-multiple: the ranks cannot share every length: found 6 tokens of 4, and so on "
+        "by 2, wanted lengths for cp=2 and tp=1; hint: a --curriculum-start-length and a "
+        "--curriculum-length-multiple that 4 divides",
+    ),
+    (
+        {
+            **CURRICULUM,
+            "world": 2,
+            "parallel__tp": 2,
+            "parallel__sequence": True,
+            "curriculum__start": 3,
+        },
+        "--curriculum-length-multiple: the ranks cannot share every length: found 3 tokens of 3, and so on",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), SHORT)
+def test_a_curriculum_that_cannot_be_is_refused_by_name(
+    planned: Planned, values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned(**values)
+    assert str(refused.value).startswith(line)
+
+
+class Beginnings(Samples):
+    """Two tokens of each sample, and a target for the second."""
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return super().__getitem__(i)[:3]
+
+
+def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwise(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    plain: dict[str, Any] = {"evaluation__iterations": 1, "data__split": "80,20,0"}
+    values = plain | CURRICULUM | {"checkpoint__save": str(tmp_path)}
+    run = _trainer(planned, open_corpus, **values)
+    whole, short = (_trainer(planned, open_corpus, **plain) for _ in range(2))
+    assert run.validate() == whole.validate(), "a validation is of whole samples"
+    first = run.step(0.0)
+    assert first != whole.step(0.0)
+    short.train = Beginnings(short.train.corpus, short.train.index)
+    assert first == short.step(0.0)
+    assert (run.consumed, run.tokens, run.length) == (4, 4 * 2, 2)
+    _steps(run, 3)
+    assert (run.consumed, run.tokens, run.length) == (16, 4 * (2 + 2 + 4 + 4), 4)
+    run.save()
+    after = _steps(run, 4)
+    again = _trainer(planned, open_corpus, tmp_path, **values)
+    assert (again.iteration, again.tokens, again.length) == (4, 48, 4)
+    assert _steps(again, 4) == after
+    assert (run.length, run.tokens) == (8, again.tokens)
+    for (row, one), (_, other) in zip(run.held, again.held, strict=True):
+        assert torch.equal(one, other), row.name
+
+
+def test_arithmetic_that_repeats_is_asked_for_and_put_back() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    with repeatable(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with repeatable(True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {"train__deterministic": True, "train__hidden_dropout": 0.1}
+    for name in ("one", "other"):
+        run = planned(corpus=open_corpus.info.tokenizer, **values, checkpoint__save=str(tmp_path / name))
+        prepared = Prepared(run, open_corpus, None, None)
+        assert train_on(prepared, World(), io.StringIO()) == 0
+    one, other = (
+        (tmp_path / name / "iter_0000010/model-00000.safetensors").read_bytes() for name in ("one", "other")
+    )
+    assert one == other
+
+
+def test_nccl_is_to_add_up_in_one_order() -> None:
+    check_algorithm({"NCCL_ALGO": "Ring"})
+    for environment, found in (({}, "no NCCL_ALGO"), ({"NCCL_ALGO": "NVLS"}, "NCCL_ALGO=NVLS")):
+        with pytest.raises(ConfigError) as refused:
+            check_algorithm(environment)
+        assert str(refused.value) == (
+            f"--deterministic-mode: NCCL may choose how it adds up: found {found}, wanted Tree | Ring | "
+            "CollnetDirect | CollnetChain | ^NVLS; hint: NCCL_ALGO=Ring before torchrun"
+        )

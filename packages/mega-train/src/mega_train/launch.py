@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
 from mega_train.rates import Courses
+from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
 from mega_train.resolve.begins import takes_optimizer
 from mega_train.trainer import Trainer
@@ -87,6 +89,8 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
             wanted="a GPU for each process",
             hint=f"torchrun --nproc-per-node {gpus}, or --device cpu",
         )
+    if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
+        check_algorithm(os.environ)
     return Prepared(plan, corpus, checkpoint, tokenizer)
 
 
@@ -162,6 +166,7 @@ def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://"
     """
     run = prepared.plan.run
     with (
+        repeatable(run.train.deterministic),
         only_run(run.checkpoint.save if world.rank == 0 else None),
         opened(run, world, out) as watch,
     ):

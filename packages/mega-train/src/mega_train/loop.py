@@ -130,7 +130,7 @@ class Loop:
                 passed = f"{trainer.consumed - before} samples, --skip-train-iteration-range"
                 self.watch.see(Said(f"passed over iterations {steps[0]} to {steps[-1]} ({passed})"))
                 return
-        started = self.clock()
+        started, length = self.clock(), trainer.length
         try:
             loss, norm = trainer.step(rate)
         except NotFinite:
@@ -145,7 +145,7 @@ class Loop:
             skipped_samples=trainer.skipped,
             loss_scale=trainer.scale.value,
             global_batch_size=trainer.consumed - before,
-            seq_length=trainer.plan.length,
+            seq_length=length,
             seconds=self.clock() - started,
             extra=dict(trainer.extra),
         )

@@ -46,11 +46,12 @@ class MicroBatches:
         """
         self.models, self.plan, self.mesh, self.batches, self.scale = models, plan, mesh, batches, scale
         self.samples = samples
-        self.place_s = places(plan.length, mesh.cp, device=mesh.device)
+        self.length = batches[0].shape[1] - 1
+        self.place_s = places(self.length, mesh.cp, device=mesh.device)
 
     @property
     def boundary(self) -> tuple[int, int]:
-        tp, tokens = self.mesh.tp, self.plan.micro * self.plan.length // self.mesh.cp.size
+        tp, tokens = self.mesh.tp, self.plan.micro * self.length // self.mesh.cp.size
         return tokens // tp.size if tp.sequence else tokens, self.plan.spec.hidden
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:

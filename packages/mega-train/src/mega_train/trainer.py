@@ -49,7 +49,8 @@ class Trainer:
         consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
             depends on the seed, --split, --seq-length and on how often the whole run (--train-iters) goes
             through the corpus, as in Megatron.
-        skipped: those of them whose step was skipped; the learning rate's course does not count them.
+        tokens: of those samples, all that were read; a curriculum reads fewer of each at first.
+        skipped: those samples whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
         extra: of the last step, what the log asks for beside loss and norm, by Megatron's names.
         timers: the seconds of its phases.
@@ -90,13 +91,14 @@ class Trainer:
             betas=(o.beta1, o.beta2),
             eps=o.eps,
         )
-        self.iteration = self.consumed = self.skipped = self.actions = 0
+        self.iteration = self.consumed = self.tokens = self.skipped = self.actions = 0
         self.timers = Timers(mesh.device)
         self.extra: dict[str, float] = {}
         saved_at: int | None = None
         if checkpoint is not None and not plan.run.checkpoint.finetune:
             self.iteration = checkpoint.iteration
             self.consumed = int(checkpoint.trainer["consumed_samples"])
+            self.tokens = int(checkpoint.trainer.get("consumed_tokens", self.consumed * plan.length))
             self.skipped = self.consumed  # the courses begin here
             if takes_optimizer(plan.run):
                 store.load_optimizer(checkpoint, self.adam, self.rt)
@@ -122,7 +124,7 @@ class Trainer:
         train, samples = self.plan.run.train, self.samples
         self.shards.begin(self.plan.micros(samples))
         with self.timers("forward-backward"):
-            mean = self._loss(self.train, self.consumed, samples, train=True)
+            mean = self._loss(self.train, self.consumed, samples, train=True, length=self.length)
         with self.timers("all-grads-sync"):
             self.gradients.reduce(self.scale.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
@@ -144,8 +146,9 @@ class Trainer:
             self.skipped += samples
         if self.plan.run.log.params_norm:
             self.extra["params-norm"] = self.gradients.params_norm()
-        self.iteration += 1
+        self.tokens += samples * self.length
         self.consumed += samples
+        self.iteration += 1
         return loss, norm if math.isfinite(loss) else math.nan
 
     def pass_over(self, last: int) -> None:
@@ -162,6 +165,11 @@ class Trainer:
             self.adam.step(self.gradients.of, rate, self.plan.courses.decay.at(self.consumed - self.skipped))
         with timed("optimizer-copy-main-to-model-params"):
             self.shards.publish()
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sample that the next step reads."""
+        return self.plan.lengths.at(self.iteration + 1)
 
     @property
     def samples(self) -> int:
@@ -202,7 +210,7 @@ class Trainer:
         before = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations
         samples = self.plan.global_samples
         losses = [
-            self._loss(self.valid, (before + i) * samples, samples, train=False)
+            self._loss(self.valid, (before + i) * samples, samples, train=False, length=self.plan.length)
             for i in range(evaluation.iterations)
         ]
         return float(torch.stack(losses).double().mean())
@@ -213,6 +221,7 @@ class Trainer:
         trainer = {
             "iteration": self.iteration,
             "consumed_samples": self.consumed,
+            "consumed_tokens": self.tokens,
             "skipped_samples": self.skipped,
             "loss_scale": self.scale.state(),
             "optimizer_steps": self.adam.steps,
@@ -229,7 +238,7 @@ class Trainer:
         }
         self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.adam), commit)
 
-    def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool) -> Tensor:
+    def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
         plan, mesh = self.plan, self.mesh
         micros = plan.micros(count)
         numbers = list(
@@ -244,7 +253,7 @@ class Trainer:
         )
         timed = self.timers if train else untimed
         with timed("batch-generator"):
-            batches = [self._tokens(samples, some) for some in numbers]
+            batches = [self._tokens(samples, some)[:, : length + 1] for some in numbers]
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(
             self._table(micros, train=train),

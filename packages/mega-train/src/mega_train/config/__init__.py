@@ -11,10 +11,11 @@ from mega_train.config.data import Data, Evaluation
 from mega_train.config.keeping import Log, Save
 from mega_train.config.model import Model
 from mega_train.config.parallel import Parallel, Recomputation
-from mega_train.config.training import Batch, Optimizer, Train
+from mega_train.config.training import Batch, Curriculum, Optimizer, Train
 
 __all__ = [
     "Batch",
+    "Curriculum",
     "Data",
     "Evaluation",
     "Log",
@@ -36,6 +37,7 @@ class Run:
     parallel: Parallel = Parallel()
     recompute: Recomputation = Recomputation()
     batch: Batch = Batch()
+    curriculum: Curriculum = Curriculum()
     train: Train = Train()
     optimizer: Optimizer = Optimizer()
     data: Data = Data()

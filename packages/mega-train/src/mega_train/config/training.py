@@ -32,6 +32,22 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    """Shorter samples first (arXiv:2108.06084); DeepSpeed's fixed_linear and fixed_root."""
+
+    start: int | None = option(
+        "--curriculum-start-length", None, "tokens of a sample to begin with; the whole of it if not given"
+    )
+    steps: int | None = option("--curriculum-steps", None, "optimizer steps until samples are read whole")
+    multiple: int = option(
+        "--curriculum-length-multiple", 8, "lengths on the way differ by a multiple of this"
+    )
+    root: float = option(
+        "--curriculum-root", 1.0, "1 lets the length grow evenly; 2 as a square root, faster at first"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """How long, from which seed, in which arithmetic, on what."""
 
@@ -75,6 +91,9 @@ class Train:
         "--loss-scale-window", 1000, "steps without an overflow after which the scale doubles"
     )
     hysteresis: int = option("--hysteresis", 2, "overflows before the scale halves")
+    deterministic: bool = option(
+        "--deterministic-mode", False, "only arithmetic that repeats bit for bit, on GPUs too; slower there"
+    )
     on_non_finite: Literal["stop", "skip"] = option(
         "--on-non-finite",
         "stop",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.spec import Family, preset
-from mega_train.config import Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
+from mega_train.config import Curriculum, Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import HARDWARE
@@ -66,6 +66,7 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
     checked = replace(
         run,
         batch=replace(run.batch, rampup=None),
+        curriculum=Curriculum(),
         train=replace(run.train, iterations=1, samples=None, device="cuda"),
         optimizer=Optimizer(lr=1.0),
         data=Data(),

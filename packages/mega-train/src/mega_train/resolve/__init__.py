@@ -23,6 +23,7 @@ from mega_train.resolve.batch import (
     check_length,
     duration,
     evaluated,
+    length_course,
     passed_over,
 )
 from mega_train.resolve.begins import only_validates
@@ -92,6 +93,7 @@ def resolve(
         spec=spec,
         layout=layout,
         length=length,
+        lengths=length_course(run, length, layout),
         micro=micro,
         batches=batches,
         iterations=iterations,

@@ -8,7 +8,8 @@ from dataclasses import replace
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import Log, Run
+from mega_train.config import Curriculum, Log, Run
+from mega_train.curriculum import Lengths
 from mega_train.rampup import BatchSizes
 from mega_train.resolve.given import wanted
 
@@ -45,6 +46,40 @@ def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None
             + (f" / {layout.cp}" if layout.cp > 1 else "")
             + f" a multiple of {tp}",
         )
+
+
+def length_course(run: Run, length: int, layout: Layout) -> Lengths:
+    """How the tokens of a sample grow to `length`.
+
+    Raises:
+        ConfigError: the curriculum's flags are none, or the ranks cannot share a length.
+    """
+    said = run.curriculum
+    if said == Curriculum():
+        return Lengths(length)
+    start = wanted(said.start, "--curriculum-start-length", "tokens", "--curriculum-start-length 64")
+    steps = wanted(said.steps, "--curriculum-steps", "optimizer steps", "--curriculum-steps 1000")
+    if start >= length:
+        below = f"fewer than --seq-length, {length}"
+        raise ConfigError("--curriculum-start-length", "leaves nothing to grow", found=start, wanted=below)
+    multiple = wanted(
+        said.multiple, "--curriculum-length-multiple", "tokens", "--curriculum-length-multiple 8"
+    )
+    root = wanted(said.root, "--curriculum-root", "a root", "--curriculum-root 2")
+    lengths = Lengths(length, start, steps, multiple, root)
+    shared = 2 * layout.cp if layout.cp > 1 else 1
+    tokens = layout.tp if run.parallel.sequence or run.recompute.cut else 1
+    for each in lengths.all:
+        if each % shared or run.batch.micro * each // layout.cp % tokens:
+            least = shared * tokens
+            raise ConfigError(
+                "--curriculum-length-multiple",
+                "the ranks cannot share every length",
+                found=f"{each} tokens of {start}, and so on by {multiple}",
+                wanted=f"lengths for cp={layout.cp} and tp={layout.tp}",
+                hint=f"a --curriculum-start-length and a --curriculum-length-multiple that {least} divides",
+            )
+    return lengths
 
 
 def batch_sizes(run: Run, dp: int) -> tuple[int, int]:

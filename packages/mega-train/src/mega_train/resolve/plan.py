@@ -10,6 +10,7 @@ from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec
 from mega_train.buckets import Sharing
 from mega_train.config import Run
+from mega_train.curriculum import Lengths
 from mega_train.rampup import BatchSizes
 from mega_train.rates import Courses, LearningRate
 from mega_train.resolve.begins import only_validates
@@ -22,6 +23,7 @@ class Plan:
 
     Attributes:
         length: tokens of a sample.
+        lengths: how many of them a step reads.
         micro: samples in one forward pass of one rank.
         batches: how many samples a step has.
         iterations: optimizer steps in all.
@@ -34,6 +36,7 @@ class Plan:
     spec: ModelSpec
     layout: Layout
     length: int
+    lengths: Lengths
     micro: int
     batches: BatchSizes
     iterations: int

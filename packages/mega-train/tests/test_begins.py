@@ -52,6 +52,7 @@ def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
     for _ in range(3):
         run.step(run.rate)
     run.save()
+    run.saves.finish()
     return tmp_path / "run", run
 
 

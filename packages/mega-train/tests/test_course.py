@@ -182,6 +182,7 @@ def test_a_run_that_goes_on_in_the_middle_of_its_ramp_does_so_bitwise(
     run = _trainer(planned, open_corpus, **values)
     _steps(run, 5)
     run.save()
+    run.saves.finish()
     after = _steps(run, 6)
     again = _trainer(planned, open_corpus, tmp_path, **values)
     assert (again.iteration, again.consumed, again.samples) == (5, 12, 4)
@@ -200,6 +201,7 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_does_so_bitwise(
     assert run.train.index.epochs == 3
     _steps(run, 7)
     run.save()
+    run.saves.finish()
     after = _steps(run, 2)
     again = _trainer(planned, open_corpus, tmp_path, **values)
     assert len(again.train) // 3 < again.consumed < len(again.train) // 3 * 2
@@ -252,6 +254,7 @@ def test_a_checkpoint_says_the_courses(planned: Planned, open_corpus: IndexedDat
     run = _trainer(planned, open_corpus, checkpoint__save=str(tmp_path))
     _steps(run, 1)
     run.save()
+    run.saves.finish()
     assert Courses.of(Checkpoint.open(tmp_path).trainer["courses"]) == run.plan.courses
 
 
@@ -337,6 +340,7 @@ def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwis
     _steps(run, 3)
     assert (run.consumed, run.tokens, run.length) == (16, 4 * (2 + 2 + 4 + 4), 4)
     run.save()
+    run.saves.finish()
     after = _steps(run, 4)
     again = _trainer(planned, open_corpus, tmp_path, **values)
     assert (again.iteration, again.tokens, again.length) == (4, 48, 4)

@@ -23,13 +23,16 @@ FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, main=8)
 MEGATRON_2021 = Software(
     attention="scores",
     keeps_masks=True,
+    whole_logits=True,
     regathers=False,
     sliced_p2p=True,
     overlaps_tp="none",
     overlaps_pp=False,
 )
-MEGATRON_2022 = Software(attention="scores", keeps_masks=True, sliced_p2p=True, overlaps_pp=False)
-MEGATRON_2024 = Software(overlaps_tp="both", overlaps_reduce=True, overlaps_gather=True)
+MEGATRON_2022 = Software(
+    attention="scores", keeps_masks=True, whole_logits=True, sliced_p2p=True, overlaps_pp=False
+)
+MEGATRON_2024 = Software(whole_logits=True, overlaps_tp="both", overlaps_reduce=True, overlaps_gather=True)
 
 
 @dataclass(frozen=True, slots=True)

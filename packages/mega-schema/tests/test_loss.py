@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mega_model.loss import IGNORED, token_loss
 from mega_model.mesh import Axis
 
+Axes = Callable[[int], Sequence[Any]]
 ALONE = Axis("tp")
 
 
@@ -82,24 +83,6 @@ def test_bfloat16_logits_are_summed_in_float32_and_left_as_they_were() -> None:
     assert torch.equal(low.detach(), before)
 
 
-def _axes(size: int) -> list[Any]:
-    """Axes whose ranks are threads of this process."""
-    meet, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
-
-    class Threads:
-        def __init__(self, rank: int) -> None:
-            self.size, self.rank = size, rank
-
-        def reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-            given[self.rank] = x
-            meet.wait()
-            together = torch.stack(given)
-            meet.wait()
-            return x.copy_(together.sum(0) if how == "sum" else together.amax(0))
-
-    return [Threads(rank) for rank in range(size)]
-
-
 class _Made(TorchDispatchMode):
     """Elements and dtype of every tensor that an operation makes."""
 
@@ -127,27 +110,33 @@ def test_nothing_as_large_as_the_logits_is_made_but_their_gradient(dtype: torch.
     target = torch.randint(0, 2000, (1024,))
     kept: list[torch.Tensor] = []
     keeping = torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t)
-    with _Made() as forward, keeping:
+    with _Made() as passes, keeping:
         loss = token_loss(logits, target, vocab=2000, tp=ALONE).sum()
-    assert max(size for size, _ in forward.made) <= 1 << 18
-    with _Made() as backward:
-        loss.backward()
-    whole = [made for made in backward.made if made[0] > 1 << 18]
-    assert whole == [(1024 * 2048, dtype)]
-    assert [t.data_ptr() == logits.data_ptr() for t in kept if t.numel() > 1024] == [True]
+        (grad,) = torch.autograd.grad(loss, logits)
+    assert [made for made in passes.made if made[0] > 1 << 18] == [(1024 * 2048, dtype)]
+    assert [t.data_ptr() == grad.data_ptr() for t in kept if t.numel() > 1024] == [True]
+
+
+def test_without_a_gradient_nothing_as_large_as_the_logits_is_made() -> None:
+    logits, target = torch.randn(1024, 2048), torch.randint(0, 2000, (1024,))
+    before = logits.clone()
+    with _Made() as passes:
+        loss = token_loss(logits, target, vocab=2000, tp=ALONE)
+    assert max(size for size, _ in passes.made) <= 1 << 18
+    assert torch.equal(logits, before)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[:, :2000], target, reduction="none"))
 
 
 @pytest.mark.parametrize("vocab", [3, 16, 19, 24])
-def test_ranks_that_hold_a_slice_each_give_slices_of_the_gradient(vocab: int) -> None:
+def test_ranks_that_hold_a_slice_each_give_slices_of_the_gradient(vocab: int, axes: Axes) -> None:
     """Eight columns a rank, the last of them padding or, with a small vocabulary, nothing but padding."""
     whole, target = _case(2)
     target = torch.where(target == IGNORED, target, target % vocab)
     wanted = F.cross_entropy(whole[:, :vocab], target, reduction="none", ignore_index=IGNORED)
     (wanted_grad,) = torch.autograd.grad(wanted.sum(), whole)
     slices = [part.detach().requires_grad_() for part in whole.split(8, 1)]
-    axes = _axes(3)
     with ThreadPoolExecutor(3) as pool:
-        losses = pool.map(lambda part, tp: token_loss(part, target, vocab=vocab, tp=tp), slices, axes)
+        losses = pool.map(lambda part, tp: token_loss(part, target, vocab=vocab, tp=tp), slices, axes(3))
     for part, loss, grad in zip(slices, losses, wanted_grad.split(8, 1), strict=True):
         torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
         (got,) = torch.autograd.grad(loss.sum(), part)

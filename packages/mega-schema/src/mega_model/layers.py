@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
+from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
 
 
@@ -20,6 +21,28 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
+
+
+class Head(ColumnLinear):
+    """The scores of the vocabulary, or the loss they come to, for which they are never made as a whole."""
+
+    def __init__(self, rt: Runtime, name: str) -> None:
+        super().__init__(rt, name, bias=False)
+        self.vocab, self.kernel = rt.spec.vocab, rt.kernels.cross_entropy
+
+    def forward(self, x: Tensor, target_T: Tensor | None = None) -> Tensor:
+        """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats."""
+        if target_T is None:
+            return super().forward(x)
+        return head_loss(
+            x,
+            self.weight,
+            target_T,
+            vocab=self.vocab,
+            tp=self.tp,
+            gradients=self.gradients,
+            kernel=self.kernel,
+        )
 
 
 class RowLinear(nn.Module):

@@ -59,17 +59,22 @@ def vocabulary_rows(
 
 
 def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in the dtype of x.
-
-    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
-    (bench/cpu_training.py); one token is read faster than it is converted.
-    """
-    half = x_TI.dtype in (torch.bfloat16, torch.float16) and x_TI.device.type == "cpu"
-    if not half or x_TI.shape[0] == 1 or _native(x_TI.dtype):
+    """x Wᵀ + b in the dtype of x; one token is read faster than it is converted."""
+    if computing_dtype(x_TI) == x_TI.dtype or x_TI.shape[0] == 1:
         return F.linear(x_TI, weight_OI, bias_O)
     return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
         x_TI.dtype
     )
+
+
+def computing_dtype(x: Tensor) -> torch.dtype:
+    """What products of x are made in.
+
+    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
+    (bench/cpu_training.py).
+    """
+    half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
+    return torch.float32 if half and not _native(x.dtype) else x.dtype
 
 
 def _native(half: torch.dtype) -> bool:

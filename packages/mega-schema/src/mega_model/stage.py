@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mega_model.attend import Attend
 from mega_model.attention import Angles, rotary_angles
 from mega_model.dropout import Drop, keep
-from mega_model.layers import ColumnLinear, VocabEmbedding, norm
+from mega_model.layers import Head, VocabEmbedding, norm
 from mega_model.recompute import again, again_from_share
 from mega_model.runtime import Runtime
 
@@ -31,23 +31,32 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
         if rt.stage.last:
             self.final_norm = norm(rt, "final_norm")
-            self.head = ColumnLinear(rt, "head", bias=False)
+            self.head = Head(rt, "head")
             if rt.stage.first and rt.spec.tied:
                 self.head.weight = rt.weight_gradients.again(self.embed.weight)
 
-    def forward(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        drop: Drop = keep,
+        target_T: Tensor | None = None,
+    ) -> Tensor:
         """One stage's share of the work.
 
         Args:
             x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
             position_T: place of every token in its document, whole on every rank.
             drop: what training drops of the branches.
+            target_T: the token after each, or IGNORED; whole on every rank of tp. Without it, logits.
 
         Returns:
-            (T, D) for the next stage, or on the last one this rank's (T, V) logits.
+            (T, D) for the next stage; on the last one the sum of the tokens' losses in nats, or this rank's
+            (T, V) logits.
         """
         x_TD = self.hidden(x, position_T, attend, drop)
-        return self.logits(x_TD) if self.stage.last else x_TD
+        return self.head(x_TD, target_T) if self.stage.last else x_TD
 
     def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
         """Everything but the head: (T, D), normed on the last stage."""

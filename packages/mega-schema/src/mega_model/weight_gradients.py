@@ -96,17 +96,34 @@ class WeightGradients:
             self._add(weight, lambda: main().index_put_((row_T,), grad_TD.float(), accumulate=True))
         return None
 
+    def add_made(self, weight: nn.Parameter, made: Tensor, scale: Tensor) -> Tensor | None:
+        """Add what is there already, `scale` times (a number); as `add` otherwise, but never put off: it
+        would only be kept for longer.
+
+        Args:
+            made: float32, of the weight's shape.
+        """
+        main = self._main.get(weight)
+        if main is None:
+            return (made * scale).to(weight.dtype)
+        main().addcmul_(made, scale)
+        self._count(weight)
+        return None
+
     def _add(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:
         def add() -> None:
             addition()
-            self._added[weight] += 1
-            if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
-                self.ready(weight)
+            self._count(weight)
 
         if self._later is None:
             add()
         else:
             self._later.append(add)
+
+    def _count(self, weight: nn.Parameter) -> None:
+        self._added[weight] += 1
+        if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
+            self.ready(weight)
 
 
 def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mega_model.attend import Attend, Packed, documents
 from mega_model.context import places
 from mega_model.dropout import Dropout, keep, token_keys
-from mega_model.loss import IGNORED, token_loss
+from mega_model.loss import IGNORED
 from mega_model.mesh import Mesh
 from mega_model.recompute import Recomputed
 from mega_model.stage import Decoder
@@ -63,15 +63,14 @@ class MicroBatches:
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.granularity == "selective":
             attend = Recomputed(attend)
-        out = model(x, self._own(position_BS), attend, dropout or keep)
-        if not model.stage.last:
-            return out
         if self.plan.run.data.eod_mask_loss:
             assert self.plan.eod is not None
             target_BS = target_BS.masked_fill(token_BS == self.plan.eod, IGNORED)
-        loss_T = token_loss(out, self._own(target_BS), vocab=self.plan.spec.vocab, tp=self.mesh.tp)
+        out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS))
+        if not model.stage.last:
+            return out
         counted = (target_BS != IGNORED).sum().clamp(min=1)
-        return scaled(loss_T.sum() * self.mesh.cp.size / counted / len(self.batches), self.scale)
+        return scaled(out * self.mesh.cp.size / counted / len(self.batches), self.scale)
 
     def _own(self, x_BS: Tensor) -> Tensor:
         """What belongs to this rank's tokens: (T,) of the whole rows'."""

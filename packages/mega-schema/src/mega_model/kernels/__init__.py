@@ -1,23 +1,16 @@
-"""The functions a model is made of that have faster versions, as one record chosen where a model is built."""
+"""Faster versions of what a model computes, and the definitions they are held against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from mega_model.kernels import reference
+from mega_model.kernels.record import Kernels
 
+__all__ = ["REFERENCE", "Kernels"]
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """One version of each function; `reference` is the definition of all of them."""
-
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    swiglu: Callable[[Tensor], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-REFERENCE = Kernels(reference.rms_norm, reference.layer_norm, reference.swiglu, reference.rotate)
+REFERENCE = Kernels(
+    rms_norm=reference.rms_norm,
+    layer_norm=reference.layer_norm,
+    swiglu=reference.swiglu,
+    rotate=reference.rotate,
+    cross_entropy=reference.cross_entropy,
+)

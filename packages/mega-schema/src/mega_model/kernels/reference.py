@@ -6,6 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_model.mesh import Axis
+
+IGNORED = -100  # target of a token that does not count
+
 
 def rms_norm(x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
     """x / rms(x) · scale, with the mean square taken in float32 (arXiv:1910.07467, eq. 4)."""
@@ -34,3 +38,52 @@ def rotate(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     cos, sin = cos_TR[:, None].to(x_TNH.dtype), sin_TR[:, None].to(x_TNH.dtype)
     a, b, rest = x_TNH.split([pairs, pairs, x_TNH.shape[-1] - 2 * pairs], -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
+    """log Σ exp(z) - z[target], reduced over tp as a few numbers per token (arXiv:1909.08053 §3).
+
+    The shapes and what becomes of the logits: `record.CrossEntropy`.
+    """
+    mine_C, counts_C = target_C >= 0, target_C != IGNORED
+    column_C1 = target_C.clamp(min=0)[:, None]
+    at_target_C = logits_CV.new_zeros(len(logits_CV), dtype=torch.float32)
+    local_C = torch.full_like(at_target_C, -torch.inf)  # a rank may hold nothing but padding
+    if logits_CV.shape[1]:
+        at_target_C = torch.where(mine_C, logits_CV.gather(1, column_C1)[:, 0].float(), 0.0)
+        local_C = _softmax_(logits_CV, 1.0 if scale is None else scale)
+    whole_C = local_C
+    if tp.size > 1:
+        largest_C = tp.reduce(local_C.clone(), "max")
+        sum_C, at_target_C = tp.reduce(torch.stack(((local_C - largest_C).exp(), at_target_C)))
+        whole_C = largest_C + sum_C.log()
+    if scale is not None and logits_CV.shape[1]:
+        # to know whether all count is free on a CPU alone
+        if tp.size > 1 or logits_CV.device.type != "cpu" or not bool(counts_C.all()):
+            logits_CV.mul_((local_C - whole_C).exp_().mul_(counts_C)[:, None])
+        # p - 1 is rounded once; a token of another rank's keeps what column 0 has
+        less_one_C = ((at_target_C - whole_C).expm1() * scale).to(logits_CV.dtype)
+        kept_C = logits_CV.gather(1, column_C1)[:, 0]
+        logits_CV.scatter_(1, column_C1, torch.where(mine_C, less_one_C, kept_C)[:, None])
+    return torch.where(counts_C, whole_C - at_target_C, 0.0)
+
+
+def _softmax_(logits_CV: Tensor, scale: float) -> Tensor:
+    """log Σ exp(z) in float32; the logits become `scale` times their softmax, in place."""
+    if logits_CV.dtype == torch.float32 and logits_CV.is_contiguous():
+        largest_C = logits_CV.amax(1)
+        torch.softmax(logits_CV, 1, out=logits_CV)
+        log_C = largest_C - logits_CV.amax(1).log_()  # the largest probability is 1 / Σ exp(z - largest)
+        if scale != 1:
+            logits_CV.mul_(scale)
+        return log_C
+    tokens, columns = logits_CV.shape
+    # so many that their float32 logits fit a CPU's cache, or are work enough for a GPU
+    step = max(1, (1 << (18 if logits_CV.device.type == "cpu" else 25)) // columns)
+    float_CV = logits_CV.new_empty((min(step, tokens), columns), dtype=torch.float32)
+    parts = []
+    for some_CV in logits_CV.split(step):
+        work_CV = float_CV[: len(some_CV)].copy_(some_CV)
+        parts.append(_softmax_(work_CV, scale))
+        some_CV.copy_(work_CV)
+    return torch.cat(parts)

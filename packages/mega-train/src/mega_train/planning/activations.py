@@ -14,7 +14,7 @@ ranks of tp and cp:
 | attention | its output n·q·e, with cp twice, and a float32 per head and token |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
 | a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
-| the loss | logits n·V/t·e |
+| the loss | the gradients of its input n'·h·e and of its weight V/t·h·4; Megatron's: logits n·V/t·e |
 
 For GPT with f = 4h this is s·b·h·(32 + ...), and its cut forms, of arXiv:2205.05198 table 2, which leaves the
 statistics out; its other 2 are masks of dropout, which ours does not keep.
@@ -22,6 +22,7 @@ statistics out; its other 2 are masks of dropout, which ours does not keep.
 
 from __future__ import annotations
 
+from mega_schema.chunk import loss_tokens
 from mega_schema.layout import Stage
 from mega_train.planning.job import Job
 
@@ -88,15 +89,16 @@ def embedding_bytes(job: Job) -> float:
 
 
 def loss_bytes(job: Job) -> float:
-    """Of the last norm, the head's input, the logits and a few numbers per token."""
-    m, e = job.spec, job.precision.weight
+    """Of the last norm, and of the gradients of the head's input and of its weight; or of the logits."""
+    m, e, (rows, width) = job.spec, job.precision.weight, job.cut.shares.head
     norm = m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" else m.hidden * e + 8
-    return job.outer_tokens * (norm + m.hidden * e) + job.tokens * (job.cut.shares.head[0] * e + 18)
+    loss = job.tokens * (rows * e + 18) if job.software.whole_logits else rows * width * 4
+    return job.outer_tokens * (norm + m.hidden * e) + loss
 
 
 def working_bytes(job: Job, *, last: bool) -> float:
     """Of the gradients on their way through one layer, and of the layers computed again for them; or of the
-    logits' gradients, where they are more.
+    logits' gradients or a chunk of logits, where they are more.
     """
     m, e, t = job.spec, job.precision.weight, job.layout.tp
     inner = job.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
@@ -106,5 +108,6 @@ def working_bytes(job: Job, *, last: bool) -> float:
         "selective": core_bytes(job),
         "full": layer_bytes(job) * (job.recompute.layers if job.recompute.method == "uniform" else 1),
     }[job.recompute.granularity]
-    logits = job.tokens * job.cut.shares.head[0] * e if last else 0
-    return max(inner + outer + again, logits)
+    rows, width = job.cut.shares.head if last else (0, 0)
+    at_once = job.tokens if job.software.whole_logits else min(job.tokens, loss_tokens(width, e))
+    return max(inner + outer + again, at_once * rows * e)

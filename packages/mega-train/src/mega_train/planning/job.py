@@ -59,6 +59,8 @@ class Software:
         attention_width: bytes of the numbers that attention computes with; None: those of the activations.
         keeps_masks: dropout keeps a byte per element and softmax its 16-bit result, as Megatron's kernels do;
             ours makes the choice again, and keeps probabilities in float32.
+        whole_logits: a micro-batch's logits are kept for its backward pass; ours are there a chunk at a time,
+            and leave gradients.
         regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
         sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
         gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
@@ -73,6 +75,7 @@ class Software:
     attention: Literal["flash", "scores"] = "flash"
     attention_width: int | None = None
     keeps_masks: bool = False
+    whole_logits: bool = False
     regathers: bool = True
     sliced_p2p: bool = False
     gradient_traffic: int = 8

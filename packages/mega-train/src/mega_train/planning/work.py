@@ -116,7 +116,7 @@ def transfers(job: Job) -> Transfers:
     if not job.sequence:
         return Transfers(4, 4, 2, 0, 0, 2)
     again = 1 if job.software.regathers else 0
-    return Transfers(4, 4 + 2 * again, 1, 1, 1, 1 + again)
+    return Transfers(4, 4 + 2 * again, 1, 1, 1, 1 + again * job.software.whole_logits)
 
 
 def half_bytes(job: Job) -> float:

@@ -1,0 +1,37 @@
+"""The functions a model is made of that have faster versions, as one record chosen where a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mega_model.mesh import Axis
+
+
+class CrossEntropy(Protocol):
+    """log Σ exp(z) - z[target] of every token, over a vocabulary cut over tp."""
+
+    def __call__(self, logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
+        """
+        Args:
+            logits_CV: of this rank's columns, none of them padding; a rank may have none. Overwritten: with
+                `scale` times their gradient of the losses' sum, or where that is None with anything.
+            target_C: this rank's columns; -1 for another rank's, IGNORED for a token that does not count.
+
+        Returns:
+            (C,) float32 losses in nats, the same on every rank of tp; zero for what does not count.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One version of each function; `reference` is the definition of all of them."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    cross_entropy: CrossEntropy

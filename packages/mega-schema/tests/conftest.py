@@ -1,0 +1,43 @@
+"""What several tests of this package work with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mega_model.mesh import Awaited
+
+
+class _Threads:
+    """A rank of an axis whose ranks are threads of this process: what the loss asks of one."""
+
+    def __init__(self, rank: int, meet: threading.Barrier, given: list[torch.Tensor]) -> None:
+        self.rank, self.size, self.meet, self.given = rank, meet.parties, meet, given
+
+    def reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
+        self.given[self.rank] = x
+        self.meet.wait()
+        together = torch.stack(self.given)
+        self.meet.wait()
+        return x.copy_(together.sum(0) if how == "sum" else together.amax(0))
+
+    def enter(self, x: torch.Tensor) -> Awaited:
+        return Awaited(x)
+
+    def leave(self, x: torch.Tensor) -> Awaited:
+        return Awaited(self.reduce(x))
+
+
+@pytest.fixture
+def axes() -> Callable[[int], Sequence[Any]]:
+    """Makes the ranks of an axis of this size; each is for a thread of its own."""
+
+    def made(size: int) -> Sequence[Any]:
+        meet, given = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+        return [_Threads(rank, meet, given) for rank in range(size)]
+
+    return made

@@ -1,0 +1,205 @@
+"""The loss of the head, whose logits never exist as a whole, held against logits that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mega_model import loss
+from mega_model.loss import IGNORED, head_loss, token_loss
+from mega_model.mesh import Axis
+from mega_model.weight_gradients import WeightGradients
+
+ALONE = Axis("tp")
+VOCAB = 19
+
+
+def _case(seed: int, tokens: int, *, width: int = 8, rows: int = 24) -> tuple[Tensor, nn.Parameter, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, width, generator=generator)
+    weight = torch.randn(rows, width, generator=generator)
+    target = torch.randint(0, VOCAB, (tokens,), generator=generator)
+    target[seed % tokens] = IGNORED
+    return x.requires_grad_(), nn.Parameter(weight), target
+
+
+def _head(x: Tensor, weight: nn.Parameter, target: Tensor, **others: Any) -> Tensor:
+    given = {"vocab": VOCAB, "tp": ALONE, "gradients": WeightGradients()} | others
+    return head_loss(x, weight, target, **given)
+
+
+def _whole(x: Tensor, weight: Tensor, target: Tensor, vocab: int = VOCAB) -> Tensor:
+    return F.cross_entropy(x @ weight[:vocab].t(), target, reduction="sum", ignore_index=IGNORED)
+
+
+@pytest.fixture(params=[4, 256], ids=["chunks", "one chunk"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "loss_tokens", lambda *_: request.param)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 8, 50])
+@pytest.mark.usefixtures("chunks")
+def test_the_loss_and_both_gradients_are_those_of_whole_logits(tokens: int) -> None:
+    x, weight, target = _case(tokens, tokens)
+    got, wanted = _head(x, weight, target), _whole(x, weight, target)
+    torch.testing.assert_close(got, wanted)
+    grads = torch.autograd.grad(0.3 * got, (x, weight))
+    torch.testing.assert_close(grads, torch.autograd.grad(0.3 * wanted, (x, weight)))
+    assert torch.count_nonzero(grads[1][VOCAB:]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_as_its_roundings_allow(dtype: torch.dtype) -> None:
+    x, weight, target = _case(3, 50)
+    low_x, low_weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
+    gradients, main = WeightGradients(), torch.zeros_like(weight)
+    gradients.into(low_weight, lambda: main)
+    got = _head(low_x, low_weight, target, gradients=gradients)
+    (0.3 * got).backward()
+    exact_x, exact_weight = low_x.detach().double().requires_grad_(), low_weight.detach().double()
+    wanted = _whole(exact_x, exact_weight.requires_grad_(), target)
+    grad_x, grad_weight = torch.autograd.grad(0.3 * wanted, (exact_x, exact_weight))
+    step = torch.finfo(dtype).eps / 2  # of a rounding: of logits, of their gradients, of what these give
+    logits = float((exact_x @ exact_weight.t()).detach().abs().amax())
+    assert got.dtype == torch.float32
+    assert got.item() == pytest.approx(wanted.detach().item(), abs=50 * step * logits)
+    torch.testing.assert_close(low_x.grad, grad_x.to(dtype), rtol=0, atol=8 * step * logits)
+    torch.testing.assert_close(main.double(), grad_weight, rtol=0, atol=50 * step * logits)
+    assert low_weight.grad is None
+
+
+@pytest.mark.parametrize("vocab", [3, 8, 19, 24])
+@pytest.mark.usefixtures("chunks")
+def test_ranks_that_hold_a_slice_each_get_the_whole_loss(
+    vocab: int, axes: Callable[[int], Sequence[Any]]
+) -> None:
+    """Eight rows a rank, the last of them padding or, with a small vocabulary, nothing but padding."""
+    x, weight, target = _case(2, 11)
+    target = torch.where(target == IGNORED, target, target % vocab)
+    wanted = _whole(x, weight, target, vocab)
+    grad_x, grad_weight = torch.autograd.grad(wanted, (x, weight))
+    parts = [nn.Parameter(part.detach().clone()) for part in weight.split(8)]
+    inputs = [x.detach().clone().requires_grad_() for _ in parts]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda x, part, tp: _head(x, part, target, vocab=vocab, tp=tp), inputs, parts, axes(3))
+        )
+    for x, part, got, grad in zip(inputs, parts, found, grad_weight.split(8), strict=True):
+        torch.testing.assert_close(got, wanted)
+        got_x, got_weight = torch.autograd.grad(got, (x, part))
+        torch.testing.assert_close(got_x, grad_x)
+        torch.testing.assert_close(got_weight, grad)
+
+
+def test_the_logits_are_never_there_as_a_whole() -> None:
+    """Nor is anything that is kept for the backward pass larger than the weight."""
+    x, weight, target = _case(1, 4096, width=16, rows=512)
+    largest: list[int] = []
+
+    def kernel(logits: Tensor, target: Tensor, tp: Axis, scale: float | None) -> Tensor:
+        largest.append(logits.numel())
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        _head(x, weight, target, vocab=512, kernel=kernel)
+    assert max(largest) <= 256 * 512
+    assert sum(largest) == 4096 * 512
+    assert sorted(t.numel() for t in kept) == [512 * 16, 4096 * 16]
+
+
+def test_a_chunks_logits_take_no_more_than_the_weights_gradient() -> None:
+    x, weight, target = _case(1, 2048, width=300, rows=VOCAB)
+    tokens: list[int] = []
+
+    def kernel(logits: Tensor, target: Tensor, tp: Axis, scale: float | None) -> Tensor:
+        tokens.append(len(logits))
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+
+    _head(x, weight, target, kernel=kernel)
+    assert len(tokens) == 7  # the fewest of at most 300 tokens
+    assert max(tokens) - min(tokens) <= 6
+
+
+def test_without_a_gradient_only_the_loss_is_computed() -> None:
+    x, weight, target = _case(1, 9)
+    asked: list[float | None] = []
+
+    def kernel(logits: Tensor, target: Tensor, tp: Axis, scale: float | None) -> Tensor:
+        asked.append(scale)
+        return logits.new_ones(len(logits), dtype=torch.float32)
+
+    with torch.no_grad():
+        total = _head(x, weight, target, kernel=kernel)
+    assert asked == [None]
+    assert float(total) == 9
+    assert not total.requires_grad
+
+
+@pytest.mark.parametrize(("needs_x", "needs_weight"), [(True, False), (False, True)])
+def test_one_gradient_alone_can_be_wanted(needs_x: bool, needs_weight: bool) -> None:
+    x, weight, target = _case(1, 9)
+    wanted = torch.autograd.grad(_whole(x, weight, target), (x, weight))
+    x.requires_grad_(needs_x)
+    weight.requires_grad_(needs_weight)
+    _head(x, weight, target).backward()
+    for tensor, needs, grad in ((x, needs_x, wanted[0]), (weight, needs_weight, wanted[1])):
+        if needs:
+            torch.testing.assert_close(tensor.grad, grad)
+        else:
+            assert tensor.grad is None
+
+
+def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -> None:
+    x, weight, target = _case(1, 9)
+    _, wanted = torch.autograd.grad(_whole(x, weight, target), (x, weight))
+    gradients, main, ready = WeightGradients(), torch.ones_like(weight), []
+    gradients.into(weight, lambda: main)
+    gradients.ready = ready.append
+    loss = _head(x, weight, target, gradients=gradients)
+    assert torch.equal(main, torch.ones_like(weight))
+    with gradients.deferred(0):
+        (2 * loss).backward()
+    torch.testing.assert_close(main, 1 + 2 * wanted)
+    assert [some is weight for some in ready] == [True]
+
+
+def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
+    x, weight, target = _case(1, 9)
+    gradients, main, ready = WeightGradients(), torch.zeros_like(weight), []
+    gradients.into(gradients.again(weight), lambda: main)
+    gradients.ready = ready.append
+    _head(x, weight, target, gradients=gradients).backward()
+    assert not ready
+    _head(x, weight, target, gradients=gradients).backward()
+    assert len(ready) == 1
+
+
+def test_a_small_probability_is_not_lost_in_float16() -> None:
+    """1 / 60,000 is below float16's normal numbers."""
+    logits = torch.zeros(1, 60_000, dtype=torch.float16)
+    asked = loss.cross_entropy(logits, torch.tensor([0]), ALONE, 1024.0)
+    assert float(asked) == pytest.approx(11.0021, abs=1e-3)
+    assert float(logits[0, 1]) == pytest.approx(1024 / 60_000, rel=1e-3)
+    assert float(logits[0, 0]) == pytest.approx(-1024, rel=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [19, -1, 1000])
+def test_a_target_outside_the_vocabulary_is_refused(wrong: int) -> None:
+    x, weight, _ = _case(1, 1)
+    with pytest.raises(IndexError, match=f"target {wrong} in a vocabulary of 19"):
+        _head(x, weight, torch.tensor([wrong]))
+
+
+def test_logits_that_are_not_finite_make_a_loss_that_is_not() -> None:
+    x, weight, target = _case(1, 9)
+    with torch.no_grad():
+        x[4] = torch.inf
+    assert not bool(torch.isfinite(_head(x, weight, target)))
+    assert not bool(torch.isfinite(token_loss((x @ weight.t()), target, vocab=VOCAB, tp=ALONE)[4]))

@@ -1,4 +1,4 @@
-"""Options of the model that parallel ranks share: slopes and norms by head, an embedding that is normed."""
+"""Options that parallel ranks share: slopes and norms by head, a normed embedding, optimizers of matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from mega_model.mesh import World
 from tests.parity.ranks import Body, Outcomes
-from tests.parity.runs import same_as_one_process
+from tests.parity.runs import resumes, same_as_one_process
 
 TP2, PP2, CP2 = {"parallel__tp": 2}, {"parallel__pp": 2}, {"parallel__cp": 2}
 SP = {"parallel__sequence": True}
@@ -19,6 +19,8 @@ DROPOUT = {"train__hidden_dropout": 0.2, "train__attention_dropout": 0.2}
 SELECTIVE = {"recompute__selective": True}
 BLOOM = {"model__positions": "alibi", "model__embed_norm": True}
 WINDOW = {"model__window": "4,0"}
+SGD = {"optimizer__name": "sgd", "optimizer__lr": 0.1, "optimizer__weight_decay": 0.1}
+MUON = {"optimizer__name": "muon", "optimizer__weight_decay": 0.1}
 HEAD_NORMS = {"model__qk_norm": True, "model__norm_1p": True}
 
 
@@ -32,6 +34,15 @@ def _compare(model: str, values: dict[str, object], world: World, meet: str, fol
 
 CASES: dict[int, dict[str, Body]] = {
     2: {
+        "sgd_over_data_2_zero_1": _cut("gpt", **SGD, parallel__zero_stage=1),
+        "muon_over_tensor_2_sequence": _cut("llama", **MUON, **TP2, **SP),
+        "muon_over_data_2": _cut("gpt", **MUON),
+        "muon_over_data_2_zero_1": _cut("llama", **MUON, parallel__zero_stage=1),
+        "muon_over_data_2_zero_3": _cut("gpt", **MUON, parallel__zero_stage=3),
+        "resume_of_sgd_is_bitwise": partial(resumes, "gpt", {**SGD, **TP2}, {**SGD, **TP2}, True),
+        "resume_of_muon_is_bitwise": partial(
+            resumes, "gpt", MUON | {"parallel__zero_stage": 1}, MUON | {"parallel__zero_stage": 1}, True
+        ),
         "slopes_over_tensor_2": _cut("gpt", **BLOOM, **TP2),
         "slopes_over_tensor_2_sequence_with_dropout": _cut("gpt", **BLOOM, **DROPOUT, **TP2, **SP),
         "slopes_and_a_window_over_context_2": _cut("gpt", **BLOOM, **WINDOW, **DOCUMENTS, **CP2),
@@ -47,6 +58,15 @@ CASES: dict[int, dict[str, Body]] = {
         "gates_of_gelu_over_tensor_2_sequence": _cut("gpt", model__glu="geglu", **TP2, **SP),
     },
     4: {
+        "muon_over_tensor_2_data_2_zero_2": _cut("gpt", **MUON, **TP2, parallel__zero_stage=2),
+        "muon_over_pipeline_2_data_2_zero_1_bucket": _cut(
+            "gpt", **MUON, **PP2, parallel__zero_stage=1, parallel__bucket=3000
+        ),
+        "muon_of_repeated_key_heads_over_tensor_4": _cut("llama", **MUON, model__kv_heads=2, parallel__tp=4),
+        "muon_over_context_2_data_2_zero_1": _cut("gpt", **MUON, **CP2, parallel__zero_stage=1),
+        "resume_of_muon_from_tensor_4_on_data_4": partial(
+            resumes, "llama", {**MUON, "parallel__tp": 4}, {**MUON, "parallel__zero_stage": 1}, False
+        ),
         "slopes_recomputed_over_tensor_2_context_2": _cut(
             "gpt", **BLOOM, **WINDOW, **SELECTIVE, **TP2, **CP2, **SP
         ),

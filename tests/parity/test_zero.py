@@ -139,7 +139,7 @@ def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
     assert (run.scale.value, run.skipped) == (2048.0, 0)
     _spoil(run, float("inf"), on=1)
     steps(run, 1)
-    assert (run.scale.value, run.skipped, run.adam.steps, run.iteration) == (2048.0, 8, 2, 3)
+    assert (run.scale.value, run.skipped, run.optimizer.steps, run.iteration) == (2048.0, 8, 2, 3)
     steps(run, 1)
     assert (run.scale.value, run.skipped) == (1024.0, 16)
     run.mesh.leave()

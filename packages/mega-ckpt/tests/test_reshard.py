@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mega_ckpt.layouts import whole_slab
 from mega_ckpt.reshard import reshard, shares
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
+from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.commit import Save
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.layout import Coordinates, Layout
+from mega_schema.params import is_layers_matrix
 from mega_schema.spec import ModelSpec
 
 
@@ -169,3 +172,37 @@ def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_
     open_tokenizer("NullTokenizer", vocab_size=11).save(folder / "tokenizer")
     with pytest.raises(FormatError, match="tokenizer: ids: found 12, wanted at most the model's 11"):
         verify(Checkpoint(folder))
+
+
+def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_path: Path) -> None:
+    """What Muon keeps: momentum of matrices, moments of all else; each parameter in one of them."""
+    rows = [row for row in table(small_gpt) if row.tied_to is None]
+    matrices = {row.name for row in rows if is_layers_matrix(row)}
+    save = Save(tmp_path / "run", 3)
+    save.begin()
+    for space in (MODEL, "optim.momentum", "optim.exp_avg", "optim.exp_avg_sq"):
+        named = {row.name for row in rows} if space == MODEL else matrices
+        if space.startswith("optim.exp"):
+            named = {row.name for row in rows} - matrices
+        some = [Box(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows if row.name in named]
+        save.write(space, 0, some, lambda box: np.ones(box.whole, np.float32))
+    save.commit(small_gpt, layout=Layout(), trainer={"iteration": 3, "consumed_samples": 24})
+    cut = Checkpoint.open(reshard(Checkpoint.open(tmp_path / "run"), tmp_path / "cut", Layout(tp=2, pp=2)))
+    verify(cut)
+    assert set(cut.tensors["optim.momentum"]) == matrices
+    manifest = json.loads((cut.folder / "manifest.json").read_text("utf-8"))
+    name = min(matrices)
+    for take, put, said in (
+        ("optim.momentum", None, f"optim.exp_avg has no tensor: wanted {name}"),
+        ("optim.momentum", "optim.exp_avg", f"optim.exp_avg_sq has no tensor: wanted {name}"),
+        (None, "optim.exp_avg", f"has a tensor that the model has not: found {name}"),
+    ):
+        changed = json.loads(json.dumps(manifest))
+        entry = changed["tensors"]["optim.momentum"][name]
+        if take:
+            del changed["tensors"][take][name]
+        if put:
+            changed["tensors"][put][name] = entry
+        (cut.folder / "manifest.json").write_text(json.dumps(changed), "utf-8")
+        with pytest.raises(FormatError, match=said):
+            verify(Checkpoint.open(cut.folder))

@@ -66,8 +66,8 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses
     folder, run = saved
     again = started(folder, checkpoint__no_load_optim=True, optimizer__warmup_iterations=2)
     assert _same_weights(again, run)
-    assert (again.iteration, again.consumed, again.adam.steps) == (3, 12, 0)
-    assert not any(values.any() for _, _, values in again.adam.state())
+    assert (again.iteration, again.consumed, again.optimizer.steps) == (3, 12, 0)
+    assert not any(values.any() for _, _, values in again.optimizer.state())
     assert [again.rate, *[again.step(again.rate) and again.rate for _ in range(2)]] == [0.0, 0.005, 0.01]
 
 
@@ -78,7 +78,7 @@ def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
     run = started(train__passed_over='["9-10", "2-3", "4-4", "3-4"]', log__interval=1, **values)
     assert run.plan.passed_over == (range(2, 5), range(9, 11))
     Loop(run, Observers([])).run()
-    assert (run.iteration, run.consumed, run.skipped, run.adam.steps) == (10, 40, 4 * 5, 5)
+    assert (run.iteration, run.consumed, run.skipped, run.optimizer.steps) == (10, 40, 4 * 5, 5)
     assert Checkpoint.open(tmp_path).iteration == 10
     other = started(**values | {"checkpoint__save": None})
     for consumed in (0, 16, 20, 24, 28):

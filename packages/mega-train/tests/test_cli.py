@@ -246,6 +246,10 @@ def test_weights_without_an_optimizer_are_for_finetuning(
         "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
     )
     _gpt(corpus, "--load", str(bare), "--finetune", "--train-iters", "1")
+    assert _refused(_gpt(corpus, "--load", str(trained[0]), "--optimizer", "muon", code=2)).endswith(
+        "holds the state of --optimizer adam: found optim.exp_avg, optim.exp_avg_sq, wanted optim.exp_avg, "
+        "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune begins anew with its weights"
+    )
     trainer = {"consumed_samples": 480}
     (Checkpoint.open(bare).folder / "trainer.json").write_text(json.dumps(trainer))
     shutil.copy(Checkpoint.open(trained[0]).folder / "manifest.json", bare)

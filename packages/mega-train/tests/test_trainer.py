@@ -93,7 +93,7 @@ def test_the_loss_falls_and_a_resumed_run_goes_on_bitwise(
     after = _steps(run, 10)
     assert after[-1][0] < before[0][0] / 2, "half of the loss it began with"
     again = _trainer(planned, open_corpus, tmp_path, **values)
-    assert (again.iteration, again.consumed, again.adam.steps) == (50, 400, 50)
+    assert (again.iteration, again.consumed, again.optimizer.steps) == (50, 400, 50)
     assert {weight.dtype for _, weight in again.held} == {torch.bfloat16 if bf16 else torch.float32}
     assert _steps(again, 10) == after
     for name, weight in _weights(run).items():
@@ -108,7 +108,7 @@ def test_a_float32_run_goes_on_from_a_bfloat16_one_at_its_main_weights(
     run.save()
     run.saves.finish()
     again = _trainer(planned, open_corpus, tmp_path)
-    for main, (row, weight) in zip(run.adam.main, again.held, strict=True):
+    for main, (row, weight) in zip(run.optimizer.main, again.held, strict=True):
         assert torch.equal(main, weight.detach().flatten()), row.name
 
 
@@ -120,9 +120,9 @@ def test_finetuning_takes_the_weights_alone(
     run.save()
     run.saves.finish()
     tuned = _trainer(planned, open_corpus, tmp_path, checkpoint__finetune=True)
-    assert (tuned.iteration, tuned.consumed, tuned.adam.steps) == (0, 0, 0)
+    assert (tuned.iteration, tuned.consumed, tuned.optimizer.steps) == (0, 0, 0)
     assert all(torch.equal(_weights(tuned)[name], weight) for name, weight in _weights(run).items())
-    assert not any(tensor.any() for _, _, tensor in tuned.adam.state())
+    assert not any(tensor.any() for _, _, tensor in tuned.optimizer.state())
 
 
 def test_validation_trains_nothing_and_reads_the_validation_split(
@@ -215,13 +215,13 @@ def test_what_is_not_finite_may_be_skipped(planned: Planned, open_corpus: Indexe
     before = _weights(run)
     ((loss, norm),) = _steps(run, 1)
     assert np.isnan([loss, norm]).all()
-    assert (run.iteration, run.consumed, run.skipped, run.adam.steps) == (3, 12, 4, 2)
+    assert (run.iteration, run.consumed, run.skipped, run.optimizer.steps) == (3, 12, 4, 2)
     assert run.rate == rate > 0, "the learning rate's course stands still, as Megatron's"
     for name, weight in _weights(run).items():
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num()), name
     _spoil(run, kept)
     assert np.isfinite(_steps(run, 1)).all()
-    assert (run.iteration, run.skipped, run.adam.steps) == (4, 4, 3)
+    assert (run.iteration, run.skipped, run.optimizer.steps) == (4, 4, 3)
     assert run.rate > rate
 
 
@@ -244,7 +244,7 @@ def test_float16_gradients_that_overflow_are_skipped_until_the_scale_fits_and_a_
     assert 5 < skipped < 25, "a scale of 2^32 overflows at first"
     assert np.isfinite([loss for loss, _ in before]).all()
     assert (run.iteration, run.consumed, run.skipped) == (70, 560, 8 * skipped)
-    assert run.adam.steps == 70 - skipped
+    assert run.optimizer.steps == 70 - skipped
     assert 1 < run.scale.value < 2.0**32
     assert {weight.dtype for _, weight in run.held} == {torch.float16}
     assert before[-1][0] < before[0][0] / 2

@@ -30,12 +30,12 @@ def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[S
     """What every rank of the layout writes: the boxes it answers for.
 
     Args:
-        dtypes: safetensors' name of every parameter's dtype.
+        dtypes: safetensors' name of the dtype of every parameter that is written.
 
     Raises:
         LayoutError: the model cannot be cut this way.
     """
-    rows = [row for row in table(spec) if row.tied_to is None]
+    rows = [row for row in table(spec) if row.tied_to is None and row.name in dtypes]
     found = []
     for pp in range(layout.pp):
         stage = layout.stage(pp, spec.layers)

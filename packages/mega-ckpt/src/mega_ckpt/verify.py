@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mega_ckpt import safetensors
 from mega_schema.arch import table
@@ -19,6 +20,15 @@ from mega_schema.pieces import piece_key
 from mega_schema.run_folder import FORMAT, MANIFEST, TOKENIZER, TRAINER
 from mega_schema.shard import overlap
 from mega_schema.tokenizer import open_folder
+
+# where the parameters are that a namespace of Muon's has not
+_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "optim.momentum": "optim.exp_avg",
+        "optim.exp_avg": "optim.momentum",
+        "optim.exp_avg_sq": "optim.momentum",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,16 @@ def verify(checkpoint: Checkpoint) -> Verified:
 def check_table(checkpoint: Checkpoint) -> None:
     """Every namespace holds every parameter of the model, whole shape as in the table, and nothing else.
 
-    A tied parameter is not on disk. An optimizer's namespace has the rows of the model's.
+    A tied parameter is not on disk. An optimizer's namespace has the rows of the model's; where one keeps
+    momentum of some parameters and moments of the others, each of them is in either.
     """
-    wanted = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
+    every = {row.name: row.shape for row in table(checkpoint.spec) if row.tied_to is None}
     manifest = checkpoint.folder / MANIFEST
     if MODEL not in checkpoint.tensors:
         raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
     for space, entries in checkpoint.tensors.items():
+        other = checkpoint.tensors.get(_OTHERS.get(space, ""), {})
+        wanted = {name: shape for name, shape in every.items() if name not in other}
         for name, shape in wanted.items():
             if name not in entries:
                 raise FormatError(manifest, f"{space} has no tensor", wanted=name)

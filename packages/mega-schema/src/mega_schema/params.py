@@ -84,6 +84,11 @@ class Param:
         return repeated(self.name, self.shape, self.split, tp)
 
 
+def is_layers_matrix(row: Param) -> bool:
+    """Whether it is a matrix of a layer: no embedding, no table of positions, no head."""
+    return isinstance(row.stage, int) and len(row.shape) == 2
+
+
 def count(rows: Iterable[Param]) -> int:
     """Parameters of a model, a tied one counted once."""
     return sum(row.size for row in rows if row.tied_to is None)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import OPTIMIZER, Checkpoint
+from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.params import count
@@ -28,6 +28,7 @@ from mega_train.config import Run
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
+from mega_train.optim import STATE, Name
 from mega_train.rates import Courses
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
@@ -109,17 +110,24 @@ def _checkpoint(run: Run, world: World) -> tuple[Run, Checkpoint | None]:
         return run, None
     checkpoint = Checkpoint.open(load)
     if not run.checkpoint.finetune:
-        _check_resumable(checkpoint, optimizer=takes_optimizer(run))
+        _check_resumable(checkpoint, run.optimizer.name if takes_optimizer(run) else None)
     return run, checkpoint
 
 
-def _check_resumable(checkpoint: Checkpoint, *, optimizer: bool) -> None:
+def _check_resumable(checkpoint: Checkpoint, optimizer: Name | None) -> None:
+    """Whether there is what the run goes on with; None takes up no optimizer's state."""
     hint = "--finetune begins anew with its weights"
-    missing = [space for space in OPTIMIZER if space != "optim.main" and space not in checkpoint.tensors]
-    if missing and optimizer:
-        found, wanted = ", ".join(checkpoint.tensors), ", ".join(missing)
+    found = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
+    if optimizer and found != (wanted := STATE[optimizer]):
+        writer = next((name for name, spaces in STATE.items() if spaces == found), None)
         raise FormatError(
-            checkpoint.folder, "holds no optimizer state to go on with", found=found, wanted=wanted, hint=hint
+            checkpoint.folder,
+            f"holds the state of --optimizer {writer}"
+            if writer
+            else "holds no optimizer state to go on with",
+            found=", ".join(sorted(found) or checkpoint.tensors),
+            wanted=", ".join(sorted(wanted)),
+            hint=f"--optimizer {writer}, or {hint}" if writer else hint,
         )
     # checkpoints of converters say nothing of skipped samples
     of_optimizer = (("optimizer_steps", None), ("skipped_samples", 0)) if optimizer else ()

@@ -102,8 +102,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--exit-signal-handler": "--save-interval N",
         "--deepspeed": "",
         "--fp8-": "--bf16",
-        "--optimizer": "leave it out; the optimizer is AdamW",
-        "--sgd-momentum": "leave it out; the optimizer is AdamW",
         "--train-data-path": "--data-path P --split 100,0,0",
         "--valid-data-path": "--split",
         "--test-data-path": "--split",

@@ -21,7 +21,7 @@ from mega_schema.flat import fragments
 from mega_schema.shard import Slab
 from mega_train.buckets import Stretch
 from mega_train.grads import Shards
-from mega_train.optim import AdamW
+from mega_train.optim import Optimizer
 
 Read = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 
@@ -40,14 +40,14 @@ class Part:
     dtype: torch.dtype
 
 
-def parts(mesh: Mesh, rt: Runtime, shards: Shards, adam: AdamW) -> list[Part]:
+def parts(mesh: Mesh, rt: Runtime, shards: Shards, optimizer: Optimizer) -> list[Part]:
     """What this rank writes of a checkpoint, which no other rank does; namespace after namespace."""
     kept = [("optim.main", part, main) for part, main in zip(shards.stretches, shards.main, strict=True)]
     writers = Axis("replicas") if shards.sharded else mesh.replicas
     found: list[Part] = []
     for _, stretch, values in kept:
         found += _parts(MODEL, stretch, values, rt.tp, writers, rt.dtype)
-    for space, stretch, values in sorted([*kept, *adam.state()], key=_space):
+    for space, stretch, values in sorted([*kept, *optimizer.state()], key=_space):
         if space != "optim.main" or rt.dtype != torch.float32:
             found += _parts(space, stretch, values, rt.tp, writers, torch.float32)
     return found
@@ -93,13 +93,13 @@ def weights(checkpoint: Checkpoint) -> Read:
     return lambda name, slab: checkpoint.read(space, name, slab)
 
 
-def load_optimizer(checkpoint: Checkpoint, adam: AdamW, rt: Runtime) -> None:
+def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) -> None:
     """Take up the optimizer's state."""
 
     def fill(space: str, stretch: Stretch, values: Tensor) -> None:
         _set(stretch, values, lambda name, slab: checkpoint.read(space, name, slab), rt)
 
-    adam.load(fill, steps=int(checkpoint.trainer["optimizer_steps"]))
+    optimizer.load(fill, steps=int(checkpoint.trainer["optimizer_steps"]))
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from mega_train.data.cursor import micro_batches
 from mega_train.data.feed import feed
 from mega_train.data.samples import Samples
 from mega_train.grads import Gradients
-from mega_train.optim import AdamW
+from mega_train.optimizers import optimizer
 from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
@@ -84,13 +84,7 @@ class Trainer:
         initial = initial_values(rows, plan.run.train.seed)
         store.fill(self.shards, initial if checkpoint is None else store.weights(checkpoint), self.rt)
         self.gradients = Gradients(self.shards, mesh, rows)
-        o = plan.run.optimizer
-        self.adam = AdamW(
-            self.shards.stretches,
-            self.shards.main,
-            betas=(o.beta1, o.beta2),
-            eps=o.eps,
-        )
+        self.optimizer = optimizer(plan.run, self.shards, mesh)
         self.iteration = self.consumed = self.tokens = self.skipped = self.actions = 0
         self.timers = Timers(mesh.device)
         self.extra: dict[str, float] = {}
@@ -101,7 +95,7 @@ class Trainer:
             self.tokens = int(checkpoint.trainer.get("consumed_tokens", self.consumed * plan.length))
             self.skipped = self.consumed  # the courses begin here
             if takes_optimizer(plan.run):
-                store.load_optimizer(checkpoint, self.adam, self.rt)
+                store.load_optimizer(checkpoint, self.optimizer, self.rt)
                 self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
                 self.scale.load(checkpoint.trainer.get("loss_scale", {}))
             if checkpoint.folder.parent == plan.run.checkpoint.save:
@@ -162,7 +156,9 @@ class Trainer:
         with timed("optimizer-clip-main-grad"):
             self.gradients.clip(norm, self.plan.run.optimizer.clip)
         with timed("optimizer-inner-step"):
-            self.adam.step(self.gradients.of, rate, self.plan.courses.decay.at(self.consumed - self.skipped))
+            self.optimizer.step(
+                self.gradients.of, rate, self.plan.courses.decay.at(self.consumed - self.skipped)
+            )
         with timed("optimizer-copy-main-to-model-params"):
             self.shards.publish()
 
@@ -224,7 +220,7 @@ class Trainer:
             "consumed_tokens": self.tokens,
             "skipped_samples": self.skipped,
             "loss_scale": self.scale.state(),
-            "optimizer_steps": self.adam.steps,
+            "optimizer_steps": self.optimizer.steps,
             "seed": self.plan.run.train.seed,
             "learning_rate": self.rate,
             "courses": self.plan.courses.state(),
@@ -236,7 +232,7 @@ class Trainer:
             "last": kept.keep_last or int(kept.keep_every is not None),
             "every": kept.keep_every,
         }
-        self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.adam), commit)
+        self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.optimizer), commit)
 
     def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
         plan, mesh = self.plan, self.mesh

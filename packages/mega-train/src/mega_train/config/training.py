@@ -106,8 +106,13 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """AdamW (arXiv:1711.05101), clipping, and the courses of learning rate and weight decay."""
+    """Which, clipping, and the courses of learning rate and weight decay."""
 
+    name: Literal["adam", "sgd", "muon"] = option(
+        "--optimizer",
+        "adam",
+        "AdamW (arXiv:1711.05101); SGD with momentum; Muon for the layers' matrices, AdamW for the rest",
+    )
     lr: float | None = option("--lr", None, "peak learning rate")
     min_lr: float = option("--min-lr", 0.0, "the rate after the decay")
     decay_style: Style = option("--lr-decay-style", "linear", "the course after the warm-up")
@@ -149,4 +154,6 @@ class Optimizer:
     beta1: float = option("--adam-beta1", 0.9, "decay of the first moment")
     beta2: float = option("--adam-beta2", 0.999, "decay of the second moment")
     eps: float = option("--adam-eps", 1e-8, "added to the root of the second moment")
+    sgd_momentum: float = option("--sgd-momentum", 0.9, "of --optimizer sgd")
+    muon_momentum: float = option("--muon-momentum", 0.95, "of --optimizer muon, Nesterov's")
     clip: float = option("--clip-grad", 1.0, "largest global norm of the gradient; 0 does not clip")

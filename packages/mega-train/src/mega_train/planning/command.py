@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mega_schema.arch import table
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.spec import Family, preset
+from mega_schema.params import count, is_layers_matrix
+from mega_schema.spec import Family, ModelSpec, preset
 from mega_train.config import Curriculum, Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import Estimate, estimate
@@ -80,7 +82,7 @@ def job(run: Run, family: Family | None, world: int | None) -> Job:
         length=plan.length,
         micro=plan.micro,
         global_samples=plan.global_samples,
-        precision=precision(run),
+        precision=precision(run, plan.spec),
         recompute=plan.recompute,
         zero=plan.sharing.stage if plan.layout.dp * plan.layout.cp > 1 else 0,
         bucket=plan.sharing.bucket,
@@ -105,8 +107,16 @@ def searchable(run: Run, family: Family | None) -> Job:
     return replace(job(alone, family, 1), software=hidden)
 
 
-def precision(run: Run) -> Precision:
-    return BF16 if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
+def precision(run: Run, spec: ModelSpec) -> Precision:
+    """Bytes of each parameter; those of the optimizer's state a mean over the model."""
+    precision = BF16 if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
+    rows = [row for row in table(spec) if row.tied_to is None]
+    moments = {
+        "adam": 8.0,
+        "sgd": 4.0,
+        "muon": 8 - 4 * count(row for row in rows if is_layers_matrix(row)) / count(rows),
+    }
+    return replace(precision, moments=moments[run.optimizer.name])
 
 
 def software(run: Run) -> Software:

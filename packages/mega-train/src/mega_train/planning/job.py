@@ -24,14 +24,14 @@ class Precision:
         gradient: the gradient that micro-batches are added up in.
         main: the optimizer's float32 copies: of the weight where that is not float32 itself, and of the
             gradient where that is not.
-        moments: both of Adam's.
+        moments: what the optimizer keeps beside the weights: both moments of Adam.
     """
 
     name: str
     weight: int
     gradient: int
     main: int
-    moments: int = 8
+    moments: float = 8
 
     def kept(self, zero: int, ranks: int) -> tuple[float, float, float]:
         """Bytes per parameter on each of `ranks` data-parallel ranks: weight, gradient, optimizer.

@@ -20,7 +20,12 @@ def check_optimizer(run: Run) -> None:
         ConfigError: a value is out of range.
     """
     o = run.optimizer
-    for flag, beta in (("--adam-beta1", o.beta1), ("--adam-beta2", o.beta2)):
+    for flag, beta in (
+        ("--adam-beta1", o.beta1),
+        ("--adam-beta2", o.beta2),
+        ("--sgd-momentum", o.sgd_momentum),
+        ("--muon-momentum", o.muon_momentum),
+    ):
         if not 0 <= beta < 1:
             raise ConfigError(flag, "does not decay", found=beta, wanted="0 or more, and less than 1")
     if not 0 < o.eps < math.inf:

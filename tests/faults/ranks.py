@@ -128,9 +128,10 @@ def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault
             _inject(fault)
 
         @app.command("as-configured")
-        def _train() -> None:
+        def _train() -> int:
             run = load(Run, config, {}, sets)
-            train_on(prepare(run, "gpt", world), world, io.StringIO(), meet=f"file://{folder / 'meet'}")
+            meet = f"file://{folder / 'meet'}"
+            return train_on(prepare(run, "gpt", world), world, io.StringIO(), meet)
 
         run_command(app, ["as-configured"])
     except SystemExit as left:

@@ -13,9 +13,10 @@ import pytest
 
 from mega_ckpt.verify import verify
 from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_train.watchdog import LOST
+from mega_train.watchdog import LOST, TOLD
 from tests.faults.ranks import STEPS, Fault, Running, poison_at, signal_at, start
 
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "told": signal.SIGTERM}
 LIMIT = 8.0  # seconds that a hang may last; a crowded machine can be silent for some
 LAYOUTS = (
     (2, ()),
@@ -46,13 +47,12 @@ class Case:
     def fault(self) -> Fault:
         if self.kind == "nan":
             return poison_at(self.iteration)
-        number = signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP
-        return signal_at(self.iteration, number, self.after)
+        return signal_at(self.iteration, _SIGNALS[self.kind], self.after)
 
 
 def _cases() -> list[Case]:
     rng = random.Random(20)
-    kinds = ["kill"] * 17 + ["stop"] * 17 + ["nan"] * 16
+    kinds = ["kill"] * 17 + ["stop"] * 17 + ["nan"] * 16 + ["told"] * 10
     return [
         Case(kind, ranks, sets, rng.randrange(ranks), rng.randrange(1, STEPS), rng.uniform(0, 0.05))
         for kind in kinds
@@ -119,6 +119,8 @@ def _ended_well(case: Case, running: Running) -> str:
     lines = re.findall(r"^error: .*$", said, re.MULTILINE)
     if case.kind == "nan":
         good = set(codes.values()) == {2} and all("not finite" in line for line in lines) and lines
+    elif case.kind == "told":
+        good = codes.keys() == set(range(case.ranks)) and set(codes.values()) in ({TOLD}, {0}) and not lines
     elif set(codes.values()) == {0}:
         good = not lines  # the run was over before the signal came
     else:

@@ -14,13 +14,14 @@ import pytest
 from torch.distributed import HashStore
 
 from mega_model.mesh import Axis
+from mega_train.signals import Told
 from mega_train.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
 
 
 class Rank:
     """A watchdog over this thread, as one rank of several in one process."""
 
-    def __init__(self, store: HashStore, rank: int, world: int, limit: float = 60) -> None:
+    def __init__(self, store: HashStore, rank: int, world: int, limit: float = 60, hurry: float = 0) -> None:
         self.out, self.codes, self.beats = io.StringIO(), list[int](), 0
         self.left = threading.Event()
         self.watchdog = Watchdog(
@@ -31,6 +32,7 @@ class Rank:
             progress=lambda: self.beats,
             standing=lambda: ("after iteration 7", "--load RUN goes on from iteration 5"),
             out=self.out,
+            hurry=hurry,
             patience=0.5,
             tick=0.02,
             leave=self._leave,
@@ -113,6 +115,24 @@ def test_a_process_that_is_told_to_end_says_where_it_stood_and_no_stacks() -> No
         said = _said(rank)
     told = "rank 0, after iteration 7: was told to end (SIGTERM)"
     assert said == f"error: {told}; hint: --load RUN goes on from iteration 5\n"
+    assert rank.codes == [TOLD]
+
+
+def test_who_is_told_to_end_may_go_on_while_it_gets_on() -> None:
+    store = HashStore()
+    store.set("watchdog/host 1", "node7")
+    rank = Rank(store, 0, 2, hurry=0.4)
+    with Told() as told, rank.watchdog:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(20):
+            rank.beats += 1
+            time.sleep(0.04)
+        assert told()
+        assert rank.codes == []
+        said = _said(rank)
+    assert (
+        "rank 0, after iteration 7: was told to end (SIGTERM), and made no progress for 0 s: found " in said
+    )
     assert rank.codes == [TOLD]
 
 

@@ -33,12 +33,14 @@ from mega_train.rates import Courses
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
 from mega_train.resolve.begins import takes_optimizer
+from mega_train.signals import Told
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began
 from mega_train.watch.observers import Observers
 from mega_train.watch.opened import opened
 from mega_train.watchdog import Watchdog
 
+_HURRY = 15.0  # seconds; torchrun kills what has not ended 30 s after it was told to
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 log = logging.getLogger("mega.train")
@@ -197,9 +199,13 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
     trainer = Trainer(
         plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
-    with _watched(trainer) as watchdog, _ended_from_outside(trainer, watchdog):
+    with (
+        Told() if plan.run.checkpoint.signals else nullcontext() as told,
+        _watched(trainer) as watchdog,
+        _ended_from_outside(trainer, watchdog),
+    ):
         watch.see(began(trainer))
-        reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, began=started)).run()
+        reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
     mesh.leave()
     return reason.code
 
@@ -217,6 +223,7 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
         progress=lambda: (trainer.iteration, trainer.actions, trainer.saves.beat),
         standing=lambda: (f"after iteration {trainer.iteration}", trainer.goes_on),
         out=sys.stderr,
+        hurry=_HURRY if trainer.plan.run.checkpoint.signals else 0,
     )
 
 

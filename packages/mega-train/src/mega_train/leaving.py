@@ -33,7 +33,7 @@ VALIDATED = Reason("only validated")
 INTERVAL = Reason("exit interval", said="--exit-interval divides it")
 DURATION = Reason("exit duration", said="--exit-duration-in-mins is over")
 KILL_SWITCH = Reason("kill switch", said="the file of --kill-switch-path is there")
-SIGNAL = Reason("signal", 128 + signal.SIGTERM, "told to end (SIGTERM)", hasty=True)
+SIGNAL = Reason("signal", 128 + signal.SIGTERM, "told to end (SIGTERM or SIGUSR1)", hasty=True)
 # where several hold, or ranks disagree, the last of them counts
 _REASONS = (None, VALIDATED, LAST, INTERVAL, DURATION, KILL_SWITCH, SIGNAL)
 

@@ -99,7 +99,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--num-experts": "",
         "--expert-model-parallel-size": "",
         "--moe-": "",
-        "--exit-signal-handler": "--save-interval N",
         "--deepspeed": "",
         "--fp8-": "--bf16",
         "--train-data-path": "--data-path P --split 100,0,0",

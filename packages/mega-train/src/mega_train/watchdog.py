@@ -2,9 +2,9 @@
 
 A collective that one rank never enters makes all others wait in silence. Every rank therefore has a thread
 that looks on: when the rank makes no progress for too long, when a collective fails because its peer is gone,
-or when the process is told to end, the thread calls the others over the store that the ranks met at. Each
-leaves a sign there of where it stands, the first to call waits a few seconds for them, says in one line who
-is missing and where the others are, prints the stacks, and all ranks leave.
+or when the process is told to end and gets no further, the thread calls the others over the store that the
+ranks met at. Each leaves a sign there of where it stands, the first to call waits a few seconds for them,
+says in one line who is missing and where the others are, prints the stacks, and all ranks leave.
 
 The main thread may be inside a call that never returns, so nothing here needs it: signals arrive through a
 file descriptor, and the process ends with `os._exit`.
@@ -30,6 +30,7 @@ from typing import NoReturn, Self, TextIO, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mega_model.mesh import Axis
+from mega_train.signals import TO_LEAVE
 from mega_train.voice import LostRank, tell_torchrun
 
 LOST, TOLD = 3, 128 + signal.SIGTERM  # exit codes: a rank hung or was lost, the process was told to end
@@ -73,6 +74,7 @@ class Watchdog:
         progress: Callable[[], Hashable],
         standing: Callable[[], tuple[str, str]],
         out: TextIO,
+        hurry: float = 0,
         patience: float = 5.0,
         tick: float = 0.5,
         leave: Callable[[int], None] = os._exit,
@@ -83,6 +85,8 @@ class Watchdog:
             limit: seconds without progress that are a hang.
             progress: changes whenever the rank gets on.
             standing: how far the run is, and how it can go on; for the line.
+            hurry: seconds without progress that are a hang once the process was told to end; with 0 it then
+                ends at once. Else someone else handles the signals.
             patience: seconds that the others have to answer.
             tick: seconds between two looks.
             leave: ends the process.
@@ -93,6 +97,7 @@ class Watchdog:
             for _ in range(2)
         )
         self.rank, self.world, self.limit, self.patience = rank, world, limit, patience
+        self._hurry = hurry
         self._progress, self._standing = progress, standing
         self._out, self._tick, self._leave = out, tick, leave
         self._main = threading.main_thread().ident
@@ -106,7 +111,10 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._store.set(f"host {self.rank}", socket.gethostname())
-        self._before = signal.signal(signal.SIGTERM, lambda *_: None)  # what counts is the byte in the pipe
+        if not self._hurry:
+            self._before = signal.signal(
+                signal.SIGTERM, lambda *_: None
+            )  # what counts is the byte in the pipe
         self._pipe_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._thread.start()
         self._ear.start()
@@ -117,7 +125,8 @@ class Watchdog:
     ) -> None:
         self._done.set()
         signal.set_wakeup_fd(self._pipe_before)
-        signal.signal(signal.SIGTERM, self._before)
+        if not self._hurry:
+            signal.signal(signal.SIGTERM, self._before)
         self._wake.send(b"\0")
         self._thread.join()
         self._awake.close()
@@ -139,18 +148,20 @@ class Watchdog:
             return  # nobody can call any more; what happens to this rank itself is still seen
 
     def _look_on(self) -> None:
-        last, since = self._progress(), time.monotonic()
+        last, since, told = self._progress(), time.monotonic(), 0.0  # since when the process is told to end
         while True:
             readable, _, _ = select.select([self._awake], [], [], self._tick)
-            told = bool(readable) and signal.SIGTERM in self._awake.recv(64)
+            if readable and not TO_LEAVE.isdisjoint(self._awake.recv(64)):
+                told = told or time.monotonic()
             if self._done.is_set():
                 return
             now = self._progress()
             if now != last:
                 last, since = now, time.monotonic()
             idle = time.monotonic() - since
-            if told:
-                return self._call(_TOLD, idle, TOLD)
+            if told and min(idle, time.monotonic() - told) >= self._hurry:
+                late = f", and made no progress for {idle:.0f} s" if self._hurry else ""
+                return self._call(f"{_TOLD}{late}", idle, TOLD)
             if self._lost is not None:
                 return self._call(f"lost another rank ({_cause(self._lost)})", idle, LOST)
             if idle > self.limit:

@@ -29,6 +29,11 @@ class Save:
     keep_every: int | None = option(
         "--keep-every", None, "keep those whose iteration this divides; without --keep-last also the newest"
     )
+    signals: bool = option(
+        "--exit-signal-handler/--no-exit-signal-handler",
+        True,
+        "on SIGTERM or SIGUSR1 save after the step and leave with code 143; else such a signal ends at once",
+    )
     finetune: bool = option(
         "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"
     )

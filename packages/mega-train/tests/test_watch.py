@@ -24,7 +24,7 @@ from mega_train.metrics import read_events
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.resolve import Plan
-from mega_train.screen import Screen, fitted, live
+from mega_train.screen import Screen, fitted, flops, live
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began, Event, Progress, Said, Saved, Stepped, Validated
 from mega_train.watch.observers import Behind, Observers
@@ -99,13 +99,13 @@ class Heard:
 
 def _shown(*, terminal: bool, width: int = 80) -> str:
     out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=terminal, width=width))
+    screen = Screen(Console(file=out, force_terminal=terminal, width=width), "all")
     for event in (BEGAN, Said("[red] words"), STEP, NOW, VALIDATED, Saved(iteration=20, seconds=1.0)):
         screen.see(event)
     screen.see(replace(NOW, iteration=60, step_seconds=100.0, mfu=0.4169))
     if not terminal:
         screen.see(replace(NOW, iteration=80, skipped=3, loss_scale=65536.0, extra={"num-zeros": 12.0}))
-        of_ranks = {"optimizer": (0.001, 0.0025), "forward-backward": (0.1, 0.3, 0.2)}
+        of_ranks = {"optimizer": (0.001, 0.0025)}
         screen.see(replace(NOW, iteration=100, skipped=20, loss=None, timers_of_ranks=of_ranks))
     screen.close()
     return out.getvalue()
@@ -124,8 +124,8 @@ def test_plain_lines_appear_where_there_is_no_terminal() -> None:
         f"num zeros 12 | {pace} | 71.23 GB | 0:10 left",
         f"iteration 100/100 | no update (20 skipped) | lr 3.00e-04 | grad norm 1.25 | {pace} | 71.23 GB | "
         "0:00 left",
-        "  optimizer............................... 1.00 2.50 ms",
-        "  forward-backward........................ 100.00 300.00 200.00 ms | slowest rank 1",
+        "  milliseconds of a step, every rank:",
+        "  optimizer............................... 1.00 2.50 | most on rank 1",
     ]
 
 
@@ -142,6 +142,14 @@ def test_a_wide_terminal_shows_a_bar_too() -> None:
     last = _shown(terminal=True, width=80).splitlines()[-2]
     assert "1:06:40" in last
     assert "━" not in last
+
+
+@pytest.mark.parametrize(
+    ("tera", "words"),
+    [(412.3, "412 TFLOP/s"), (0.1, "0.1 TFLOP/s"), (0.05, "50 GFLOP/s"), (3e-5, "30 MFLOP/s")],
+)
+def test_flops_are_told_in_a_unit_that_leaves_digits(tera: float, words: str) -> None:
+    assert flops(tera) == words
 
 
 def test_the_live_line_fits_and_what_matters_least_goes_first() -> None:

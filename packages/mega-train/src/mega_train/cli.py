@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -87,6 +87,36 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
     from mega_train.curve import draw
 
     draw(runs, output)
+    click.echo(f"{output}")
+
+
+@app.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare it with.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+)
+@click.option(
+    "--over",
+    type=click.Choice(["iteration", "samples", "tokens", "hours"]),
+    default="iteration",
+    show_default=True,
+    help="What the curves lie over.",
+)
+def report(
+    run: Path, against: Path | None, output: Path, over: Literal["iteration", "samples", "tokens", "hours"]
+) -> None:
+    """Write a page about RUN (the folder given to --save): one file of HTML that loads nothing.
+
+    Loss, gradient norm, learning rate, throughput and memory as curves, restarts marked in them; where the
+    time of a step goes; the configuration. It can be written while the run goes on.
+    """
+    from mega_train.report.document import write
+
+    write(run, against, output, over)
     click.echo(f"{output}")
 
 

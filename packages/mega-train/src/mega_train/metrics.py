@@ -6,7 +6,7 @@ import fcntl
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,19 @@ def only_run(folder: Path | None) -> Iterator[None]:
 def read_events(folder: Path) -> list[Line]:
     """The events of a run in the order they were written, without those of steps that a resume did again.
 
-    A line that a crash cut is left out.
+    Raises:
+        FormatError: the folder holds no record of a run.
+    """
+    events: list[Line] = []
+    for event in read_lines(folder):
+        if event["event"] == "start":
+            events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
+        events.append(event)
+    return events
+
+
+def read_lines(folder: Path) -> list[Line]:
+    """All that was ever written there. A line that a crash cut is left out.
 
     Raises:
         FormatError: the folder holds no record of a run.
@@ -100,11 +112,6 @@ def read_events(folder: Path) -> list[Line]:
         raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
     events: list[Line] = []
     for line in path.read_bytes().splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if event["event"] == "start":
-            events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
-        events.append(event)
+        with suppress(ValueError):
+            events.append(json.loads(line))
     return events

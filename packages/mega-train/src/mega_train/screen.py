@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mega_train.watch.events import Began, Event, Progress, Said, Stepped, Validated
 from mega_train.watch.memory import in_use
+from mega_train.watch.timers import Option
 
 _BAR = 12  # cells a bar needs to tell anything
 
@@ -17,8 +18,12 @@ _BAR = 12  # cells a bar needs to tell anything
 class Screen:
     """A line that moves with every step and whose numbers change with every line of the log."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, timing: Option = "minmax") -> None:
+        """
+        Args:
+            timing: of which ranks the times of phases are.
+        """
+        self._console, self._timing = console, timing
         self._at = self._of = 0
         self._now: Progress | None = None
         self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4)
@@ -38,7 +43,7 @@ class Screen:
                     self._say(line(event))
                 else:
                     self._live.refresh()
-                for text in phases(event):
+                for text in phases(event, self._timing):
                     self._say(text)
             case Validated():
                 at = f"validation at iteration {event.iteration}"
@@ -84,7 +89,7 @@ def line(now: Progress) -> str:
         *([f"loss scale {now.loss_scale:g}"] if now.loss_scale != 1 else []),
         *(f"{name.replace('-', ' ')} {value:.10g}" for name, value in now.extra.items()),
         f"{now.tokens_per_second:,.0f} tokens/s",
-        f"{_flops(now.tflops)} TFLOP/s a rank",
+        f"{flops(now.tflops)} a rank",
         *([f"MFU {now.mfu:.1%}"] if now.mfu is not None else []),
         f"{in_use(now.memory) / 1e9:.2f} GB",
         f"{_clock(now.seconds_left)} left",
@@ -98,7 +103,7 @@ def live(now: Progress) -> list[tuple[int, str]]:
         (0, _loss(now)),
         (4, f"lr {now.rate:.1e}"),
         (1, f"{_short(now.tokens_per_second)} tok/s"),
-        (3, f"{_flops(now.tflops)} TFLOP/s"),
+        (3, flops(now.tflops)),
         *([(2, f"{now.mfu:.0%} MFU")] if now.mfu is not None else []),
         (5, f"{_short(in_use(now.memory))}B"),
         (0, _clock(now.seconds_left)),
@@ -113,13 +118,16 @@ def fitted(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
     return " ".join([first, *(text for _, text in parts)])[:width]
 
 
-def phases(now: Progress) -> Iterator[str]:
-    """What --timing-log-level asks for, a phase a line, in milliseconds a step."""
+def phases(now: Progress, option: Option) -> Iterator[str]:
+    """What --timing-log-level asks for, a phase a line below a heading."""
+    if now.timers_of_ranks:
+        whose = {"max": "slowest rank", "minmax": "fastest and slowest rank", "all": "every rank"}[option]
+        yield f"  milliseconds of a step, {whose}:"
     for name, seconds in now.timers_of_ranks.items():
-        most = max(range(len(seconds)), key=seconds.__getitem__)
         each = " ".join(f"{1000 * value:.2f}" for value in seconds)
-        slowest = f" | slowest rank {most}" if len(seconds) > 2 else ""
-        yield f"  {name:.<40} {each} ms{slowest}"
+        most = max(range(len(seconds)), key=seconds.__getitem__)
+        slowest = f" | most on rank {most}" if option == "all" and len(seconds) > 1 else ""
+        yield f"  {name:.<40} {each}{slowest}"
 
 
 def _loss(now: Progress) -> str:
@@ -127,8 +135,10 @@ def _loss(now: Progress) -> str:
     return f"{loss} ({now.skipped} skipped)" if now.skipped else loss
 
 
-def _flops(tera: float) -> str:
-    return f"{tera:.0f}" if tera >= 100 else f"{tera:.3g}"
+def flops(tera: float) -> str:
+    """In the unit that leaves some digits: a laptop has GFLOP/s."""
+    unit, size = next((u for u in (("T", 1.0), ("G", 1e-3)) if tera >= 0.1 * u[1]), ("M", 1e-6))
+    return f"{tera / size:.3g} {unit}FLOP/s"
 
 
 def _short(number: float) -> str:

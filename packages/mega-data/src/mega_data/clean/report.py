@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 62rem; margin: 2rem auto; padding: 0
-1rem } h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid
-#d8dee4; padding-top: 1rem } table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .25rem
-.9rem .25rem 0; text-align: left; border-bottom: 1px solid #eaeef2; vertical-align: top } td.n, th.n {
-text-align: right; font-variant-numeric: tabular-nums } .bar { display: inline-block; height: .7em;
-background: #2f6f9f; min-width: 1px } .out { background: #9fb8c8 } details { margin: .3rem 0 } pre {
-white-space: pre-wrap; background: #f6f8fa; padding: .5rem .7rem; margin: .3rem 0; font-size: 13px } figure {
-margin: .8rem 0 } figcaption { color: #59636e; font-size: 13px } svg { max-width: 100% }
-"""
+from mega_schema import page as frame
+
 _LANGUAGES = 12  # shown; the others are one row
 _WIDTH, _HEIGHT, _FOOT = 640, 150, 34
 
@@ -27,7 +19,7 @@ def page(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> st
         steps: as `Cleaning.report` gives them.
         skipped: lines that were no documents.
     """
-    body = [f"<h1>{escape(title)}</h1>", _overview(steps)]
+    body = [_overview(steps)]
     if skipped:
         body.append(f"<p>{skipped:,} lines are no documents and lie in quarantine/.</p>")
     for number, step in enumerate(steps, 1):
@@ -36,11 +28,7 @@ def page(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> st
         body.append(_languages(step["languages"]))
         body.append(_lengths(step))
         body.append(_examples(step["examples"]))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(body)}</body></html>\n"
-    )
+    return frame.page(title, "".join(body))
 
 
 def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -61,9 +49,8 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:
-    numbers = {"documents in", "out", "MB in", "MB out", "changed", "documents", "share"}
-    cells = "".join(f"<th{' class=n' if name in numbers else ''}>{escape(name)}</th>" for name in head)
-    return f"<table><tr>{cells}</tr>{''.join(rows)}</table>"
+    numbers = ("documents in", "out", "MB in", "MB out", "changed", "documents", "share")
+    return frame.table(head, rows, numbers)
 
 
 def _reasons(step: Mapping[str, Any]) -> str:

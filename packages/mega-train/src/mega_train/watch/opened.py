@@ -45,7 +45,7 @@ def _near(run: Run, out: TextIO) -> Iterator[Observer]:
     """Told while the run waits."""
     if run.checkpoint.save is not None:
         yield Record(run.checkpoint.save)
-    yield Screen(Console(file=out))
+    yield Screen(Console(file=out), run.log.timing_option)
 
 
 def _far(run: Run, world: World) -> Iterator[Observer]:

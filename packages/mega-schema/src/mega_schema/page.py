@@ -1,0 +1,42 @@
+"""The frame of a page that people look at: one file of HTML, nothing to load, its look in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from html import escape
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; max-width: 62rem; margin: 2rem
+auto; padding: 0 1rem } h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top:
+1px solid #d8dee4; padding-top: 1rem } table { border-collapse: collapse; margin: .6rem 0 } th, td { padding:
+.25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid #eaeef2; vertical-align: top } td.n, th.n {
+text-align: right; font-variant-numeric: tabular-nums } .bar { display: inline-block; height: .7em;
+background: #2f6f9f; min-width: 1px } .out { background: #9fb8c8 } details { margin: .3rem 0 } pre {
+white-space: pre-wrap; background: #f6f8fa; padding: .5rem .7rem; margin: .3rem 0; font-size: 13px } figure {
+margin: .8rem 0 } figcaption { color: #59636e; font-size: 13px } svg { max-width: 100% }
+"""
+
+
+def page(title: str, body: str, style: str = "") -> str:
+    """A whole document.
+
+    Args:
+        title: text; it is the heading too.
+        body: HTML.
+        style: CSS beside the frame's own.
+    """
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}{style}</style></head>'
+        f"<body><h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[str], numbers: Collection[str] = ()) -> str:
+    """A table of rows of HTML below a head of text.
+
+    Args:
+        numbers: names of the head that stand over numbers, to the right.
+    """
+    cells = "".join(f"<th{' class=n' if name in numbers else ''}>{escape(name)}</th>" for name in head)
+    return f"<table><tr>{cells}</tr>{''.join(rows)}</table>"

@@ -1,0 +1,217 @@
+"""Lines over an axis as SVG: nothing to load, sharp at any size, and a pointer on it reads the values."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 940, 260
+_LEFT, _RIGHT, _TOP, _FOOT = 64, 12, 10, 26
+_MOST = 400  # points of a line that are drawn; more are put together
+_COLUMNS = 120  # places where a pointer reads
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points of one run, in the order of `xs`.
+
+    Attributes:
+        dots: drawn as points that a thin line joins: values far apart.
+    """
+
+    name: str
+    color: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What is drawn in one pair of axes.
+
+    Attributes:
+        x_name: what lies on the horizontal axis.
+        marks: places on it with what happened there.
+        zero: the vertical axis begins at 0.
+        log: it is logarithmic, where all values are above 0.
+        shown: how a value is written.
+    """
+
+    lines: Sequence[Line]
+    x_name: str
+    caption: str
+    marks: Sequence[tuple[float, str, str]] = ()  # place, words, colour
+    zero: bool = False
+    log: bool = False
+    shown: Format = "{:,.4g}".format
+
+    def svg(self) -> str:
+        """The chart as a figure of HTML; an empty text where there is no point to draw."""
+        lines = [line for line in self.lines if line.xs]
+        if not lines:
+            return ""
+        xs = [x for line in lines for x in line.xs] + [x for x, _, _ in self.marks]
+        ys = [y for line in lines for y in line.ys]
+        log = self.log and min(ys) > 1e-200  # below it powers of ten run out
+        first = 0.0 if 0 <= min(xs) <= max(xs) / 10 else min(xs)
+        across = _Axis.of(first, max(xs), _LEFT, WIDTH - _RIGHT)
+        low = min(0.0, *ys) if self.zero else min(ys)
+        upright = _Axis.of(low, max(ys), HEIGHT - _FOOT, _TOP, log=log, wide=True)
+        parts = [_grid(across, upright, self.shown)]
+        parts += [_mark(across(x), words, color) for x, words, color in self.marks]
+        parts += [_drawn(line, across, upright) for line in lines]
+        parts.append(_pointer(lines, across, self))
+        legend = "".join(
+            f'<span class="key{" dots" * line.dots}"><span style="background:{line.color}"></span>'
+            f"{escape(line.name)}</span>"
+            for line in lines
+        )
+        return (
+            f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
+            f'aria-label="{escape(self.caption)}">{"".join(parts)}</svg>'
+            f"<figcaption>{legend}{escape(self.caption)}</figcaption></figure>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """From values to places on the drawing."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool
+
+    @classmethod
+    def of(
+        cls, low: float, high: float, begin: float, end: float, *, log: bool = False, wide: bool = False
+    ) -> _Axis:
+        """With room for the values; `wide` leaves some above them."""
+        if log:
+            low, high = math.log10(low), math.log10(high)
+        if high == low:
+            spread = abs(high) / 10 or 1.0
+            low, high = (low, high + spread) if low == 0 else (low - spread, high + spread)
+        elif wide:
+            high += (high - low) / 20
+            low -= 0 if low == 0 else (high - low) / 20
+        return cls(low, high, begin, end, log)
+
+    def __call__(self, value: float) -> float:
+        value = math.log10(value) if self.log else value
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+    def ticks(self) -> list[float]:
+        """Round values within, some three to nine of them."""
+        if self.log:
+            powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+            for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
+                round_ones = [digit * 10.0**power for power in powers for digit in digits]
+                within = [value for value in round_ones if self.low <= math.log10(value) <= self.high]
+                if len(within) >= 3:
+                    return within[:: 1 + len(within) // 10]
+            return [10 ** (self.low + part * (self.high - self.low)) for part in (0.1, 0.5, 0.9)]
+        rough = (self.high - self.low) / 7
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [step * number for number in range(first, last + 1)]
+
+
+def _grid(across: _Axis, upright: _Axis, shown: Format) -> str:
+    parts = []
+    for value in upright.ticks():
+        y = upright(value)
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eaeef2"/>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown(value)}</text>'
+        )
+    base = HEIGHT - _FOOT
+    parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}" stroke="#59636e"/>')
+    for value in across.ticks():
+        x = across(value)
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#59636e"/>'
+            f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{count(value)}</text>'
+        )
+    return "".join(parts)
+
+
+def count(value: float) -> str:
+    """A large number short: 12,500 is 12.5k."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def _mark(x: float, words: str, color: str) -> str:
+    return (
+        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _FOOT}" stroke="{color}">'
+        f"<title>{escape(words)}</title></line>"
+    )
+
+
+def _drawn(line: Line, across: _Axis, upright: _Axis) -> str:
+    """A line; where there were too many points, of means, in a band from the least to the most."""
+    size = math.ceil(len(line.xs) / _MOST)
+    parts = [
+        (line.xs[i : i + size], [upright(y) for y in line.ys[i : i + size]])
+        for i in range(0, len(line.xs), size)
+    ]
+    places = [across(sum(xs) / len(xs)) for xs, _ in parts]
+    means = [sum(ys) / len(ys) for _, ys in parts]
+    drawn = ""
+    if size > 1:
+        above = [(x, min(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
+        below = [(x, max(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
+        drawn += f'<polygon points="{_points([*above, *reversed(below)])}" fill="{line.color}" opacity=".2"/>'
+    path = _points(list(zip(places, means, strict=True)))
+    style = 'stroke-width="1" stroke-dasharray="3 3"' if line.dots else 'stroke-width="1.6"'
+    drawn += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
+    if line.dots or len(places) == 1:
+        drawn += "".join(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"/>'
+            for x, y in zip(places, means, strict=True)
+        )
+    return drawn
+
+
+def _points(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _pointer(lines: Sequence[Line], across: _Axis, chart: Chart) -> str:
+    """Columns that say, where a pointer rests, the values nearest to it."""
+    longest = max(lines, key=lambda line: len(line.xs)).xs
+    columns = min(_COLUMNS, len(longest))
+    wide = (WIDTH - _RIGHT - _LEFT) / columns
+    parts = []
+    for column in range(columns):
+        left = _LEFT + column * wide
+        middle = across.low + (column + 0.5) / columns * (across.high - across.low)
+        at = _nearest(longest, middle)
+        words = [f"{chart.x_name} {longest[at]:,.6g}"]
+        for line in lines:
+            nearest = _nearest(line.xs, longest[at])
+            if line.xs[nearest] == longest[at] or not line.dots:
+                words.append(f"{line.name}: {chart.shown(line.ys[nearest])}")
+        parts.append(
+            f'<rect class="at" x="{left:.1f}" width="{wide:.1f}" y="{_TOP}" height="{HEIGHT - _FOOT - _TOP}">'
+            f"<title>{escape(chr(10).join(words))}</title></rect>"
+        )
+    return "".join(parts)
+
+
+def _nearest(xs: Sequence[float], x: float) -> int:
+    at = bisect_left(xs, x)
+    if at in (0, len(xs)):
+        return min(at, len(xs) - 1)
+    return at if xs[at] - x < x - xs[at - 1] else at - 1

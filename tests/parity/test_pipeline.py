@@ -65,7 +65,8 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
     run = trainer("gpt", world, meet, folder, **evaluation, **values)
     alone = trainer("gpt", World(), meet, folder, **evaluation)
     for _ in range(2):
-        assert run.validate() == pytest.approx(alone.validate(), abs=1e-5)
+        found, expected = (it.score(it.valid["validation"]) for it in (run, alone))
+        assert found == pytest.approx(expected, abs=1e-5)
         assert steps(run, 1) == pytest.approx(steps(alone, 1), abs=1e-5)
     run.mesh.leave()
 

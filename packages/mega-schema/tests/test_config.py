@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_schema.config import closest, flags, keys, load, option, to_toml
+from mega_schema.config import Words, Wordy, closest, flags, keys, load, option, to_toml, words
 from mega_schema.errors import ConfigError
 
 
@@ -25,6 +25,7 @@ class Engine:
     quiet: bool = option("--quiet", False, "no noise")
     fuel: Literal["wood", "coal"] = option("--fuel", "wood", "what it burns")
     parts: tuple[str, ...] = option("--part", (), "what it is made of")
+    stops: Words = words("--stops", "where it stops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,3 +225,60 @@ def test_toml_leaves_out_what_is_not_set() -> None:
         "[cabin]",
         "seats = 0",
     ]
+
+
+def _stops(*args: str) -> Engine:
+    seen: list[Train] = []
+
+    @click.command(cls=Wordy)
+    @flags(Train)
+    def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
+        seen.append(load(Train, config, given, sets))
+
+    result = CliRunner().invoke(command, list(args), catch_exceptions=False, standalone_mode=False)
+    assert result.exception is None
+    return seen[0].engine
+
+
+@pytest.mark.parametrize(
+    ("args", "stops"),
+    [
+        (["--stops", "a", "b", "c"], ("a", "b", "c")),
+        (["--stops", "0.3", "a", "--power", "4"], ("0.3", "a")),
+        (["--stops", "-1", "a", "-1e3"], ("-1", "a", "-1e3")),
+        (["--stops=a", "b"], ("a", "b")),
+        (["--stops", "a", "b", "--quiet", "--stops", "c"], ("c",)),
+        ([], ()),
+    ],
+)
+def test_a_flag_of_several_words_takes_them_up_to_the_next_flag(
+    args: list[str], stops: tuple[str, ...]
+) -> None:
+    found = _stops(*args)
+    assert found.stops == stops
+    assert found.power == (4 if "--power" in args else 3)
+    assert found.quiet == ("--quiet" in args)
+
+
+def test_a_flag_of_several_words_needs_one() -> None:
+    with pytest.raises(ConfigError, match="^--stops: needs a value$"):
+        _stops("--stops", "--power", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("engine.stops=a", ("a",)),
+        ("engine.stops=1.50", ("1.50",)),
+        ('engine.stops=[0.3, "a", 2, "b"]', ("0.3", "a", "2", "b")),
+    ],
+)
+def test_several_words_of_a_file_are_a_list_or_one_text(text: str, stops: tuple[str, ...]) -> None:
+    found = load(Train, None, {}, [text])
+    assert found.engine.stops == stops
+    assert "stops" in to_toml(found)
+
+
+def test_several_words_are_words() -> None:
+    line = "--set engine.stops: has another type: found [True], wanted a list of strings"
+    assert _refused(None, {}, "engine.stops=[true]") == line

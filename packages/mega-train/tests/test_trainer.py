@@ -68,7 +68,7 @@ def test_dropout_changes_training_and_not_validation(planned: Planned, open_corp
     values: dict[str, Any] = {"data__split": "80,20,0", "evaluation__iterations": 2}
     kinds: list[dict[str, Any]] = [{}, {"train__hidden_dropout": 0.5}, {"train__attention_dropout": 0.5}]
     runs = [_trainer(planned, open_corpus, **values, **kind) for kind in kinds]
-    assert len({run.validate() for run in runs}) == 1
+    assert len({run.score(run.valid["validation"]) for run in runs}) == 1
     losses = [_steps(run, 2) for run in runs]
     assert len({step for loss in losses for step in loss}) == 6
     assert _steps(_trainer(planned, open_corpus, **values, **kinds[1]), 2) == losses[1]
@@ -135,22 +135,22 @@ def test_validation_trains_nothing_and_reads_the_validation_split(
     }
     run = _trainer(planned, open_corpus, **values)
     before = _weights(run)
-    loss = run.validate()
+    loss = run.score(run.valid["validation"])
     assert 2 < loss < 5
-    assert run.validate() == loss
+    assert run.score(run.valid["validation"]) == loss
     assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
-    assert run.valid is not None
-    train, valid = (set(samples.index.document.tolist()) for samples in (run.train, run.valid))
+    streams = (run.train, run.valid["validation"])
+    train, valid = (set(stream.parts[0].index.document.tolist()) for stream in streams)
     assert train == set(range(96))
     assert valid == set(range(96, 120))
     run.iteration = 10
-    assert run.validate() != loss, "the second validation reads on"
+    assert run.score(run.valid["validation"]) != loss, "the second validation reads on"
 
 
 def test_without_a_validation_split_there_is_no_validation(
     planned: Planned, open_corpus: IndexedDataset
 ) -> None:
-    assert _trainer(planned, open_corpus, evaluation__iterations=2, data__split="1,0,0").valid is None
+    assert _trainer(planned, open_corpus, evaluation__iterations=2, data__split="1,0,0").valid == {}
 
 
 def test_a_masked_end_of_document_carries_no_loss(planned: Planned, open_corpus: IndexedDataset) -> None:
@@ -272,11 +272,11 @@ def test_a_loss_scale_changes_no_gradient(planned: Planned, open_corpus: Indexed
 
 
 def test_a_token_outside_the_vocabulary_is_refused(planned: Planned, open_corpus: IndexedDataset) -> None:
-    plan = planned(model__vocab=20, data__path="corpus")  # a corpus that does not say its tokenizer
+    plan = planned(model__vocab=20)  # a corpus that does not say its tokenizer
     run = Trainer(plan, Mesh(), open_corpus)
     line = (
-        r"corpus: holds a token outside the model's vocabulary: found (2\d|3[0-2]), wanted 0 to 19; "
-        r"hint: a corpus made with the model's tokenizer, or a larger --vocab-size"
+        r"toy_text_document: holds a token outside the model's vocabulary: found (2\d|3[0-2]), "
+        r"wanted 0 to 19; hint: a corpus made with the model's tokenizer, or a larger --vocab-size"
     )
     with pytest.raises(FormatError, match=line):
         _steps(run, 1)

@@ -29,6 +29,7 @@ import click
 from mega_schema.errors import ConfigError
 
 R = TypeVar("R")
+Words = tuple[str, ...]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -38,6 +39,52 @@ def option(flag: str, default: Any, help: str) -> Any:
     A bool is a flag without a value; one that is true unless said otherwise is written "--on/--off".
     """
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
+
+
+def words(flag: str, help: str) -> Any:
+    """A field of several words, all of them behind its flag: `--data-path 0.3 A 0.7 B`. Its type is Words.
+
+    The command must be a `Wordy` one. A file has a list, whose numbers need no quotes, or one text.
+    """
+    return dataclasses.field(default=(), metadata={"flag": flag, "help": help, "words": True})
+
+
+class Wordy(click.Command):
+    """A command whose flags of several words take all that follow them, up to the next flag."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does. Where such a flag is given again, the last one counts, as elsewhere."""
+        several = {opt for param in self.params if isinstance(param, _Several) for opt in param.opts}
+        plain: list[str] = []
+        given: dict[str, list[str]] = {}
+        taking: list[str] | None = None
+        for word in args:
+            flag, equals, value = word.partition("=")
+            if flag in several:
+                taking = given[flag] = [value] if equals else []
+            elif taking is not None and not _is_flag(word):
+                taking.append(word)
+            else:
+                taking = None
+                plain.append(word)
+        for flag, taken in given.items():
+            if not taken:
+                raise ConfigError(flag, "needs a value")
+            for value in taken:
+                plain += [flag, value]
+        return super().parse_args(ctx, plain)
+
+
+class _Several(click.Option):
+    """An option whose words `Wordy` hands on to click one by one."""
+
+
+def _is_flag(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return word.startswith("-")
+    return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +108,11 @@ class Key:
     def declared(self) -> str:
         """The flag as click wants it, with the one that turns it off."""
         return str(self.field.metadata["flag"])
+
+    @property
+    def several(self) -> bool:
+        """Whether its flag takes all words that follow."""
+        return bool(self.field.metadata.get("words"))
 
     @property
     def parameter(self) -> str:
@@ -119,7 +171,7 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
         if not equals:
             raise ConfigError("--set", "has no value", found=text, wanted="SECTION.KEY=VALUE")
         key = _known(known, dotted.strip(), "--set")
-        values[key.dotted] = _typed(key, _literal(value.strip(), key.kind), f"--set {key.dotted}")
+        values[key.dotted] = _typed(key, _literal(value.strip(), key), f"--set {key.dotted}")
     sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
     for dotted, value in values.items():
         section, _, name = dotted.partition(".")
@@ -128,14 +180,14 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
 
 
 def to_toml(config: Any) -> str:
-    """The configuration as TOML, values that are None left out; `load` reads it back to an equal one."""
+    """The configuration as TOML, None and empty lists left out; `load` reads it back to an equal one."""
     lines: list[str] = []
     for section in dataclasses.fields(config):
         lines.append(f"[{section.name}]")
         part = getattr(config, section.name)
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
-            if value is not None:
+            if value is not None and value != ():
                 lines.append(f"{field.name} = {_toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
@@ -184,6 +236,10 @@ def _plain(kind: Any) -> Any:
 
 def _typed(key: Key, value: Any, where: str) -> Any:
     kind = _plain(key.kind)
+    if key.several:
+        value = [value] if isinstance(value, str) else value
+        if isinstance(value, list | tuple):
+            value = [str(v) if type(v) in (int, float) else v for v in value]
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
@@ -218,13 +274,14 @@ _WORDS: Mapping[type, str] = MappingProxyType(
 )
 
 
-def _literal(text: str, kind: Any) -> Any:
+def _literal(text: str, key: Key) -> Any:
     """What a word means as TOML; where text is wanted it needs no quotes, even if it looks like a number."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except ValueError:
         return text
-    return text if _plain(kind) in (str, Path) and not isinstance(value, str) else value
+    wants_text = _plain(key.kind) in (str, Path) or (key.several and not isinstance(value, list))
+    return text if wants_text and not isinstance(value, str) else value
 
 
 def _toml_value(value: Any) -> str:
@@ -252,7 +309,15 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
             key.flag, key.parameter, type=click.Choice(get_args(kind)), default=None, help=text
         )
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
-        return click.option(key.flag, key.parameter, multiple=True, callback=_none_if_empty, help=text)
+        return click.option(
+            key.flag,
+            key.parameter,
+            cls=_Several if key.several else click.Option,
+            multiple=True,
+            callback=_none_if_empty,
+            metavar="WORD..." if key.several else None,
+            help=text,
+        )
     if get_origin(kind) is tuple:
         return click.option(key.flag, key.parameter, type=get_args(kind), default=None, help=text)
     types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: click.Path(path_type=Path)}

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.params import count
 from mega_schema.run_folder import LATEST, TOKENIZER, TRAINER
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
+from mega_train.data.corpora import Corpora
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
@@ -51,26 +51,20 @@ class Prepared:
     """A run that can begin, with the files it reads open."""
 
     plan: Plan
-    corpus: IndexedDataset
+    corpora: Corpora
     checkpoint: Checkpoint | None
     tokenizer: Path | None
 
 
 def prepare(run: Run, family: Family, world: World) -> Prepared:
-    """Open the corpus and the checkpoint, and check everything against everything.
+    """Open the corpora and the checkpoint, and check everything against everything.
 
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
     run, checkpoint = _checkpoint(run, world)
-    if run.data.path is None:
-        raise ConfigError(
-            "--data-path", "missing", wanted="prefix of an indexed dataset", hint="--data-path P"
-        )
-    corpus = IndexedDataset(run.data.path)
-    identity = corpus.info.tokenizer if corpus.info else None
-    own = beside(run.data.path, ".tokenizer")
-    tokenizer = own if own.is_dir() else None
+    corpora = Corpora.open(run.data)
+    identity, tokenizer = corpora.identity, corpora.tokenizer
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
         if identity is not None:
             check_same(identity, open_folder(checkpoint.folder / TOKENIZER).identity, "--data-path")
@@ -94,7 +88,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         )
     if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
         check_algorithm(os.environ)
-    return Prepared(plan, corpus, checkpoint, tokenizer)
+    return Prepared(plan, corpora, checkpoint, tokenizer)
 
 
 def _checkpoint(run: Run, world: World) -> tuple[Run, Checkpoint | None]:
@@ -197,7 +191,7 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
         timeout_minutes=plan.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
     )
     trainer = Trainer(
-        plan, mesh, prepared.corpus, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
+        plan, mesh, prepared.corpora, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
     with (
         Told() if plan.run.checkpoint.signals else nullcontext() as told,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 
 from mega_schema.errors import ConfigError, MegaError
+from mega_train.data.index import Stream
+from mega_train.data.sources import SPLIT
 from mega_train.leaving import LAST, VALIDATED, Leaving, Reason
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
@@ -65,13 +67,17 @@ class Loop:
             reason = self.leaving.after(trainer.iteration)
             if self.since and (reason or trainer.iteration % said.log.interval == 0):
                 self._line()
-            if trainer.valid is not None and self._validates(reason):
-                self._validation()
+            if self._validates(reason):
+                for name, samples in trainer.valid.items():
+                    self._score(name, samples)
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
                 trainer.save()
             self._tell_saves()
         self._save_last(always=reason is LAST or trainer.iteration > begins)
         trainer.shards.settle()
+        if reason is LAST and trainer.iteration > begins:
+            for name, samples in trainer.test.items():
+                self._score(name, samples)
         if reason.said:
             self.watch.see(Left(iteration=trainer.iteration, reason=reason.name))
             self.watch.see(
@@ -111,15 +117,21 @@ class Loop:
         return due or leaving is LAST
 
     def _only_validate(self) -> None:
-        if self.trainer.valid is None:
+        trainer, data = self.trainer, self.trainer.plan.run.data
+        if not trainer.valid and not trainer.test:
+            if data.by_use:
+                raise ConfigError(
+                    "--valid-data-path", "missing", wanted="what to validate on", hint="--valid-data-path P"
+                )
             raise ConfigError(
                 "--split",
                 "leaves nothing to validate",
-                found=self.trainer.plan.run.data.split,
+                found=data.split or SPLIT,
                 wanted="a second share above 0",
                 hint="--split 0,100,0",
             )
-        self._validation()
+        for name, samples in {**trainer.valid, **trainer.test}.items():
+            self._score(name, samples)
 
     def _step(self) -> None:
         """A step, or those at once that are to be passed over."""
@@ -186,11 +198,12 @@ class Loop:
         self.watch.see(line)
         self.since = []
 
-    def _validation(self) -> None:
+    def _score(self, name: str, samples: Stream) -> None:
         trainer, started = self.trainer, self.clock()
-        loss = trainer.validate()
+        loss = trainer.score(samples)
         self.watch.see(
             Validated(
+                of=name,
                 iteration=trainer.iteration,
                 consumed_samples=trainer.consumed,
                 loss=loss,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import click
 
+from mega_schema.config import Wordy
 from mega_schema.errors import ConfigError
 
 _KERNELS = "the machine decides which kernels run"
@@ -45,7 +46,6 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--no-contiguous-buffers-in-local-ddp": "gradients lie in buckets",
         "--zero-contigious-gradients": "gradients lie in buckets",
         "--zero-reduce-scatter": "--zero-stage 1 to 3 reduce and scatter",
-        "--data-impl": "a dataset says which form it has",
         "--num-workers": "samples are read from a memory map, by the process that needs them",
         "--vocab-file": _TOKENIZER,
         "--merge-file": _TOKENIZER,
@@ -101,15 +101,12 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--moe-": "",
         "--deepspeed": "",
         "--fp8-": "--bf16",
-        "--train-data-path": "--data-path P --split 100,0,0",
-        "--valid-data-path": "--split",
-        "--test-data-path": "--split",
         "--mock-data": "mega-data sample",
     }
 )
 
 
-class Familiar(click.Command):
+class Familiar(Wordy):
     """A command that knows what a Megatron user meant."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

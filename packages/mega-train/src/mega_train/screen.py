@@ -46,7 +46,7 @@ class Screen:
                 for text in phases(event, self._timing):
                     self._say(text)
             case Validated():
-                at = f"validation at iteration {event.iteration}"
+                at = f"{event.of} at iteration {event.iteration}"
                 self._say(f"{at} | loss {event.loss:.4f} | perplexity {event.perplexity:.2f}")
             case Said():
                 self._say(event.text)

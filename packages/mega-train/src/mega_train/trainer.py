@@ -18,9 +18,9 @@ from mega_schema.config import to_toml
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
 from mega_train import store
-from mega_train.data.cursor import micro_batches
-from mega_train.data.feed import feed
-from mega_train.data.samples import Samples
+from mega_train.data.corpora import Corpora
+from mega_train.data.feed import cursor, feed
+from mega_train.data.index import Stream
 from mega_train.grads import Gradients
 from mega_train.optimizers import optimizer
 from mega_train.pipeline import run
@@ -52,6 +52,7 @@ class Trainer:
         tokens: of those samples, all that were read; a curriculum reads fewer of each at first.
         skipped: those samples whose step was skipped; the learning rate's course does not count them.
         scale: what the loss is multiplied by.
+        valid, test: samples to score, by the name of their group; none where there is nothing to score.
         extra: of the last step, what the log asks for beside loss and norm, by Megatron's names.
         timers: the seconds of its phases.
         tables: what this rank does in a step, or in a batch of a validation, of so many micro-batches.
@@ -64,7 +65,7 @@ class Trainer:
         self,
         plan: Plan,
         mesh: Mesh,
-        corpus: IndexedDataset,
+        corpora: Corpora | IndexedDataset,
         *,
         checkpoint: Checkpoint | None = None,
         tokenizer: Path | None = None,
@@ -102,7 +103,9 @@ class Trainer:
                 saved_at = self.iteration
         self.saves = Saves(plan.run.checkpoint, mesh, saved_at)
         self.tables: dict[tuple[int, bool], Table] = {}
-        self.train, self.valid = feed(plan, corpus, iteration=self.iteration, consumed=self.consumed)
+        fed = feed(plan, corpora, mesh, iteration=self.iteration, consumed=self.consumed)
+        self.train, self.valid, self.test = fed.training, fed.validation, fed.test
+        self.cursors = {samples: cursor(plan, mesh, samples) for samples in fed}
 
     def step(self, rate: float) -> tuple[float, float]:
         """One optimizer step. Where loss or gradient are not finite on any rank, every rank skips the update.
@@ -195,18 +198,19 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def validate(self) -> float:
-        """Mean loss of --eval-iters batches of the validation split, in nats per token.
+    def score(self, samples: Stream) -> float:
+        """Mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
 
-        Every --eval-interval steps it reads on. Between two of those steps (at a run's end) it reads what the
-        one before did, so that the two compare; Megatron reads on there too.
+        Validation reads on every --eval-interval steps. Between two of those steps (at a run's end) it reads
+        what the one before did, so that the two compare; Megatron reads on there too.
         """
-        assert self.valid is not None
         evaluation = self.plan.run.evaluation
         before = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations
-        samples = self.plan.global_samples
+        if samples in self.test.values():
+            before = 0
+        count = self.plan.global_samples
         losses = [
-            self._loss(self.valid, (before + i) * samples, samples, train=False, length=self.plan.length)
+            self._loss(samples, (before + i) * count, count, train=False, length=self.plan.length)
             for i in range(evaluation.iterations)
         ]
         return float(torch.stack(losses).double().mean())
@@ -234,19 +238,10 @@ class Trainer:
         }
         self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.optimizer), commit)
 
-    def _loss(self, samples: Samples, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
+    def _loss(self, samples: Stream, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
         plan, mesh = self.plan, self.mesh
         micros = plan.micros(count)
-        numbers = list(
-            micro_batches(
-                consumed,
-                micro=plan.micro,
-                dp=mesh.dp.size,
-                accumulation=micros,
-                rank=mesh.dp.rank,
-                total=len(samples),
-            )
-        )
+        numbers = list(self.cursors[samples].micro_batches(consumed, micros))
         timed = self.timers if train else untimed
         with timed("batch-generator"):
             batches = [self._tokens(samples, some)[:, : length + 1] for some in numbers]
@@ -274,12 +269,13 @@ class Trainer:
     def _gets_on(self) -> None:
         self.actions += 1
 
-    def _tokens(self, samples: Samples, numbers: list[int]) -> np.ndarray:
+    def _tokens(self, samples: Stream, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])
         least, largest = int(batch.min()), int(batch.max())
         if least < 0 or largest >= self.plan.spec.vocab:
+            outside = (batch < 0) | (batch >= self.plan.spec.vocab)
             raise FormatError(
-                self.plan.run.data.path,
+                samples.corpus(numbers[int(outside.any(axis=1).argmax())]),
                 "holds a token outside the model's vocabulary",
                 found=min(least, 0) or largest,
                 wanted=f"0 to {self.plan.spec.vocab - 1}",

@@ -6,23 +6,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.config import option
+from mega_schema.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """What is read."""
 
-    path: Path | None = option("--data-path", None, "prefix of an indexed dataset: the path without .bin")
-    split: str = option("--split", "969, 30, 1", "shares of the sequences for training, validation and test")
+    path: Words = words(
+        "--data-path", "prefix of an indexed dataset (its path without .bin); several, each behind its weight"
+    )
+    path_file: Path | None = option("--data-args-path", None, "a file with the words of --data-path")
+    train_path: Words = words("--train-data-path", "as --data-path, for training alone, whole datasets")
+    valid_path: Words = words("--valid-data-path", "as --train-data-path, for validation")
+    test_path: Words = words("--test-data-path", "as --train-data-path, for the test")
+    split_paths_file: Path | None = option(
+        "--per-split-data-args-path", None, "JSON with the words of these three as train, valid and test"
+    )
+    train_group: Words = words(
+        "--train-weighted-split-paths", "'NAME: WEIGHT START:END PREFIX, ...', START and END shares of 1"
+    )
+    valid_groups: Words = words("--valid-weighted-split-paths", "the same, several times for several")
+    test_groups: Words = words("--test-weighted-split-paths", "the same, several times for several")
+    train_group_file: Path | None = option(
+        "--train-weighted-split-paths-path", None, "a file with the words of --train-weighted-split-paths"
+    )
+    valid_groups_file: Path | None = option(
+        "--valid-weighted-split-paths-path", None, "a file with the words of --valid-weighted-split-paths"
+    )
+    test_groups_file: Path | None = option(
+        "--test-weighted-split-paths-path", None, "a file with the words of --test-weighted-split-paths"
+    )
+    split: str | None = option(
+        "--split", None, "shares of the sequences for training, validation and test; 969, 30, 1 if not given"
+    )
     split_rule: Literal["mcore", "legacy"] = option(
         "--split-rule", "mcore", "whose rounding: Megatron core's, or that of before October 2023"
     )
+    renormalize: bool = option(
+        "--renormalize-blend-weights", False, "weigh datasets by the samples that were made of each"
+    )
+    cache: Path | None = option(
+        "--data-cache-path", None, "where the order of samples is kept; if not given, beside the data"
+    )
+    order: Literal["single", "cyclic", "external"] = option(
+        "--dataloader-type", "single", "samples in the order of the index, or shuffled anew in every epoch"
+    )
+    no_sharding: bool = option(
+        "--no-data-sharding", False, "with cyclic: shuffle all samples, not each rank's own"
+    )
+    impl: Literal["infer", "mmap", "lazy", "cached"] = option(
+        "--data-impl", "infer", "accepted for Megatron's scripts: a dataset says which form it has"
+    )
+    no_mmap: bool = option("--no-mmap-bin-files", False, "read the .bin files rather than map them")
+    threads: int = option("--num-dataset-builder-threads", 8, "threads that open datasets")
     reset_positions: bool = option(
         "--reset-position-ids", False, "count places from the document's first token"
     )
     reset_attention: bool = option("--reset-attention-mask", False, "a token sees its own document only")
     eod_mask_loss: bool = option("--eod-mask-loss", False, "no loss where the input is the end of a document")
+
+    @property
+    def by_use(self) -> bool:
+        """Whether training, validation and test have datasets of their own, not shares of the same."""
+        said = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
+        return any(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,86 @@ on with the same samples on any layout. (Which tokens a number means is the inde
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mega_schema.errors import ConfigError
 
 
-def micro_batches(
-    consumed: int, *, micro: int, dp: int, accumulation: int, rank: int, total: int
-) -> Iterator[list[int]]:
-    """Sample numbers of one optimizer step on one data-parallel rank, a list per micro-batch.
+class Cursor(Protocol):
+    """The order in which numbers of samples are read."""
 
-    Each micro-batch takes the next micro · dp samples, rank r the r-th `micro` of them (Megatron's "single"
-    sampler). Numbers past `total` begin again at 0.
+    def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
+        """Sample numbers of this rank's next `count` micro-batches, once the run has consumed so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Megatron's "single" sampler: samples in the order of the index, and past the last the first again.
+
+    Each micro-batch takes the next micro · dp samples, rank r the r-th `micro` of them.
     """
-    for step in range(accumulation):
-        first = consumed + (step * dp + rank) * micro
-        yield [(first + i) % total for i in range(micro)]
+
+    total: int
+    micro: int
+    dp: int
+    rank: int
+
+    def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
+        for step in range(count):
+            first = consumed + (step * self.dp + self.rank) * self.micro
+            yield [(first + i) % self.total for i in range(self.micro)]
+
+
+class Cyclic:
+    """Megatron's "cyclic" sampler: samples shuffled anew in every epoch, by the epoch's number alone.
+
+    An epoch is as many samples as whole micro-batches of all ranks take. `sharded`, every rank shuffles a
+    range of its own, so the order is that of one layout; otherwise all ranks share one shuffled order, and a
+    run goes on with the same samples on any layout whose epochs are as long.
+    """
+
+    def __init__(self, total: int, micro: int, dp: int, rank: int, *, sharded: bool) -> None:
+        """
+        Raises:
+            ConfigError: there are fewer samples than one micro-batch of all ranks takes.
+        """
+        self.total, self.micro, self.dp, self.rank, self.sharded = total, micro, dp, rank, sharded
+        self.taken = micro * dp
+        self.epoch_samples = total - total % self.taken
+        if not self.epoch_samples:
+            raise ConfigError(
+                "--dataloader-type",
+                "cyclic needs a micro-batch for every rank",
+                found=f"{total} samples",
+                wanted=f"{self.taken}, micro-batch size x data parallel, or more",
+                hint="--dataloader-type single",
+            )
+        self._shuffled: tuple[int, torch.Tensor] | None = None
+
+    def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
+        for step in range(count):
+            epoch, place = divmod(consumed + step * self.taken, self.epoch_samples)
+            if place % self.taken:
+                raise ConfigError(
+                    "--dataloader-type",
+                    "cyclic cannot go on in the middle of a micro-batch",
+                    found=f"{consumed} samples consumed, {self.epoch_samples} in an epoch",
+                    wanted=f"a multiple of micro-batch size x data parallel = {self.taken} in the epoch",
+                    hint="the layout that the run began with",
+                )
+            order = self._order(epoch)
+            if self.sharded:
+                own = order[place // self.dp :][: self.micro] + self.rank * len(order)
+            else:
+                own = order[place + self.rank :: self.dp][: self.micro]
+            yield own.tolist()
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            whole = self.total // self.taken if self.sharded else self.total // self.micro
+            seed = torch.Generator().manual_seed(epoch)
+            self._shuffled = epoch, torch.randperm(whole * self.micro, generator=seed)
+        return self._shuffled[1]

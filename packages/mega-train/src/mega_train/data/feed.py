@@ -1,42 +1,121 @@
-"""From a corpus and a plan to the samples a run trains on and is validated on."""
+"""From corpora and a plan to the samples a run trains on, is validated on and is tested on."""
 
 from __future__ import annotations
 
-import numpy as np
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from mega_model.mesh import Mesh
+from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
-from mega_train.data.samples import Samples, build_index
-from mega_train.data.splits import split_ranges
+from mega_train.data.blend import MOST
+from mega_train.data.corpora import Corpora
+from mega_train.data.cursor import Cursor, Cyclic, Single
+from mega_train.data.index import Recipe, Stream
+from mega_train.data.kept import kept
+from mega_train.data.sources import Source
 from mega_train.resolve import Plan
 
+FOLDER = "index-cache"
 
-def feed(
-    plan: Plan, corpus: IndexedDataset, *, iteration: int, consumed: int
-) -> tuple[Samples, Samples | None]:
-    """Training and validation samples; None where nothing is to be validated on.
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a rank reads.
+
+    Attributes:
+        validation, test: by the name of the group, none where nothing is to be scored.
+    """
+
+    training: Stream
+    validation: Mapping[str, Stream]
+    test: Mapping[str, Stream]
+
+    def __iter__(self) -> Iterator[Stream]:
+        yield from (self.training, *self.validation.values(), *self.test.values())
+
+
+def feed(plan: Plan, corpora: Corpora | IndexedDataset, mesh: Mesh, *, iteration: int, consumed: int) -> Feed:
+    """The samples of a run. Their order is made by its first rank, once, and kept for later runs.
+
+    Ranks that do not see that rank's files make their own, one of each machine.
 
     Args:
+        corpora: or one dataset that is open already.
         iteration, consumed: where the run stands.
 
     Raises:
-        ConfigError: a split holds too few tokens for one sample.
+        ConfigError: a part holds too few tokens for one sample.
+        MegaError: the order cannot be kept anywhere.
     """
-    train, valid, _ = split_ranges(plan.run.data.split, len(corpus), plan.run.data.split_rule)
-
-    def samples(name: str, part: tuple[int, int], count: int) -> Samples:
-        index = build_index(
-            corpus.lengths,
-            np.arange(*part, dtype=np.int32),
-            length=plan.length,
-            samples=count,
-            seed=plan.run.train.seed,
-            part=f"the {name} split",
-        )
-        return Samples(corpus, index)
-
+    if isinstance(corpora, IndexedDataset):
+        corpora = Corpora.alone(corpora, plan.run.data)
     # more than --train-iters' worth where a run goes on with smaller batches than it began with
     end = plan.batches.after(consumed, max(0, plan.iterations - iteration))
-    training = samples("training", train, max(plan.train_samples, end))
-    if plan.run.evaluation.iterations == 0 or valid[0] == valid[1]:
-        return training, None
-    return training, samples("validation", valid, plan.valid_samples)
+    said, scored = corpora.sources, plan.run.evaluation.iterations > 0
+    training = _recipe(plan, corpora, said.training, max(plan.train_samples, end))
+    validation, test = (
+        {s.name: _recipe(plan, corpora, s, count) for s in several if scored and _any(s, corpora)}
+        for several, count in ((said.validation, plan.valid_samples), (said.test, plan.test_samples))
+    )
+    folders = cache_folders(plan, corpora)
+
+    def stream(name: str, recipe: Recipe) -> Stream:
+        arrays = kept(folders, f"{name}-samples", recipe.values(), recipe.write)
+        return recipe.opened(arrays, copy=plan.run.data.no_mmap)
+
+    if mesh.rank:
+        mesh.barrier()  # the first rank makes what there is not yet
+    made = Feed(
+        stream("training", training),
+        {name: stream("validation", recipe) for name, recipe in validation.items()},
+        {name: stream("test", recipe) for name, recipe in test.items()},
+    )
+    if not mesh.rank:
+        mesh.barrier()
+    return made
+
+
+def cursor(plan: Plan, mesh: Mesh, samples: Stream) -> Cursor:
+    """The order in which this rank reads them.
+
+    Raises:
+        ConfigError: a cyclic order has too few of them.
+    """
+    data, whole = plan.run.data, (len(samples), plan.micro, mesh.dp.size, mesh.dp.rank)
+    return Cyclic(*whole, sharded=not data.no_sharding) if data.order == "cyclic" else Single(*whole)
+
+
+def cache_folders(plan: Plan, corpora: Corpora) -> Sequence[Path]:
+    """Where the order of samples is looked for, and kept in the first that can be written to."""
+    said, save = plan.run.data.cache, plan.run.checkpoint.save
+    if said is not None:
+        return [said]
+    ours = Path(tempfile.gettempdir()) / f"mega-{FOLDER}-{os.getuid()}"
+    folders = [next(iter(corpora.opened)).parent / FOLDER]
+    if save is not None:
+        folders.append(save / FOLDER)
+    if not ours.exists() or ours.stat().st_uid == os.getuid():  # anyone may make a folder there
+        folders.append(ours)
+    return folders
+
+
+def _any(source: Source, corpora: Corpora) -> bool:
+    """Whether any of its parts has a sequence."""
+    return any(len(range(*part.cut.of(len(corpora.opened[part.prefix])))) for part in source.parts)
+
+
+def _recipe(plan: Plan, corpora: Corpora, source: Source, samples: int) -> Recipe:
+    if len(source.parts) > MOST:
+        raise ConfigError(source.flag, "too many datasets", found=len(source.parts), wanted=f"at most {MOST}")
+    return Recipe.of(
+        source,
+        corpora,
+        length=plan.length,
+        samples=samples,
+        seed=plan.run.train.seed,
+        renormalize=plan.run.data.renormalize,
+    )

@@ -8,6 +8,7 @@ read in a shuffled order. One generator makes all the draws, so the same seed gi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,60 +39,90 @@ class SampleIndex:
         return len(self.shuffle)
 
 
-def build_index(
-    lengths: np.ndarray,
-    sequences: np.ndarray,
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How often some sequences are gone through, and what samples that makes.
+
+    Attributes:
+        length: tokens of a sample.
+        extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
+        tokens: of one epoch.
+        epochs: in all.
+        first: samples of all epochs but the last, where the last is shuffled by itself; else None.
+        count: samples in all.
+    """
+
+    length: int
+    extra: int
+    tokens: int
+    epochs: int
+    first: int | None
+    count: int
+
+
+def passes(
+    tokens: int,
     *,
     length: int,
     samples: int | None,
-    seed: int,
     extra: int = 1,
     keep_partial: bool = False,
-    part: str = "the split",
-) -> SampleIndex:
+    separate_below: float = SEPARATE_BELOW,
+) -> Passes | None:
+    """As many passes through so many tokens as the samples need; None where there is no sample in them.
+
+    Args:
+        samples: how many are wanted; None means one epoch's.
+        keep_partial: keep a last sample that is short (validation, when asked for).
+        separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
+    """
+    per_epoch = (tokens - extra) // length
+    if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
+        return None
+    epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
+    first = ((epochs - 1) * tokens - extra) // length
+    separate = samples is not None and epochs > 1 and samples - first < int(separate_below * per_epoch)
+    total = epochs * tokens - extra
+    # Megatron rounds up in C's float32; so do we, for the same count
+    count = int(np.ceil(np.float32(total) / length)) if keep_partial else total // length
+    return Passes(length, extra, tokens, epochs, first if separate else None, count)
+
+
+def too_few(found: str, wanted: int, flag: str, part: str) -> ConfigError:
+    """The error of a part that has no sample."""
+    return ConfigError(
+        flag,
+        f"{part} holds too few tokens for one sample",
+        found=found,
+        wanted=f"at least {wanted}",
+        hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
+    )
+
+
+def build_index(lengths: np.ndarray, sequences: np.ndarray, todo: Passes, seed: int) -> SampleIndex:
     """The three arrays, as Megatron core builds them.
 
     Args:
         lengths: tokens of every sequence of the corpus.
         sequences: int32 numbers of the sequences to use.
-        length: tokens of a sample.
-        samples: how many are wanted; None means one epoch's.
-        extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
-        keep_partial: keep a last sample that is short (validation, when asked for).
-        part: what an error calls the sequences.
-
-    Raises:
-        ConfigError: the sequences hold too few tokens for one sample.
     """
-    tokens = int(lengths[sequences].sum(dtype=np.int64))
-    per_epoch = (tokens - extra) // length
-    if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
-        raise ConfigError(
-            "--data-path",
-            f"{part} holds too few tokens for one sample",
-            found=f"{tokens} tokens in {len(sequences)} sequences",
-            wanted=f"at least {1 + extra if samples or keep_partial else length + extra}",
-            hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
-        )
-    epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
     rng = np.random.RandomState(seed)
-    before_last = ((epochs - 1) * tokens - extra) // length
-    separate = samples is not None and epochs > 1 and samples - before_last < int(SEPARATE_BELOW * per_epoch)
-    parts = (epochs - 1, 1) if separate else (epochs,)
+    parts = (todo.epochs,) if todo.first is None else (todo.epochs - 1, 1)
     document = np.concatenate([_shuffled(np.tile(sequences, times), rng) for times in parts])
-    total = epochs * tokens - extra
-    # Megatron rounds up in C's float32; so do we, for the same count
-    count = int(np.ceil(np.float32(total) / length)) if keep_partial else total // length
-    sample = _cut(lengths, document, length, count, extra)
-    order_type = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
-    bounds = (0, before_last, count) if separate else (0, count)
+    sample = _cut(lengths, document, todo.length, todo.count, todo.extra)
+    bounds = (0, todo.count) if todo.first is None else (0, todo.first, todo.count)
     shuffle = np.concatenate(
         [
-            _shuffled(np.arange(a, b, dtype=order_type), rng)
+            _shuffled(np.arange(a, b, dtype=order_type(todo.count)), rng)
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
     )
-    return SampleIndex(document, sample, shuffle, epochs)
+    return SampleIndex(document, sample, shuffle, todo.epochs)
+
+
+def order_type(count: int) -> np.dtype[Any]:
+    """Of the shuffled numbers of so many samples."""
+    return np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
 
 
 def _shuffled(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
@@ -119,8 +150,14 @@ def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, ext
 class Samples:
     """Samples of a corpus in the order of their index."""
 
-    def __init__(self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1) -> None:
-        self.corpus, self.index, self.extra = corpus, index, extra
+    def __init__(
+        self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
+    ) -> None:
+        """
+        Args:
+            copy: read the corpus's file rather than map it.
+        """
+        self.corpus, self.index, self.extra, self.copy = corpus, index, extra, copy
 
     def __len__(self) -> int:
         return len(self.index)
@@ -128,11 +165,13 @@ class Samples:
     def __getitem__(self, i: int) -> np.ndarray:
         """Tokens of the i-th sample to be read: (length + extra,) int64; fewer in a kept partial one."""
         row = int(self.index.shuffle[i])
-        (first, begin), (last, end) = self.index.sample[row].tolist(), self.index.sample[row + 1].tolist()
-        document = self.index.document
+        (first, begin), (last, end) = self.index.sample[row : row + 2].tolist()
+        document = self.index.document[first : last + 1].tolist()
         if first == last:
-            return self.corpus.read(int(document[first]), begin, end - begin + self.extra).astype(np.int64)
-        parts = [self.corpus.read(int(document[first]), begin)]
-        parts += [self.corpus[int(document[d])] for d in range(first + 1, last)]
-        parts.append(self.corpus.read(int(document[last]), 0, end + self.extra))
+            return self._read(document[0], begin, end - begin + self.extra).astype(np.int64)
+        parts = [self._read(document[0], begin), *map(self._read, document[1:-1])]
+        parts.append(self._read(document[-1], 0, end + self.extra))
         return np.concatenate(parts).astype(np.int64)
+
+    def _read(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        return self.corpus.read(sequence, offset, length, copy=self.copy)

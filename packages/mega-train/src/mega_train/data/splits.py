@@ -27,6 +27,11 @@ def shares(split: str) -> list[float]:
     return parts + [0.0] * (3 - len(parts))
 
 
+def range_of(begin: float, end: float, sequences: int) -> Range:
+    """The sequences between two shares of 1, by Megatron core's rounding and BigScience's."""
+    return round(begin * sequences), round(end * sequences)
+
+
 def split_ranges(split: str, sequences: int, rule: Rule = "mcore") -> tuple[Range, Range, Range]:
     """First and last-plus-one sequence of training, validation and test.
 

@@ -13,7 +13,6 @@ from mega_schema.layout import Layout
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer import TokenizerIdentity
 from mega_train.config import Run
-from mega_train.data.splits import shares
 from mega_train.dealing import dealt
 from mega_train.rates import Courses
 from mega_train.resolve.batch import (
@@ -28,6 +27,7 @@ from mega_train.resolve.batch import (
 )
 from mega_train.resolve.begins import only_validates
 from mega_train.resolve.checks import (
+    check_data,
     check_dropout,
     check_overlap,
     check_precision,
@@ -75,7 +75,7 @@ def resolve(
     micro, global_samples = batch_sizes(run, layout.dp)
     batches = batch_course(run, global_samples, micro * layout.dp)
     iterations = duration(run, batches)
-    shares(run.data.split)
+    check_data(run.data)
     check_counts(run)
     check_saving(run.checkpoint)
     check_optimizer(run)

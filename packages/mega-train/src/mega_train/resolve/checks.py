@@ -7,7 +7,30 @@ import math
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
-from mega_train.config import Parallel, Run, Save, Train
+from mega_train.config import Data, Parallel, Run, Save, Train
+from mega_train.data.splits import shares
+
+
+def check_data(data: Data) -> None:
+    """Shares that are some, and an order that we have.
+
+    Raises:
+        ConfigError: a value means nothing, or is not to be had here.
+    """
+    if data.split is not None:
+        shares(data.split)
+    if data.order == "external":
+        raise ConfigError(
+            "--dataloader-type",
+            "external hands over a Python iterator of your own, which a command cannot",
+            found="external",
+            wanted="single or cyclic",
+            hint="write an indexed dataset, and leave the flag out",
+        )
+    if data.no_sharding and data.order != "cyclic":
+        raise ConfigError(
+            "--no-data-sharding", "only a cyclic order is sharded", wanted="--dataloader-type cyclic"
+        )
 
 
 def check_precision(train: Train) -> None:

@@ -95,3 +95,7 @@ class Plan:
         """Samples of all validations of the run together, as Megatron counts them."""
         evaluation = self.run.evaluation
         return (self.iterations // evaluation.interval + 1) * evaluation.iterations * self.global_samples
+
+    @property
+    def test_samples(self) -> int:
+        return self.run.evaluation.iterations * self.global_samples

@@ -128,11 +128,13 @@ class Validated:
     """Validation batches were scored.
 
     Attributes:
+        of: the name of the group of samples they are from; "validation" where there is one.
         loss: in nats per token.
         perplexity: e to the loss, which is capped at 20 as in Megatron.
     """
 
     name: ClassVar[str] = "validation"
+    of: str = "validation"
     iteration: int
     consumed_samples: int
     loss: float

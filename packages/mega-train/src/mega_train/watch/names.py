@@ -69,9 +69,9 @@ class Names:
             yield from ((theirs, now.memory[ours]) for ours, theirs in _MEMORY if ours in now.memory)
 
     def _validation(self, now: Validated) -> Iterator[tuple[str, float]]:
-        yield f"{_LOSS} validation", now.loss
+        yield f"{_LOSS} {now.of}", now.loss
         if self._log.tensorboard_perplexity:
-            yield f"{_LOSS} validation ppl", now.perplexity
+            yield f"{_LOSS} {now.of} ppl", now.perplexity
 
 
 def _both(

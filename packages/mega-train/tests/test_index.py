@@ -1,0 +1,285 @@
+"""What a run reads of its corpora: Megatron's blends sample for sample, made once and kept whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from mega_model.mesh import Mesh
+from mega_schema.dataset_info import DatasetInfo, beside
+from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.indexed import IndexedWriter
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.config import Data
+from mega_train.data.corpora import Corpora
+from mega_train.data.feed import FOLDER, cache_folders, feed
+from mega_train.data.index import Recipe, Stream
+from mega_train.data.kept import MADE_OF, Arrays, kept
+from mega_train.resolve import Plan
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _described(prefix: Path, vocabulary: int = 33) -> str:
+    """A corpus of 120 documents that says its tokenizer."""
+    tokenizer = open_tokenizer("NullTokenizer", vocab_size=vocabulary - 1)
+    with IndexedWriter(prefix, np.int32, info=DatasetInfo(tokenizer=tokenizer.identity)) as out:
+        for number in range(120):
+            out.add(np.arange(number % 20 + 3))
+            out.end_document()
+    tokenizer.save(beside(prefix, ".tokenizer"))
+    return str(prefix)
+
+
+def _stream(recipe: Recipe, folder: Path) -> Stream:
+    return recipe.opened(kept([folder], "some", recipe.values(), recipe.write))
+
+
+def test_blends_are_megatrons_to_the_token(
+    golden: Path, oracle: Callable[[str], Any], tmp_path: Path
+) -> None:
+    cases = oracle("blending/end_to_end.json")
+    assert len(cases) == 4
+    for case in cases:
+        prefixes, weights = case["blend"]
+        words = [str(golden / "indexed" / prefix) for prefix in prefixes]
+        if weights:
+            words = [word for pair in zip(map(str, weights), words, strict=True) for word in pair]
+        corpora = Corpora.open(Data(path=tuple(words), split="80,20,0"))
+        assert case["out"][2] is None
+        assert not corpora.sources.test
+        uses = (corpora.sources.training, *corpora.sources.validation)
+        for source, size, out in zip(uses, case["sizes"], case["out"], strict=False):
+            recipe = Recipe.of(
+                source, corpora, length=8, samples=size, seed=1234, renormalize=case["renormalize"]
+            )
+            stream = _stream(recipe, tmp_path)
+            assert len(stream) == out["length"]
+            assert [stream[i][:8].tolist() for i in range(3)] == out["first_tokens"]
+            if out["mid_lengths"]:
+                assert [len(part) for part in stream.parts] == out["mid_lengths"]
+                assert stream.mixed is not None
+                corpus, number = stream.mixed
+                assert corpus.tolist() == out["dataset_index"]
+                assert number.tolist() == out["sample_index"]
+
+
+def _written(prefix: Path, lengths: list[int], first: int = 0) -> str:
+    with IndexedWriter(prefix, np.int32) as out:
+        for length in lengths:
+            out.add(np.arange(first, first + length))
+            out.end_document()
+            first += length
+    return str(prefix)
+
+
+def _corpora(folder: Path, *words: str) -> Corpora:
+    for name, lengths in (("a", [9, 4, 12]), ("b", [30, 8, 5]), ("none", [0])):
+        if not (folder / f"{name}.idx").exists():
+            _written(folder / name, lengths)
+    return Corpora.open(Data(path=words, split="1,0,0"))
+
+
+def _recipe(corpora: Corpora, **values: Any) -> Recipe:
+    return Recipe.of(corpora.sources.training, corpora, **{"length": 4, "samples": 9, "seed": 5, **values})
+
+
+def test_a_blend_may_want_more_of_a_part_than_was_made(tmp_path: Path) -> None:
+    """Rounded up a part at a time, the counts add up to more than their shares of the sum."""
+    words = [f"0.01 {_written(tmp_path / f'small{i}', [40], 1000 * i)}" for i in range(1, 60)]
+    words.append(f"0.41 {_written(tmp_path / 'large', [41])}")
+    corpora = Corpora.open(Data(path=tuple(" ".join(words).split()), split="1,0,0"))
+    stream = _stream(_recipe(corpora, samples=10), tmp_path)
+    assert stream.mixed is not None
+    wanted = np.bincount(stream.mixed[0])[-1]
+    assert wanted > len(stream.parts[-1]), "or the case is none"
+    assert all(len(stream[i]) == 5 for i in range(len(stream)))
+
+
+def test_a_dataset_with_a_weight_is_a_blend_of_one(tmp_path: Path) -> None:
+    """Of which half a percent more is made, as of any."""
+    alone, weighed = (
+        _stream(_recipe(_corpora(tmp_path, *words), samples=samples), tmp_path)
+        for words, samples in (((str(tmp_path / "a"),), 10), (("2", str(tmp_path / "a")), 9))
+    )
+    assert alone.mixed is None
+    assert weighed.mixed is not None
+    assert [weighed[i].tolist() for i in range(9)] == [alone[i].tolist() for i in range(9)]
+
+
+def test_a_part_without_a_sample_is_named(tmp_path: Path) -> None:
+    words = ("1", str(tmp_path / "a"), "1", str(tmp_path / "none"))
+    with pytest.raises(ConfigError) as caught:
+        _recipe(_corpora(tmp_path, *words))
+    assert str(caught.value) == (
+        f"--data-path: the training split of {tmp_path / 'none'} holds too few tokens for one sample: "
+        "found 0 tokens in 1 sequences, wanted at least 2; hint: a shorter --seq-length, another --split "
+        "or more data; for validation also --eval-iters 0"
+    )
+    with pytest.raises(
+        ConfigError, match=r"found 0 tokens in 1 sequences; as few in 2 of 3 datasets, wanted"
+    ):
+        _recipe(_corpora(tmp_path, *words, "3", str(tmp_path / "none")))
+
+
+def test_the_key_covers_whatever_changes_an_index(tmp_path: Path) -> None:
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    corpora = _corpora(tmp_path, "1", a, "1", b)
+    base = _recipe(corpora)
+    different = [
+        base,
+        _recipe(corpora, length=5),
+        _recipe(corpora, seed=6),
+        _recipe(corpora, samples=90),
+        _recipe(corpora, samples=10, renormalize=True),
+        _recipe(_corpora(tmp_path, "1", b, "1", a)),
+        _recipe(_corpora(tmp_path, "1", a, "2", b)),
+        _recipe(_corpora(tmp_path, a, b)),
+        _recipe(_corpora(tmp_path, a)),
+    ]
+    texts = {json.dumps(recipe.values()) for recipe in different}
+    assert len(texts) == len(different)
+    assert _recipe(_corpora(tmp_path, "1", a, "1", b)).values() == base.values()
+    _written(tmp_path / "a", [9, 5, 11])  # as many tokens, otherwise cut
+    assert _recipe(_corpora(tmp_path, "1", a, "1", b)).values() != base.values()
+
+
+def _make(folder: Path) -> None:
+    np.save(folder / "numbers.npy", np.arange(5))
+    np.save(folder / "none.npy", np.empty(0, np.int16))
+
+
+def _never(folder: Path) -> None:
+    raise AssertionError("made again")
+
+
+def test_what_was_made_is_found_and_is_mapped(tmp_path: Path) -> None:
+    first = kept([tmp_path], "x", {"a": 1}, _make)
+    again = kept([tmp_path], "x", {"a": 1}, _never)
+    for arrays in (first, again):
+        assert arrays["numbers"].tolist() == [0, 1, 2, 3, 4]
+        assert arrays["none"].tolist() == []
+        assert isinstance(arrays["numbers"].base, np.memmap)
+    (folder,) = tmp_path.glob("x-*")
+    assert json.loads((folder / MADE_OF).read_text()) == {"a": 1}
+    with pytest.raises(AssertionError, match="made again"):
+        kept([tmp_path], "x", {"a": 2}, _never)
+
+
+def test_one_that_dies_while_it_makes_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    def dies(folder: Path) -> None:
+        _make(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept([tmp_path], "x", {}, dies)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    (tmp_path / ".x-dead.1234.partial").mkdir()  # as a killed one leaves it
+    kept([tmp_path], "x", {}, _make)
+    assert sorted(path.name[:2] for path in tmp_path.iterdir()) == [".l", "x-"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 140])
+def test_what_is_damaged_is_made_again(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    kept([tmp_path], "x", {}, _make)
+    (file,) = tmp_path.glob("x-*/numbers.npy")
+    with file.open("r+b") as cut:
+        cut.truncate(size)
+    with caplog.at_level(logging.WARNING, "mega.train"):
+        assert kept([tmp_path], "x", {}, _make)["numbers"].tolist() == [0, 1, 2, 3, 4]
+    assert "is damaged and is made again" in caplog.text
+
+
+def test_of_many_that_want_it_one_makes_it(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        _make(folder)
+
+    def want(_: int) -> Arrays:
+        return kept([tmp_path], "x", {}, make)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(want, range(8)))
+    assert len(made) == 1
+    assert all(arrays["numbers"].tolist() == [0, 1, 2, 3, 4] for arrays in found)
+
+
+def test_it_goes_where_it_can_be_written_and_is_found_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folders = [tmp_path / "file/below", tmp_path / "second", tmp_path / "third"]
+    kept(folders, "x", {}, _make)
+    assert (tmp_path / "second").is_dir()
+    kept([tmp_path / "third", tmp_path / "second"], "x", {}, _never)
+    with pytest.raises(MegaError) as caught:
+        kept(folders[:1], "x", {}, _make)
+    assert str(caught.value) == (
+        f"--data-cache-path: the order of samples cannot be kept: found {folders[0]}: Not a directory, "
+        "wanted a folder that can be written to; hint: --data-cache-path DIR"
+    )
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        _make(folder)
+        raise OSError(28, os.strerror(28))
+
+    with pytest.raises(MegaError, match="No space left on device"):
+        kept([tmp_path], "x", {}, full)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    names = [_written(tmp_path / f"c{i}", [9]) for i in range(20)]
+    with pytest.raises(FormatError) as caught:
+        Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))
+    assert str(caught.value) == f"{tmp_path / 'gone.idx'}: no such file"
+    beside(tmp_path / "c3", ".bin").unlink()
+    with pytest.raises(FormatError) as caught:
+        Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))
+    assert str(caught.value) == (f"{tmp_path / 'c3.bin'}: no such file; of 21 datasets 2 cannot be opened")
+    with pytest.raises(ConfigError, match="--num-dataset-builder-threads: not a number of threads: found 0"):
+        Corpora.open(Data(path=tuple(names), threads=0))
+
+
+def test_datasets_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
+    one, other = _described(tmp_path / "one"), _described(tmp_path / "other", 50)
+    with pytest.raises(FormatError) as caught:
+        Corpora.open(Data(path=(one, other)))
+    assert str(caught.value).startswith(f"{other}: tokenizer of the dataset is not the model's")
+    alike = Corpora.open(Data(path=(_written(tmp_path / "undescribed", [9]), one)))
+    assert alike.identity is not None
+    assert alike.tokenizer == tmp_path / "one.tokenizer"
+
+
+def test_a_run_keeps_its_order_beside_the_data_and_later_runs_find_it(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpora = Corpora.open(Data(path=(_described(tmp_path / "one"),)))
+    plan = planned(evaluation__iterations=1)
+    made = feed(plan, corpora, Mesh(), iteration=0, consumed=0)
+    names = sorted(path.name.partition("-")[0] for path in (tmp_path / FOLDER).glob("*-*"))
+    assert names == ["training", "validation"], "of 120 documents 0.1 percent are none to test on"
+    assert (list(made.validation), made.test) == (["validation"], {})
+    monkeypatch.setattr(Recipe, "write", lambda self, folder: _never(folder))
+    again = feed(plan, corpora, Mesh(), iteration=0, consumed=0)
+    assert again.training[3].tolist() == made.training[3].tolist()
+
+
+def test_where_an_order_is_kept(planned: Planned, tmp_path: Path) -> None:
+    corpora = Corpora.open(Data(path=(_described(tmp_path / "one"),)))
+    beside_data, run, temporary = cache_folders(planned(checkpoint__save="runs/x"), corpora)
+    assert (beside_data, run) == (tmp_path / FOLDER, Path("runs/x") / FOLDER)
+    assert str(os.getuid()) in temporary.name
+    assert cache_folders(planned(data__cache="elsewhere"), corpora) == [Path("elsewhere")]

@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
+from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, beside, smallest_dtype
 from mega_schema.params import Param
 from mega_schema.spec import Family
 from mega_schema.tokenizer import open_tokenizer
 from mega_train.config import Run
+from mega_train.data.answers import Pairs
 from mega_train.resolve import resolve
 from mega_train.trainer import Trainer
 
@@ -71,12 +72,26 @@ def corpus(folder: Path) -> Path:
     return prefix
 
 
+def pairs(folder: Path) -> Path:
+    """Prompts and answers of 120 examples; their prefix. Safe to call on every rank."""
+    prefix = folder / f"pairs-{torch.randint(1 << 60, ()).item()}"
+    info = DatasetInfo(tokenizer=open_tokenizer("NullTokenizer", vocab_size=100).identity)
+    rng = np.random.default_rng(3)
+    for key in ("prompt", "answer"):
+        with IndexedWriter(beside(prefix, f"_{key}_document"), smallest_dtype(101), info=info) as out:
+            for _ in range(120):
+                out.add(rng.integers(0, 100, rng.integers(1, 7)))
+                out.end_document()
+    return prefix
+
+
 def trainer(
     model: str, world: World, meet: str, folder: Path, *, load_from: Path | None = None, **values: Any
 ) -> Trainer:
     """A trainer of a tiny model on these ranks; `values` are section__key=value."""
     family, shape = MODELS[model]
-    data = corpus(folder)
+    tunes = bool(values.get("data__sft"))
+    data = pairs(folder) if tunes else corpus(folder)
     values = {"model__" + name: value for name, value in shape.items()} | values
     values["data__path"] = str(data)
     if load_from is not None:
@@ -87,7 +102,7 @@ def trainer(
     file.write_text(COMMON.replace("iterations = 100\n", "") if counted_in_samples else COMMON)
     run = load(Run, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
-    opened = IndexedDataset(data)
+    opened = Pairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
     assert opened.info is not None
     plan = resolve(
         run,

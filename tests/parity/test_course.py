@@ -14,7 +14,7 @@ from mega_train.loop import Loop
 from mega_train.repeatable import repeatable
 from mega_train.watch.observers import Observers
 from tests.parity.ranks import Body, Outcomes
-from tests.parity.runs import resumes, trainer
+from tests.parity.runs import resumes, same_as_one_process, trainer
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
@@ -54,8 +54,18 @@ MIDDLE = {
     "train__hidden_dropout": 0.1,
 }
 TP2, PP2 = {"parallel__tp": 2}, {"parallel__pp": 2}
+
+
+def _tunes(values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+    """Replicas with more and with fewer answers make the one mean that one process makes."""
+    same_as_one_process("gpt", world, meet, folder, count=3, data__sft=True, **values)
+
+
 CASES: dict[int, dict[str, Body]] = {
     4: {
+        "answers over 4 replicas": partial(_tunes, {}),
+        "answers over tp and pp": partial(_tunes, TP2 | PP2),
+        "answers over cp and dp": partial(_tunes, {"parallel__cp": 2}),
         "ranks leave together": _leaves_together,
         "a deterministic run repeats": _repeats,
         "the middle of ramp-up and curriculum goes on bitwise": partial(

@@ -24,6 +24,7 @@ from mega_schema.run_folder import LATEST, TOKENIZER, TRAINER
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
 from mega_train.config import Run
+from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
@@ -51,7 +52,7 @@ class Prepared:
     """A run that can begin, with the files it reads open."""
 
     plan: Plan
-    corpora: Corpora
+    corpora: Corpora | Pairs
     checkpoint: Checkpoint | None
     tokenizer: Path | None
 
@@ -63,7 +64,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
     run, checkpoint = _checkpoint(run, world)
-    corpora = Corpora.open(run.data)
+    corpora = Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
     identity, tokenizer = corpora.identity, corpora.tokenizer
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
         if identity is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_train.data.index import Stream
+from mega_train.data.feed import Reading
 from mega_train.data.sources import SPLIT
 from mega_train.leaving import LAST, VALIDATED, Leaving, Reason
 from mega_train.planning.flops import per_token
@@ -198,7 +198,7 @@ class Loop:
         self.watch.see(line)
         self.since = []
 
-    def _score(self, name: str, samples: Stream) -> None:
+    def _score(self, name: str, samples: Reading) -> None:
         trainer, started = self.trainer, self.clock()
         loss = trainer.score(samples)
         self.watch.see(

@@ -15,6 +15,7 @@ from mega_model.loss import IGNORED
 from mega_model.mesh import Mesh
 from mega_model.recompute import Recomputed
 from mega_model.stage import Decoder
+from mega_train.data.answers import EXAMPLE, LEARNT, POSITION, TOKEN
 from mega_train.precision import scaled
 from mega_train.resolve import Plan
 
@@ -23,8 +24,9 @@ class MicroBatches:
     """The micro-batches of one optimizer step, or of one batch of a validation (a `pipeline.Work`).
 
     A micro-batch's loss is the mean over its tokens that count, and the step's is the mean over its
-    micro-batches (Megatron's). With context parallelism a rank computes the losses of its own tokens of every
-    sample, times cp: then the mean over all replicas is the batch's, of losses and of gradients alike.
+    micro-batches (Megatron's), or the mean over all tokens of the step that count. With context parallelism a
+    rank computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is
+    the batch's, of losses and of gradients alike.
     """
 
     def __init__(
@@ -39,15 +41,18 @@ class MicroBatches:
         """
         Args:
             models: the stages this rank holds, by chunk.
-            batches: per micro-batch (samples, length + 1) token ids, the same on every rank of cp.
+            batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
+                `data.answers`; the same on every rank of cp.
             scale: how many times too large gradients are to be.
             samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
                 nothing, as in a validation.
         """
         self.models, self.plan, self.mesh, self.batches, self.scale = models, plan, mesh, batches, scale
         self.samples = samples
-        self.length = batches[0].shape[1] - 1
+        self.length = batches[0].shape[-1] - 1
         self.place_s = places(self.length, mesh.cp, device=mesh.device)
+        per_token = plan.run.train.per_token_loss or plan.run.data.sft
+        self.counted = self._counted_by_all() if per_token else None
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -56,21 +61,25 @@ class MicroBatches:
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
         model = self.models[chunk]
-        sample_BS1 = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
-        token_BS, target_BS = sample_BS1[:, :-1], sample_BS1[:, 1:]
+        token_BS, target_BS, position_BS, document_BS = self._rows(micro)
         dropout = self._dropout(micro)
-        position_BS, attend = self._seen(token_BS, dropout)
+        rows, length = token_BS.shape
+        attend: Attend = Packed(rows, length, document_BS, cp=self.mesh.cp, dropout=dropout)
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.granularity == "selective":
             attend = Recomputed(attend)
-        if self.plan.run.data.eod_mask_loss:
-            assert self.plan.eod is not None
-            target_BS = target_BS.masked_fill(token_BS == self.plan.eod, IGNORED)
         out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS))
         if not model.stage.last:
             return out
-        counted = (target_BS != IGNORED).sum().clamp(min=1)
-        return scaled(out * self.mesh.cp.size / counted / len(self.batches), self.scale)
+        counted = self.counted
+        if counted is None:
+            counted = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
+        return scaled(out * self.mesh.cp.size / counted, self.scale)
+
+    def _counted_by_all(self) -> Tensor:
+        """Tokens of all replicas' micro-batches that count, over dp: the mean over replicas undoes that."""
+        own = [(self._rows(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
+        return self.mesh.dp.reduce(torch.stack(own).sum()).clamp(min=1) / self.mesh.dp.size
 
     def _own(self, x_BS: Tensor) -> Tensor:
         """What belongs to this rank's tokens: (T,) of the whole rows'."""
@@ -83,14 +92,21 @@ class MicroBatches:
         key_T = token_keys(train.seed, self.samples[micro], self.place_s)
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp)
 
-    def _seen(self, token_BS: Tensor, dropout: Dropout | None) -> tuple[Tensor, Attend]:
-        """Every token's position, (B, S), and what it attends to."""
-        data, (rows, length) = self.plan.run.data, token_BS.shape
-        whole = torch.arange(length, device=token_BS.device).expand(rows, length)
+    def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""
+        batch = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
+        if batch.ndim == 3:
+            target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)
+            return batch[:, TOKEN, :-1], target_BS, batch[:, POSITION, :-1], batch[:, EXAMPLE, :-1]
+        data, eod = self.plan.run.data, self.plan.eod
+        token_BS, target_BS = batch[:, :-1], batch[:, 1:]
+        position_BS = torch.arange(self.length, device=batch.device).expand(*token_BS.shape)
+        if data.eod_mask_loss:
+            assert eod is not None
+            target_BS = target_BS.masked_fill(token_BS == eod, IGNORED)
         if not (data.reset_positions or data.reset_attention):
-            return whole, Packed(rows, length, cp=self.mesh.cp, dropout=dropout)
-        assert self.plan.eod is not None
-        document_BS, place_BS = documents(token_BS, self.plan.eod)
+            return token_BS, target_BS, position_BS, None
+        assert eod is not None
+        document_BS, place_BS = documents(token_BS, eod)
         apart_BS = document_BS if data.reset_attention else None
-        attend = Packed(rows, length, apart_BS, cp=self.mesh.cp, dropout=dropout)
-        return place_BS if data.reset_positions else whole, attend
+        return token_BS, target_BS, place_BS if data.reset_positions else position_BS, apart_BS

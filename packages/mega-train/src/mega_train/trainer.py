@@ -18,9 +18,9 @@ from mega_schema.config import to_toml
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
 from mega_train import store
+from mega_train.data.answers import TOKEN, Pairs
 from mega_train.data.corpora import Corpora
-from mega_train.data.feed import cursor, feed
-from mega_train.data.index import Stream
+from mega_train.data.feed import Reading, cursor, feed
 from mega_train.grads import Gradients
 from mega_train.optimizers import optimizer
 from mega_train.pipeline import run
@@ -65,7 +65,7 @@ class Trainer:
         self,
         plan: Plan,
         mesh: Mesh,
-        corpora: Corpora | IndexedDataset,
+        corpora: Corpora | IndexedDataset | Pairs,
         *,
         checkpoint: Checkpoint | None = None,
         tokenizer: Path | None = None,
@@ -198,7 +198,7 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def score(self, samples: Stream) -> float:
+    def score(self, samples: Reading) -> float:
         """Mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
 
         Validation reads on every --eval-interval steps. Between two of those steps (at a run's end) it reads
@@ -238,13 +238,13 @@ class Trainer:
         }
         self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.optimizer), commit)
 
-    def _loss(self, samples: Stream, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
+    def _loss(self, samples: Reading, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
         plan, mesh = self.plan, self.mesh
         micros = plan.micros(count)
         numbers = list(self.cursors[samples].micro_batches(consumed, micros))
         timed = self.timers if train else untimed
         with timed("batch-generator"):
-            batches = [self._tokens(samples, some)[:, : length + 1] for some in numbers]
+            batches = [self._read(samples, some)[..., : length + 1] for some in numbers]
         work = MicroBatches(self.models, plan, mesh, batches, self.scale.value, numbers if train else None)
         losses = run(
             self._table(micros, train=train),
@@ -269,11 +269,12 @@ class Trainer:
     def _gets_on(self) -> None:
         self.actions += 1
 
-    def _tokens(self, samples: Stream, numbers: list[int]) -> np.ndarray:
+    def _read(self, samples: Reading, numbers: list[int]) -> np.ndarray:
         batch = np.stack([samples[number] for number in numbers])
-        least, largest = int(batch.min()), int(batch.max())
+        token_BS1 = batch if batch.ndim == 2 else batch[:, TOKEN]
+        least, largest = int(token_BS1.min()), int(token_BS1.max())
         if least < 0 or largest >= self.plan.spec.vocab:
-            outside = (batch < 0) | (batch >= self.plan.spec.vocab)
+            outside = (token_BS1 < 0) | (token_BS1 >= self.plan.spec.vocab)
             raise FormatError(
                 samples.corpus(numbers[int(outside.any(axis=1).argmax())]),
                 "holds a token outside the model's vocabulary",

@@ -37,6 +37,13 @@ class Data:
     test_groups_file: Path | None = option(
         "--test-weighted-split-paths-path", None, "a file with the words of --test-weighted-split-paths"
     )
+    sft: bool = option(
+        "--sft",
+        False,
+        "supervised fine-tuning: --data-path P means P_prompt_document and P_answer_document, and answers "
+        "alone are learnt",
+    )
+    sft_keys: tuple[str, str] = option("--sft-keys", ("prompt", "answer"), "what the two are called")
     split: str | None = option(
         "--split", None, "shares of the sequences for training, validation and test; 969, 30, 1 if not given"
     )

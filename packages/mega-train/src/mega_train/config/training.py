@@ -69,6 +69,11 @@ class Train:
     kill_switch: Path | None = option(
         "--kill-switch-path", None, "save and leave when there is such a file; with it nothing begins"
     )
+    per_token_loss: bool = option(
+        "--calculate-per-token-loss",
+        False,
+        "a step's loss is the mean over its tokens that count, not over micro-batches; always so with --sft",
+    )
     seed: int = option("--seed", 1234, "seed of initial values and of the data's order")
     hidden_dropout: float = option(
         "--hidden-dropout",

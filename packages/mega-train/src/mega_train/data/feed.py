@@ -7,19 +7,36 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from mega_model.mesh import Mesh
 from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
+from mega_train.data.answers import Packs, Pairs
 from mega_train.data.blend import MOST
 from mega_train.data.corpora import Corpora
 from mega_train.data.cursor import Cursor, Cyclic, Single
 from mega_train.data.index import Recipe, Stream
 from mega_train.data.kept import kept
-from mega_train.data.sources import Source
+from mega_train.data.sources import SPLIT, USES, Source
+from mega_train.data.splits import split_ranges
 from mega_train.resolve import Plan
 
 FOLDER = "index-cache"
+
+
+class Reading(Protocol):
+    """Samples, by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """(length + 1,) tokens, or (4, length + 1) of `data.answers`."""
+
+    def corpus(self, i: int) -> Path:
+        """Prefix of the dataset that sample `i` is from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +47,17 @@ class Feed:
         validation, test: by the name of the group, none where nothing is to be scored.
     """
 
-    training: Stream
-    validation: Mapping[str, Stream]
-    test: Mapping[str, Stream]
+    training: Reading
+    validation: Mapping[str, Reading]
+    test: Mapping[str, Reading]
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[Reading]:
         yield from (self.training, *self.validation.values(), *self.test.values())
 
 
-def feed(plan: Plan, corpora: Corpora | IndexedDataset, mesh: Mesh, *, iteration: int, consumed: int) -> Feed:
+def feed(
+    plan: Plan, corpora: Corpora | IndexedDataset | Pairs, mesh: Mesh, *, iteration: int, consumed: int
+) -> Feed:
     """The samples of a run. Their order is made by its first rank, once, and kept for later runs.
 
     Ranks that do not see that rank's files make their own, one of each machine.
@@ -51,12 +70,15 @@ def feed(plan: Plan, corpora: Corpora | IndexedDataset, mesh: Mesh, *, iteration
         ConfigError: a part holds too few tokens for one sample.
         MegaError: the order cannot be kept anywhere.
     """
-    if isinstance(corpora, IndexedDataset):
-        corpora = Corpora.alone(corpora, plan.run.data)
     # more than --train-iters' worth where a run goes on with smaller batches than it began with
     end = plan.batches.after(consumed, max(0, plan.iterations - iteration))
+    samples = max(plan.train_samples, end)
+    if isinstance(corpora, Pairs):
+        return _packs(plan, corpora, samples)
+    if isinstance(corpora, IndexedDataset):
+        corpora = Corpora.alone(corpora, plan.run.data)
     said, scored = corpora.sources, plan.run.evaluation.iterations > 0
-    training = _recipe(plan, corpora, said.training, max(plan.train_samples, end))
+    training = _recipe(plan, corpora, said.training, samples)
     validation, test = (
         {s.name: _recipe(plan, corpora, s, count) for s in several if scored and _any(s, corpora)}
         for several, count in ((said.validation, plan.valid_samples), (said.test, plan.test_samples))
@@ -79,7 +101,23 @@ def feed(plan: Plan, corpora: Corpora | IndexedDataset, mesh: Mesh, *, iteration
     return made
 
 
-def cursor(plan: Plan, mesh: Mesh, samples: Stream) -> Cursor:
+def _packs(plan: Plan, pairs: Pairs, samples: int) -> Feed:
+    """Every rank packs by itself: it takes the lengths alone, and a moment."""
+    data = plan.run.data
+    parts = split_ranges(data.split or SPLIT, len(pairs), data.split_rule)
+
+    def packs(use: int, rows: int) -> Packs:
+        name = f"the {USES[use]} split"
+        return Packs(pairs, parts[use], length=plan.length, rows=rows, seed=plan.run.train.seed, name=name)
+
+    def scored(use: int, rows: int) -> Mapping[str, Packs]:
+        some = plan.run.evaluation.iterations > 0 and parts[use][0] < parts[use][1]
+        return {USES[use]: packs(use, rows)} if some else {}
+
+    return Feed(packs(0, samples), scored(1, plan.valid_samples), scored(2, plan.test_samples))
+
+
+def cursor(plan: Plan, mesh: Mesh, samples: Reading) -> Cursor:
     """The order in which this rank reads them.
 
     Raises:

@@ -123,14 +123,15 @@ def _check_vocabulary(corpus: TokenizerIdentity, spec: ModelSpec) -> None:
 
 
 def _eod(run: Run, corpus: TokenizerIdentity | None) -> int | None:
-    if not (run.data.reset_attention or run.data.reset_positions or run.data.eod_mask_loss):
+    data = run.data
+    if not (data.reset_attention or data.reset_positions or data.eod_mask_loss or data.sft):
         return None
     if corpus is None or corpus.eod is None:
         raise ConfigError(
             "--data-path",
             "the end-of-document token is not known",
             found="a dataset whose tokenizer has none" if corpus else "a dataset without a .json beside it",
-            wanted="a token for --reset-position-ids, --reset-attention-mask and --eod-mask-loss",
+            wanted="a token for --reset-position-ids, --reset-attention-mask, --eod-mask-loss and --sft",
             hint="preprocess the corpus with mega-data preprocess --append-eod",
         )
     return corpus.eod

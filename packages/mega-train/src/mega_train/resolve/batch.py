@@ -57,6 +57,10 @@ def length_course(run: Run, length: int, layout: Layout) -> Lengths:
     said = run.curriculum
     if said == Curriculum():
         return Lengths(length)
+    if run.data.sft:
+        raise ConfigError(
+            "--curriculum-start-length", "would cut answers off", found="--sft", hint="leave it out"
+        )
     start = wanted(said.start, "--curriculum-start-length", "tokens", "--curriculum-start-length 64")
     steps = wanted(said.steps, "--curriculum-steps", "optimizer steps", "--curriculum-steps 1000")
     if start >= length:

@@ -24,7 +24,7 @@ from mega_train.metrics import read_events
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.resolve import Plan
-from mega_train.screen import Screen, fitted, flops, live
+from mega_train.screen import Screen, Smooth, fitted, flops
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began, Event, Progress, Said, Saved, Stepped, Validated
 from mega_train.watch.observers import Behind, Observers
@@ -131,17 +131,34 @@ def test_plain_lines_appear_where_there_is_no_terminal() -> None:
 
 def test_a_terminal_shows_a_line_that_moves() -> None:
     shown = _shown(terminal=True)
-    assert "20/100 loss 2.5000 lr 3.0e-04 12.3k tok/s 412 TFLOP/s 71.2GB 0:40" in shown
+    assert "20/100 loss 2.4000 lr 3.0e-04 128 tok/s 412 TFLOP/s 71.2GB 0:40" in shown
     assert "iteration 20/100 |" not in shown
     assert "validation at iteration 20" in shown
     assert "\x1b[" in shown
 
 
+def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
+    screen = Screen(Console(file=io.StringIO()))
+    for event in (BEGAN, replace(STEP, iteration=1)):
+        screen.see(event)
+    assert [text for _, text in screen._numbers()] == ["loss 2.4000", "lr 3.0e-04", "128 tok/s", "0:50"]
+
+
 def test_a_wide_terminal_shows_a_bar_too() -> None:
     assert "━" in _shown(terminal=True, width=120)
-    last = _shown(terminal=True, width=80).splitlines()[-2]
-    assert "1:06:40" in last
+    last = _shown(terminal=True, width=76).splitlines()[-2]
+    assert "42% MFU" in last
     assert "━" not in last
+
+
+def test_a_smooth_number_follows_and_forgets() -> None:
+    number = Smooth()
+    assert number.mean is None
+    number.add(4.0)
+    assert number.mean == 4.0, "the first is not pulled to zero"
+    for _ in range(100):
+        number.add(1.0)
+    assert number.mean == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +170,11 @@ def test_flops_are_told_in_a_unit_that_leaves_digits(tera: float, words: str) ->
 
 
 def test_the_live_line_fits_and_what_matters_least_goes_first() -> None:
-    wide = replace(NOW, tokens_per_second=1.23e6, step_seconds=47.0, mfu=0.417)
-    parts = live(wide)
+    step = replace(STEP, loss=2.5, seconds=47.0, global_batch_size=64, seq_length=903_281)
+    screen = Screen(Console(file=io.StringIO()))
+    for event in (BEGAN, step, replace(NOW, mfu=0.417)):
+        screen.see(event)
+    parts = screen._numbers()
     whole = "20/100 loss 2.5000 lr 3.0e-04 1.23M tok/s 412 TFLOP/s 42% MFU 71.2GB 1:02:40"
     assert fitted("20/100", parts, 80) == whole
     assert len(whole) <= 80

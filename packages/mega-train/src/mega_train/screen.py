@@ -16,7 +16,7 @@ _BAR = 12  # cells a bar needs to tell anything
 
 
 class Screen:
-    """A line that moves with every step and whose numbers change with every line of the log."""
+    """A line that moves with every step; TFLOP/s and memory in it change with every line of the log."""
 
     def __init__(self, console: Console, timing: Option = "minmax") -> None:
         """
@@ -25,6 +25,8 @@ class Screen:
         """
         self._console, self._timing = console, timing
         self._at = self._of = 0
+        self._loss, self._seconds, self._tokens = Smooth(), Smooth(), Smooth()
+        self._rate = 0.0
         self._now: Progress | None = None
         self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4)
 
@@ -36,7 +38,11 @@ class Screen:
                 if self._console.is_terminal:
                     self._live.start(refresh=True)
             case Stepped():
-                self._at = event.iteration
+                self._at, self._rate = event.iteration, event.rate
+                self._seconds.add(event.seconds)
+                self._tokens.add(event.tokens)
+                if event.loss is not None:
+                    self._loss.add(event.loss)
             case Progress():
                 self._now = event
                 if not self._console.is_terminal:
@@ -58,14 +64,45 @@ class Screen:
     def _line(self) -> Text:
         """As many of the numbers as have room, and a bar if there is any left."""
         width = self._console.width
-        text = fitted(f"{self._at}/{self._of}", live(self._now) if self._now else [], width)
+        text = fitted(f"{self._at}/{self._of}", self._numbers(), width)
         if (room := width - len(text) - 1) >= _BAR:
             full = room * self._at // max(1, self._of)
             return Text.assemble(text + " ", ("━" * full, "green"), ("━" * (room - full), "bright_black"))
         return Text(text, no_wrap=True)
 
+    def _numbers(self) -> list[tuple[int, str]]:
+        """In the order they stand in, each with how soon it is left out where there is no room."""
+        each, now = self._seconds.mean, self._now
+        if each is None or self._tokens.mean is None:
+            return []
+        return [
+            *([(0, f"loss {self._loss.mean:.4f}")] if self._loss.mean is not None else []),
+            (4, f"lr {self._rate:.1e}"),
+            (1, f"{_short(self._tokens.mean / each)} tok/s"),
+            *([(3, flops(now.tflops))] if now else []),
+            *([(2, f"{now.mfu:.0%} MFU")] if now and now.mfu is not None else []),
+            *([(5, f"{_short(in_use(now.memory))}B")] if now else []),
+            (0, _clock((self._of - self._at) * each)),
+        ]
+
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Smooth:
+    """A mean that forgets: of n steps ago a 0.9 to the n-th part counts.
+
+    Attributes:
+        mean: None until there is something to take it of.
+    """
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+        self.mean: float | None = None
+
+    def add(self, value: float) -> None:
+        self._sum, self._weight = 0.9 * self._sum + value, 0.9 * self._weight + 1
+        self.mean = self._sum / self._weight
 
 
 def headline(event: Began) -> str:
@@ -95,19 +132,6 @@ def line(now: Progress) -> str:
         f"{_clock(now.seconds_left)} left",
     ]
     return " | ".join(parts)
-
-
-def live(now: Progress) -> list[tuple[int, str]]:
-    """The same, short, in order; each with how soon it is left out where there is no room."""
-    return [
-        (0, _loss(now)),
-        (4, f"lr {now.rate:.1e}"),
-        (1, f"{_short(now.tokens_per_second)} tok/s"),
-        (3, flops(now.tflops)),
-        *([(2, f"{now.mfu:.0%} MFU")] if now.mfu is not None else []),
-        (5, f"{_short(in_use(now.memory))}B"),
-        (0, _clock(now.seconds_left)),
-    ]
 
 
 def fitted(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:

@@ -1,0 +1,74 @@
+"""What is told of a run does not depend on how many ranks it has, and every rank's times are known."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mega_model.mesh import World
+from mega_train.watch.timers import LEVELS, of_ranks
+from tests.parity.ranks import Body, Outcomes
+from tests.parity.runs import trainer
+
+COUNTED = {"log__params_norm": True, "log__zeros": True}
+WAITS = {"forward-recv", "backward-recv"}
+
+
+def _counts_as_one_process(model: str, values: dict[str, Any], world: World, meet: str, folder: Path) -> None:
+    run = trainer(model, world, meet, folder, **COUNTED, **values)
+    alone = trainer(model, World(), "", folder, **COUNTED)
+    for _ in range(2):
+        for one in (run, alone):
+            one.step(one.rate)
+        assert run.gradients.elements == alone.gradients.elements
+        assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.gradients.elements
+        assert run.extra["params-norm"] == pytest.approx(alone.extra["params-norm"], rel=1e-6)
+    run.mesh.leave()
+
+
+def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
+    run = trainer("gpt", world, meet, folder, parallel__tp=2, parallel__pp=2)
+    run.step(run.rate)
+    mine = run.timers.take()
+    for phase in set(LEVELS) - WAITS - {"optimizer-count-zeros"}:
+        assert mine[phase] > 0, phase
+    assert ("forward-recv" in mine) == (run.mesh.pp.rank == 1), "the second stage waits for the first"
+    assert ("backward-recv" in mine) == (run.mesh.pp.rank == 0)
+    told = of_ranks(mine, 2, "all", run.mesh)
+    assert {name: told[name][world.rank] for name in mine} == mine
+    assert [seconds > 0 for seconds in told["forward-recv"]] == [False, False, True, True]
+    ends = of_ranks(mine, 2, "minmax", run.mesh)
+    assert ends == {name: [min(all_of), max(all_of)] for name, all_of in told.items()}
+    most = of_ranks(mine, 1, "max", run.mesh)
+    assert most == {name: [max(all_of)] for name, all_of in told.items() if LEVELS[name] == 1}
+    run.mesh.leave()
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp and pp": {"parallel__tp": 2, "parallel__pp": 2},
+    "tp with sequences, and replicas of ZeRO 1": {
+        "parallel__tp": 2,
+        "parallel__sequence": True,
+        "parallel__zero_stage": 1,
+    },
+    "cp, and replicas of ZeRO 3": {"parallel__cp": 2, "parallel__zero_stage": 3},
+}
+CASES: dict[int, dict[str, Body]] = {
+    4: {
+        "the times of all ranks": _knows_the_times_of_all,
+        **{name: partial(_counts_as_one_process, "llama", values) for name, values in LAYOUTS.items()},
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return Outcomes(CASES, tmp_path_factory)
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
+def test_many_ranks_tell_what_one_does(outcomes: Outcomes, ranks: int, case: str) -> None:
+    assert not (text := outcomes.of(ranks, case)), text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from mega_ckpt.verify import verify
 from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_train.metrics import read_events
 from mega_train.watchdog import LOST, TOLD
-from tests.faults.ranks import STEPS, Fault, Running, poison_at, signal_at, start
+from tests.faults.ranks import EVERY, STEPS, Fault, Running, poison_at, signal_at, start
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "told": signal.SIGTERM}
 LIMIT = 8.0  # seconds that a hang may last; a crowded machine can be silent for some
@@ -151,3 +153,29 @@ def _goes_on(running: Running, save: Path, whole: Path) -> str:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-rank{case.victim}of{case.ranks}")
 def test_a_fault_ends_the_run_with_its_cause_and_loses_nothing(outcomes: dict[Case, str], case: Case) -> None:
     assert outcomes[case] == ""
+
+
+@pytest.mark.parametrize("one_before", [True, False])
+def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
+    tmp_path: Path, undisturbed: dict[tuple[int, tuple[str, ...]], Path], one_before: bool
+) -> None:
+    layout = LAYOUTS[1]
+    save = Path(shutil.copytree(undisturbed[layout], tmp_path / "save"))
+    newest = save / f"iter_{STEPS:07d}"
+    for folder in save.glob("iter_*"):
+        if not one_before and folder != newest:
+            shutil.rmtree(folder)
+    damaged = newest / "model-00001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    again = start(tmp_path / "again", save, *layout)
+    what = f"{damaged}: model .*: values are not those that were written"
+    if one_before:
+        assert _goes_on(again, save, undisturbed[layout]) == ""
+        starts = [event["iteration"] for event in read_events(save) if event["event"] == "start"]
+        assert starts[-1] == STEPS - EVERY
+    else:
+        assert again.wait(TIME)
+        assert set(again.codes.values()) == {2}
+        first, *others = again.said().splitlines()
+        assert re.match(rf"error: {what}; hint: load another iteration", first)
+        assert others in ([], [first]), "under torchrun the first rank's end ends the others"

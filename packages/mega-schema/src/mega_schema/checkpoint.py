@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import ConfigError, DamageError, FormatError
 from mega_schema.run_folder import FORMAT, LATEST, MANIFEST, TRAINER, iteration_folder, replaced_folder
 from mega_schema.shard import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
@@ -92,7 +92,7 @@ class Checkpoint:
         """Open the one in this folder; `open` finds the latest of a run.
 
         Raises:
-            FormatError: the folder holds no whole checkpoint.
+            FormatError: the folder holds no whole checkpoint; a DamageError where it once did.
         """
         self.folder = folder
         manifest = _json(folder / MANIFEST)
@@ -111,12 +111,12 @@ class Checkpoint:
                 for space, entries in manifest["tensors"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise FormatError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
+            raise DamageError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
         except ConfigError as error:
-            raise FormatError(where, str(error)) from error
+            raise DamageError(where, str(error)) from error
         most = max(map(len, self.tensors.values()), default=0)
         if self.spec.layers > most:  # or the table of a layer count gone wrong would fill the memory
-            raise FormatError(
+            raise DamageError(
                 where, "more layers than tensors", found=self.spec.layers, wanted=f"at most {most}"
             )
         self._check_files()
@@ -151,7 +151,7 @@ class Checkpoint:
         """
         tensor = self.tensors.get(namespace, {}).get(name)
         if tensor is None:
-            raise FormatError(self.folder, "has no such tensor", wanted=f"{namespace} {name}")
+            raise DamageError(self.folder, "has no such tensor", wanted=f"{namespace} {name}")
         out = np.empty(slab.shape, DTYPES[tensor.dtype])
         covered = 0
         for piece in tensor.pieces:
@@ -160,7 +160,7 @@ class Checkpoint:
                 out[met.a] = self.values(tensor, piece)[met.b]
                 covered += math.prod(met.shape)
         if covered != math.prod(slab.shape):
-            raise FormatError(
+            raise DamageError(
                 f"{self.folder}: {namespace} {name}",
                 "elements covered by pieces",
                 found=covered,
@@ -183,31 +183,31 @@ class Checkpoint:
         # a namespace is part of a file's name once someone writes it again
         for name in (*self.files, *self.tensors):
             if Path(name).name != name or name == "..":
-                raise FormatError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
+                raise DamageError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
         for name, size in self.files.items():
             file = self.folder / name
             if not file.is_file():
-                raise FormatError(file, "missing file of a checkpoint", wanted=f"{size} bytes", hint=_OTHER)
+                raise DamageError(file, "missing file of a checkpoint", wanted=f"{size} bytes", hint=_OTHER)
             if (found := file.stat().st_size) != size:
-                raise FormatError(file, "size in bytes", found=found, wanted=size, hint=_OTHER)
+                raise DamageError(file, "size in bytes", found=found, wanted=size, hint=_OTHER)
         for space, name, tensor, piece in self.pieces():
             at = f"{self.folder / MANIFEST}: {space} {name}"
             wanted = math.prod(piece.shape) * DTYPES[tensor.dtype].itemsize
             if piece.bytes != wanted:
-                raise FormatError(at, "bytes of a piece", found=piece.bytes, wanted=wanted)
+                raise DamageError(at, "bytes of a piece", found=piece.bytes, wanted=wanted)
             if piece.file not in self.files:
-                raise FormatError(at, "piece in a file that is not listed", found=piece.file)
+                raise DamageError(at, "piece in a file that is not listed", found=piece.file)
             end = piece.offset + piece.bytes
             if end > self.files[piece.file]:
-                raise FormatError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
+                raise DamageError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
 
 
 _DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
 _OTHER = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
-def latest(run: Path) -> Path:
-    """Folder of the newest checkpoint of a run, as its tracker file names it.
+def latest_iteration(run: Path) -> int:
+    """Iteration of the newest checkpoint of a run, as its tracker file says.
 
     Raises:
         FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
@@ -228,16 +228,26 @@ def latest(run: Path) -> Path:
             wanted="an iteration number",
             hint="a Megatron `release` checkpoint has to be converted first" if text == "release" else "",
         )
-    folder, replaced = iteration_folder(run, int(text)), replaced_folder(run, int(text))
+    return int(text)
+
+
+def latest(run: Path) -> Path:
+    """Folder of the newest checkpoint of a run.
+
+    Raises:
+        FormatError: `latest_iteration` finds none; a DamageError where the folder it names is not there.
+    """
+    iteration = latest_iteration(run)
+    folder, replaced = iteration_folder(run, iteration), replaced_folder(run, iteration)
     if not folder.exists() and (replaced / MANIFEST).is_file():
         return replaced
     if not (folder / MANIFEST).is_file():
-        raise FormatError(
+        raise DamageError(
             folder,
             "is not a checkpoint of ours",
             found=f"no {MANIFEST}",
-            wanted=f"the checkpoint {tracker.name} names",
-            hint=f"echo N > {tracker} with the number of one that is whole",
+            wanted=f"the checkpoint {LATEST} names",
+            hint=f"echo N > {run / LATEST} with the number of one that is whole",
         )
     return folder
 
@@ -268,11 +278,11 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise FormatError(path, "missing", wanted="a file of a checkpoint", hint=_OTHER) from None
+        raise DamageError(path, "missing", wanted="a file of a checkpoint", hint=_OTHER) from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, "is not JSON", found=error, hint=_OTHER) from error
+        raise DamageError(path, "is not JSON", found=error, hint=_OTHER) from error
     if not isinstance(value, dict):
-        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+        raise DamageError(path, "content", found=type(value).__name__, wanted="a JSON object")
     return value
 
 

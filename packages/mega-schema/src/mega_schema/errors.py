@@ -4,6 +4,7 @@ MegaError
 ├── ConfigError      a flag or a key of the run file is wrong, or two of them disagree
 ├── LayoutError      a shape cannot be cut the way the parallel layout asks
 ├── FormatError      a file on disk is missing or is not what its reader expects
+│   └── DamageError  a checkpoint that was whole is so no more: one before it may be
 └── RequestError     a client of the server asked for something it cannot have
 
 What we got wrong ourselves is an `assert` or a plain exception: a traceback means a bug.
@@ -55,6 +56,10 @@ class LayoutError(MegaError):
 
 class FormatError(MegaError):
     """A file on disk is missing or is not what its reader expects."""
+
+
+class DamageError(FormatError):
+    """A checkpoint that was whole is so no more; one before it may be."""
 
 
 class RequestError(MegaError):

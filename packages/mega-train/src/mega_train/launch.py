@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -17,23 +18,21 @@ import torch
 import torch.distributed as dist
 
 from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import ConfigError
 from mega_schema.params import count
-from mega_schema.run_folder import LATEST, TOKENIZER, TRAINER
+from mega_schema.run_folder import TOKENIZER
 from mega_schema.spec import Family
 from mega_schema.tokenizer import check_same, open_folder
+from mega_train import resuming
 from mega_train.config import Run
 from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
-from mega_train.optim import STATE, Name
-from mega_train.rates import Courses
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
-from mega_train.resolve.begins import takes_optimizer
 from mega_train.signals import Told
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began
@@ -49,21 +48,30 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that can begin, with the files it reads open."""
+    """A run that can begin, with the files it reads open.
+
+    Attributes:
+        older: prepares it with an older checkpoint than that of an iteration.
+    """
 
     plan: Plan
     corpora: Corpora | Pairs
     checkpoint: Checkpoint | None
     tokenizer: Path | None
+    older: Callable[[int], Prepared]
 
 
-def prepare(run: Run, family: Family, world: World) -> Prepared:
+def prepare(run: Run, family: Family, world: World, before: int | None = None) -> Prepared:
     """Open the corpora and the checkpoint, and check everything against everything.
+
+    Args:
+        before: the checkpoint is to be older than that of this iteration.
 
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
-    run, checkpoint = _checkpoint(run, world)
+    older = partial(prepare, run, family, world)
+    run, checkpoint, courses = resuming.found(run, world, before)
     corpora = Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
     identity, tokenizer = corpora.identity, corpora.tokenizer
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
@@ -76,7 +84,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         world.size,
         corpus=identity,
         loaded=checkpoint.spec if checkpoint else None,
-        loaded_courses=_courses(run, checkpoint) if checkpoint else None,
+        loaded_courses=courses,
         cuda=torch.cuda.is_available(),
     )
     if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
@@ -89,71 +97,7 @@ def prepare(run: Run, family: Family, world: World) -> Prepared:
         )
     if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
         check_algorithm(os.environ)
-    return Prepared(plan, corpora, checkpoint, tokenizer)
-
-
-def _checkpoint(run: Run, world: World) -> tuple[Run, Checkpoint | None]:
-    """What the run begins with; where that is --pretrained-checkpoint the run says so."""
-    load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
-    if load is not None and load == save and not (load / LATEST).exists():
-        if world.rank == 0:
-            begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
-            log.warning("%s holds no checkpoint yet: the run begins %s", load, begins)
-        load = None
-    if load is None and pretrained is not None:
-        load = pretrained
-        run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
-    if load is None:
-        return run, None
-    checkpoint = Checkpoint.open(load)
-    if not run.checkpoint.finetune:
-        _check_resumable(checkpoint, run.optimizer.name if takes_optimizer(run) else None)
-    return run, checkpoint
-
-
-def _check_resumable(checkpoint: Checkpoint, optimizer: Name | None) -> None:
-    """Whether there is what the run goes on with; None takes up no optimizer's state."""
-    hint = "--finetune begins anew with its weights"
-    found = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
-    if optimizer and found != (wanted := STATE[optimizer]):
-        writer = next((name for name, spaces in STATE.items() if spaces == found), None)
-        raise FormatError(
-            checkpoint.folder,
-            f"holds the state of --optimizer {writer}"
-            if writer
-            else "holds no optimizer state to go on with",
-            found=", ".join(sorted(found) or checkpoint.tensors),
-            wanted=", ".join(sorted(wanted)),
-            hint=f"--optimizer {writer}, or {hint}" if writer else hint,
-        )
-    # checkpoints of converters say nothing of skipped samples
-    of_optimizer = (("optimizer_steps", None), ("skipped_samples", 0)) if optimizer else ()
-    for key, absent in (("consumed_samples", None), *of_optimizer):
-        value = checkpoint.trainer.get(key, absent)
-        if type(value) is not int or value < 0:
-            raise FormatError(
-                f"{checkpoint.folder / TRAINER}: {key}",
-                "not a count",
-                found=value,
-                wanted="0 or more",
-                hint=hint,
-            )
-
-
-def _courses(run: Run, checkpoint: Checkpoint) -> Courses | None:
-    """The courses to go on with; checkpoints of converters and of our first version say none."""
-    if not takes_optimizer(run):
-        return None
-    said = checkpoint.trainer.get("courses")
-    try:
-        return None if said is None else Courses.of(said)
-    except (TypeError, KeyError) as error:
-        raise FormatError(
-            f"{checkpoint.folder / TRAINER}: courses",
-            "are not those of a learning rate and a weight decay",
-            found=error,
-            hint="--finetune begins anew with its weights",
-        ) from error
+    return Prepared(plan, corpora, checkpoint, tokenizer, older)
 
 
 def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> int:
@@ -191,6 +135,8 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
         meet=meet,
         timeout_minutes=plan.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
     )
+    prepared = _agreed(prepared, mesh)
+    plan = prepared.plan
     trainer = Trainer(
         plan, mesh, prepared.corpora, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
     )
@@ -203,6 +149,21 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
         reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
     mesh.leave()
     return reason.code
+
+
+def _agreed(prepared: Prepared, mesh: Mesh) -> Prepared:
+    """As `resuming.agreed`, with all that follows from the checkpoint."""
+    if prepared.checkpoint is None:
+        return prepared
+    others = {prepared.checkpoint.iteration: prepared}
+
+    def older(iteration: int) -> Checkpoint:
+        other = prepared.older(iteration)
+        assert other.checkpoint is not None
+        others[other.checkpoint.iteration] = other
+        return other.checkpoint
+
+    return others[resuming.agreed(prepared.checkpoint, mesh, prepared.plan.run, older).iteration]
 
 
 def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,15 @@ class LossScale:
     def state(self) -> dict[str, float]:
         """What a resumed run needs: of a scale that never changes, nothing."""
         return {"value": self.value, "good": self.good, "patience": self.patience} if self.window else {}
+
+    @staticmethod
+    def is_state(state: object) -> bool:
+        """Whether a checkpoint says what `load` reads."""
+        if not isinstance(state, dict) or not state:
+            return state == {}
+        value, counts = state.get("value"), (state.get("good"), state.get("patience"))
+        number = isinstance(value, int | float) and 0 < value < math.inf
+        return number and all(type(count) is int for count in counts)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up the state of a run, where both have a scale that moves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Style = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 AnnealStyle = Literal["linear", "cosine", "exponential"]
@@ -101,7 +101,13 @@ class Courses:
         Raises:
             TypeError, KeyError: it says something else.
         """
-        return cls(LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"]))
+        found = cls(LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"]))
+        for part in (found.rate, found.decay):
+            for name, kind in get_type_hints(type(part)).items():
+                value = getattr(part, name)
+                if not _fits(value, kind):
+                    raise TypeError(f"{name} {value!r}")
+        return found
 
     def matters(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
         """What decides the numbers, by the flags of a run that counts in this unit; lengths in samples."""
@@ -126,3 +132,9 @@ class Courses:
             "--end-weight-decay": decay.end,
             f"--train-{unit}": decay.samples,
         }
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return type(value) is int or (kind is float and isinstance(value, float) and math.isfinite(value))

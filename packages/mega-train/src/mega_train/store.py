@@ -87,9 +87,14 @@ def fill(shards: Shards, read: Read, rt: Runtime) -> None:
     shards.publish()
 
 
+def weights_space(checkpoint: Checkpoint) -> str:
+    """Where a checkpoint has its weights most precisely."""
+    return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
+
+
 def weights(checkpoint: Checkpoint) -> Read:
     """The checkpoint's weights: the float32 main weights where it has them."""
-    space = "optim.main" if "optim.main" in checkpoint.tensors else MODEL
+    space = weights_space(checkpoint)
     return lambda name, slab: checkpoint.read(space, name, slab)
 
 

@@ -177,7 +177,7 @@ def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
     assert run.series("loss", "samples")[0] == [4 * x for x in places]
     assert run.series("loss", "tokens")[0] == [64 * x for x in places]
     assert run.series("loss", "hours")[0] == pytest.approx([x * 0.5 / 3600 for x in places])
-    assert run.validation("tokens") == ([40 * 64, 100 * 64], [3.5, 2.5])
+    assert run.scores("validation", "tokens") == ([40 * 64, 100 * 64], [3.5, 2.5])
     assert run.restarts == [Restart(40, 20)]
     assert run.phases() == {"forward-compute": 0.3, "optimizer": 0.1}
 
@@ -197,6 +197,17 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
     assert "was written before phases were timed" in page
     assert "was written before it held the configuration" in page
     assert "<h2>Memory</h2>" not in page
+
+
+def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> None:
+    record = Record(run_in(tmp_path))
+    record.see(replace(validated(100, 2.25), of="test"))
+    record.see(Saved(iteration=100, seconds=0.5, problem="No space left on device"))
+    page = document([History.of(tmp_path)], "iteration")
+    told = {name: row[0] for name, row in cells(page).items() if row}
+    assert (told["validation loss, last"], told["test loss, last"]) == ("2.5000", "2.2500")
+    assert told["saves"] == "3, 1 s in all, 1 failed"
+    assert page.count('class="key dots"') == 2
 
 
 def test_names_of_folders_are_text(tmp_path: Path) -> None:

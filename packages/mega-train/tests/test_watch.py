@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -405,6 +406,13 @@ def test_the_ranks_beside_the_first_tell_nobody(tmp_path: Path, capsys: pytest.C
         watch.see(BEGAN)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_person_is_told_where_the_metrics_are(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with opened(Run(log=Log(prometheus_port=0)), World(), out):
+        pass
+    assert re.fullmatch(r"metrics at http://127\.0\.0\.1:\d+/metrics\n", out.getvalue())
 
 
 def test_the_record_and_the_screen_are_told_at_once(tmp_path: Path) -> None:

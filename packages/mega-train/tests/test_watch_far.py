@@ -107,12 +107,25 @@ def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet()
     assert page[PREFIX + "loss", ""] == 2.4
     assert page[PREFIX + "tokens_per_second", ""] == 12345.5
     assert page[PREFIX + "seconds_left", ""] == 40
+    assert page[PREFIX + "validation_loss", "validation"] == 2.0
+    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 0)
     assert page[PREFIX + "memory_bytes", "reserved"] == 7000
     assert page[PREFIX + "phase_seconds", "optimizer"] == 0.125
     assert (PREFIX + "memory_bytes", "allocated_count") not in page
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", seen.port))  # it has been given back
+
+
+def test_a_save_that_failed_leaves_the_newest_checkpoint_where_it_was() -> None:
+    seen = Prometheus(Log(prometheus_port=0))
+    try:
+        for event in (SAVED, replace(SAVED, iteration=40, problem="No space left on device")):
+            seen.see(event)
+        page = _page(seen.port)
+    finally:
+        seen.close()
+    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 1)
 
 
 def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:

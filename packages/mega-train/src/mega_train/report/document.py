@@ -97,10 +97,11 @@ def _facts(run: History) -> Iterator[tuple[str, str]]:
     losses = [line["loss"] for line in run.train if line["loss"] is not None]
     if losses:
         yield "loss, last line of the log", f"{losses[-1]:.4f}"
-    if run.validations:
-        yield "validation loss, last", f"{run.validations[-1]['loss']:.4f}"
-        yield "validation loss, best", f"{min(e['loss'] for e in run.validations):.4f}"
-        yield "perplexity, last", f"{run.validations[-1]['perplexity']:.2f}"
+    for group, scores in run.groups.items():
+        yield f"{group} loss, last", f"{scores[-1]['loss']:.4f}"
+        if len(scores) > 1:
+            yield f"{group} loss, best", f"{min(e['loss'] for e in scores):.4f}"
+        yield f"{group} perplexity, last", f"{scores[-1]['perplexity']:.2f}"
     for name, key, form in (
         ("tokens/s, median", "tokens_per_second", "{:,.0f}"),
         ("TFLOP/s a rank, median", "tflops", "{:.4g}"),
@@ -114,7 +115,9 @@ def _facts(run: History) -> Iterator[tuple[str, str]]:
     yield "training", _duration(3600 * run.places([last["iteration"]], "hours")[0])
     for name, events in (("validations", run.validations), ("saves", run.saves)):
         if spent := sum(e.get("seconds", 0.0) for e in events):
-            yield f"{name}", f"{len(events)}, {_duration(spent)} in all"
+            failed = sum(bool(e.get("problem")) for e in events)
+            more = f", {failed} failed" if failed else ""
+            yield f"{name}", f"{len(events)}, {_duration(spent)} in all{more}"
     if run.restarts:
         lost = sum(restart.lost for restart in run.restarts)
         yield "restarts", f"{len(run.restarts)}, {lost:,} steps done again"
@@ -132,10 +135,9 @@ def _duration(seconds: float) -> str:
 def _compared(run: History, other: History, names: Sequence[str]) -> str:
     """How far two curves of the loss lie apart, where both lines of the log stand at an iteration."""
     sentences = []
-    for words, mine, theirs in (
-        ("Training loss", run.train, other.train),
-        ("Validation loss", run.validations, other.validations),
-    ):
+    curves = [("training loss", run.train, other.train)]
+    curves += [(f"{group} loss", run.groups[group], other.groups.get(group, [])) for group in run.groups]
+    for words, mine, theirs in curves:
         there = {e["iteration"]: e["loss"] for e in theirs if e["loss"] is not None}
         pairs = [(e["iteration"], e["loss"], there[e["iteration"]]) for e in mine if e["iteration"] in there]
         pairs = [pair for pair in pairs if pair[1] is not None]
@@ -144,8 +146,8 @@ def _compared(run: History, other: History, names: Sequence[str]) -> str:
         apart = [abs(a / b - 1) for _, a, b in pairs]
         widest = int(np.argmax(apart))
         sentences.append(
-            f"{words} at {len(pairs):,} iterations that both tell: {np.mean(apart):.2%} apart in the mean, "
-            f"at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
+            f"{words.capitalize()} at {len(pairs):,} iterations that both tell: {np.mean(apart):.2%} apart "
+            f"in the mean, at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
     pace, theirs_pace = run.middle("tokens_per_second"), other.middle("tokens_per_second")
@@ -177,7 +179,9 @@ def _charts(runs: Sequence[History], names: Sequence[str], over: Over) -> Iterat
         return [Line(name, color, *run.series(key, over)) for run, name, color in several]
 
     scored = [
-        Line(f"{name}, validation", color, *run.validation(over), dots=True) for run, name, color in several
+        Line(f"{name}, {group}", color, *run.scores(group, over), dots=True)
+        for run, name, color in several
+        for group in run.groups
     ]
     loss = "Nats per token: means between two lines of the log, and validations as points."
     yield "Loss", chart(loss, [*of("loss"), *scored], log=True, shown="{:.4g}".format)

@@ -77,8 +77,15 @@ class History:
         """A number of the lines of the log, where there is one, and where each stands on the axis."""
         return self._points([(e, e.get(key)) for e in self.train], over)
 
-    def validation(self, over: Over) -> tuple[list[float], list[float]]:
-        return self._points([(e, e["loss"]) for e in self.validations], over)
+    @property
+    def groups(self) -> dict[str, list[Line]]:
+        """Validations by what they were taken of: one group, those of several blends, the test at the end."""
+        names = dict.fromkeys(e.get("of", "validation") for e in self.validations)
+        return {name: [e for e in self.validations if e.get("of", "validation") == name] for name in names}
+
+    def scores(self, group: str, over: Over) -> tuple[list[float], list[float]]:
+        """The losses of a group and where each stands on the axis."""
+        return self._points([(e, e["loss"]) for e in self.groups[group]], over)
 
     def memory(self, over: Over) -> tuple[list[float], list[float]]:
         """Bytes that others on the machine of the first rank could not have."""

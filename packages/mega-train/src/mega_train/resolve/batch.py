@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError
@@ -243,6 +244,14 @@ def _check_log(log: Log) -> None:
             found=log.opentelemetry_endpoint,
             wanted="http://HOST:PORT",
             hint="--opentelemetry-endpoint http://localhost:4318",
+        )
+    if not re.fullmatch("[A-Z]{3}", log.codecarbon_country):
+        raise ConfigError(
+            "--codecarbon-country",
+            "not the code of a country",
+            found=log.codecarbon_country,
+            wanted="three capital letters of ISO 3166",
+            hint="--codecarbon-country FRA",
         )
     if log.tensorboard_queue < 1:
         flag = "--tensorboard-queue-size"

@@ -30,13 +30,22 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "seconds_left": "at the pace since the last line of the log",
         "memory_bytes": "of the first rank",
         "phase_seconds": "a step of the first rank, by Megatron's names of phases",
-        "validation_loss": "nats per token",
-        "validation_perplexity": "e to the validation loss",
+        "validation_loss": "nats per token, by what it was taken of",
+        "validation_perplexity": "e to this",
         "saved_iteration": "of the newest checkpoint",
-        "save_seconds": "that training stood still for it",
+        "save_seconds": "that training stood still for the last save",
+        "save_written_seconds": "that the last save took to be written",
+        "save_failed": "1 where the last save could not be written",
     }
 )
-LABEL: Mapping[str, str] = MappingProxyType({"memory_bytes": "kind", "phase_seconds": "phase"})
+LABEL: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_bytes": "kind",
+        "phase_seconds": "phase",
+        "validation_loss": "of",
+        "validation_perplexity": "of",
+    }
+)
 
 Reading = tuple[str, float, str]  # name, value, and what the name's label is, if it has one
 
@@ -50,6 +59,9 @@ def readings(event: Event, now: float) -> Iterator[Reading]:
     for name, value in _plain(event, now):
         if value is not None:
             yield name, value, ""
+    if isinstance(event, Validated):
+        yield "validation_loss", event.loss, event.of
+        yield "validation_perplexity", event.perplexity, event.of
     if isinstance(event, Progress):
         for kind, held in event.memory.items():
             if kind != "allocated_count":
@@ -84,9 +96,8 @@ def _plain(event: Event, now: float) -> Iterator[tuple[str, float | None]]:
             yield "tflops_per_rank", event.tflops
             yield "mfu_ratio", event.mfu
             yield "seconds_left", event.seconds_left
-        case Validated():
-            yield "validation_loss", event.loss
-            yield "validation_perplexity", event.perplexity
         case Saved():
-            yield "saved_iteration", event.iteration
+            yield "saved_iteration", None if event.problem else event.iteration
             yield "save_seconds", event.seconds
+            yield "save_written_seconds", event.written
+            yield "save_failed", float(bool(event.problem))

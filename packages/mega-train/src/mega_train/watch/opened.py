@@ -13,6 +13,7 @@ from mega_train.config import Run
 from mega_train.metrics import Record
 from mega_train.screen import Screen
 from mega_train.watch.codecarbon import CodeCarbon
+from mega_train.watch.events import Said
 from mega_train.watch.observers import Behind, Observer, Observers
 from mega_train.watch.opentelemetry import OpenTelemetry
 from mega_train.watch.prometheus import Prometheus
@@ -28,12 +29,16 @@ def opened(run: Run, world: World, out: TextIO) -> Iterator[Observers]:
         ConfigError: one of them cannot be had; the line says what to install or to change.
     """
     with ExitStack() as opening:
-        far = []
+        far, said = [], []
         for observer in _far(run, world):
+            if isinstance(observer, Prometheus):
+                said.append(f"metrics at {observer.address}")
             far.append(Behind(observer))
             opening.callback(far[-1].close)  # where the next cannot be had
         near = _near(run, out) if world.rank == 0 else ()
         watch = Observers([*near, *far])
+        for text in said:
+            watch.see(Said(text))
         opening.pop_all()
     try:
         yield watch

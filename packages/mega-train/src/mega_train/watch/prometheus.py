@@ -22,7 +22,7 @@ class Prometheus:
     A gauge that has no value yet is not on the page.
 
     Attributes:
-        port: where it listens.
+        port, address: where it listens.
     """
 
     def __init__(self, log: Log) -> None:
@@ -51,6 +51,7 @@ class Prometheus:
                 hint="--prometheus-port 0 takes any",
             ) from None
         self.port = self._server.server_port
+        self.address = f"http://{log.prometheus_host}:{self.port}/metrics"
 
     def see(self, event: Event) -> None:
         for name, value, label in readings(event, time.time()):

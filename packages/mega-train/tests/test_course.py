@@ -93,6 +93,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--lr-wsd-decay-iters: missing: wanted how long the rate decays; hint: --lr-wsd-decay-iters 100",
     ),
     (
+        {"optimizer__ends_min_lr": 0.1},
+        "--decoupled-min-lr: needs --decoupled-lr: found 0.1; hint: --decoupled-lr 3e-4",
+    ),
+    (
+        {"optimizer__ends_lr": 0.1, "optimizer__ends_min_lr": 0.2},
+        "--decoupled-min-lr: is not between 0 and --decoupled-lr: found 0.2, wanted 0 to 0.1",
+    ),
+    (
         {"optimizer__wsd_iterations": 3},
         "--lr-wsd-decay-iters: is of WSD: found linear; hint: --lr-decay-style WSD",
     ),
@@ -219,6 +227,27 @@ def test_weight_decay_that_grows_changes_the_update(planned: Planned, open_corpu
     )
     assert _steps(none, 2) == _steps(more, 2), "the first step has the decay of 0 samples"
     assert _steps(none, 1) != _steps(more, 1)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
+def test_embedding_and_output_may_have_a_rate_of_their_own(
+    planned: Planned, open_corpus: IndexedDataset, optimizer: str
+) -> None:
+    values: dict[str, Any] = {"optimizer__name": optimizer, "model__untied": True}
+    values |= {"optimizer__decay_style": "constant", "optimizer__weight_decay": 0.0}
+    plain = _trainer(planned, open_corpus, **values)
+    still = _trainer(planned, open_corpus, **values, optimizer__ends_lr=1e-30, optimizer__ends_min_lr=0.0)
+    before = {row.name: weight.detach().clone() for row, weight in plain.held}
+    _steps(plain, 1)
+    _steps(still, 1)
+    for (row, moved), (_, weight) in zip(plain.held, still.held, strict=True):
+        end = row.name in ("embed.weight", "head.weight")
+        assert torch.equal(weight, before[row.name] if end else moved), row.name
+        assert not torch.equal(moved, before[row.name]), row.name
+    courses = planned(optimizer__ends_lr=0.002, optimizer__min_lr=0.001).courses
+    assert courses.ends is not None
+    assert [courses.ends.at(samples) for samples in (0, 20, 40)] == pytest.approx([0.002, 0.0015, 0.001])
+    assert Courses.of(courses.state()) == courses
 
 
 def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(planned: Planned) -> None:

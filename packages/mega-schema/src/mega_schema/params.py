@@ -84,6 +84,11 @@ class Param:
         return repeated(self.name, self.shape, self.split, tp)
 
 
+def is_embedding_or_output(row: Param) -> bool:
+    """Whether it is the matrix of tokens' vectors, or the one that scores them."""
+    return row.name in ("embed.weight", "head.weight")
+
+
 def is_layers_matrix(row: Param) -> bool:
     """Whether it is a matrix of a layer: no embedding, no table of positions, no head."""
     return isinstance(row.stage, int) and len(row.shape) == 2

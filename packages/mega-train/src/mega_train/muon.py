@@ -133,8 +133,10 @@ class Muon:
         self._adam = AdamW(rest, [main[number] for number in self._rest], betas=betas, eps=eps)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], rate: float, weight_decay: float) -> None:
-        self._adam.step([gradients[number] for number in self._rest], rate, weight_decay)
+    def step(
+        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+    ) -> None:
+        self._adam.step([gradients[number] for number in self._rest], rate, weight_decay, ends)
         self.steps += 1
         if not self.main:
             return

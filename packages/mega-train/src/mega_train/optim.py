@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -9,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from mega_schema.params import is_embedding_or_output
 from mega_train.buckets import Stretch
 
 Name = Literal["adam", "sgd", "muon"]
@@ -33,8 +35,14 @@ class Optimizer(Protocol):
     def steps(self) -> int:
         """Updates done."""
 
-    def step(self, gradients: Sequence[Tensor], rate: float, weight_decay: float) -> None:
-        """One update with these gradients of the stretches, this learning rate and this weight decay."""
+    def step(
+        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+    ) -> None:
+        """One update with these gradients of the stretches, this learning rate and this weight decay.
+
+        Args:
+            ends: the learning rate of embedding and output, where it is another.
+        """
 
     def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:
         """What is kept beside the main weights: namespace, stretch, and its values, flat."""
@@ -60,14 +68,14 @@ class AdamW:
         eps: float,
     ) -> None:
         self.stretches, self.main = stretches, main
+        kinds = [(stretch.row.decay, is_embedding_or_output(stretch.row)) for stretch in stretches]
         groups = [
             {
-                "params": [
-                    m for stretch, m in zip(stretches, main, strict=True) if stretch.row.decay == decays
-                ],
+                "params": [m for kind, m in zip(kinds, main, strict=True) if kind == (decays, end)],
                 "decays": decays,
+                "end": end,
             }
-            for decays in (True, False)
+            for decays, end in itertools.product((True, False), repeat=2)
         ]
         self._adam = torch.optim.AdamW([g for g in groups if g["params"]], betas=betas, eps=eps, fused=True)
         self._state(steps=0)
@@ -76,11 +84,13 @@ class AdamW:
     def steps(self) -> int:
         return int(self._adam.state[self.main[0]]["step"])
 
-    def step(self, gradients: Sequence[Tensor], rate: float, weight_decay: float) -> None:
+    def step(
+        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+    ) -> None:
         for main, gradient in zip(self.main, gradients, strict=True):
             main.grad = gradient
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate if ends is None or not group["end"] else ends
             group["weight_decay"] = weight_decay if group["decays"] else 0.0
         self._adam.step()
 
@@ -114,14 +124,20 @@ class SGD:
         self._buffers = [torch.zeros_like(each) for each in main]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], rate: float, weight_decay: float) -> None:
+    def step(
+        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+    ) -> None:
         torch._foreach_mul_(self._buffers, self.momentum)
         torch._foreach_add_(self._buffers, list(gradients))
         decaying = [number for number, stretch in enumerate(self.stretches) if stretch.row.decay]
         if decaying and weight_decay:
             buffers, main = ([of[number] for number in decaying] for of in (self._buffers, self.main))
             torch._foreach_add_(buffers, main, alpha=weight_decay)
-        torch._foreach_add_(self.main, self._buffers, alpha=-rate)
+        for end, its_rate in ((False, rate), (True, rate if ends is None else ends)):
+            pairs = zip(self.main, self._buffers, self.stretches, strict=True)
+            these = [(m, b) for m, b, stretch in pairs if is_embedding_or_output(stretch.row) == end]
+            if these:
+                torch._foreach_add_([m for m, _ in these], [b for _, b in these], alpha=-its_rate)
         self.steps += 1
 
     def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:

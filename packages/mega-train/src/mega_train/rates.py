@@ -85,14 +85,16 @@ class WeightDecay:
 
 @dataclass(frozen=True, slots=True)
 class Courses:
-    """Both, as a run has them and a checkpoint says them."""
+    """All of them, as a run has them and a checkpoint says them."""
 
     rate: LearningRate
     decay: WeightDecay
+    ends: LearningRate | None = None  # of embedding and output, where theirs is another
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what `of` reads back."""
-        return {"learning_rate": asdict(self.rate), "weight_decay": asdict(self.decay)}
+        said = {"learning_rate": asdict(self.rate), "weight_decay": asdict(self.decay)}
+        return said if self.ends is None else said | {"decoupled_learning_rate": asdict(self.ends)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Courses:
@@ -101,8 +103,10 @@ class Courses:
         Raises:
             TypeError, KeyError: it says something else.
         """
-        found = cls(LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"]))
-        for part in (found.rate, found.decay):
+        rate, decay = LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"])
+        ends = state.get("decoupled_learning_rate")
+        found = cls(rate, decay, None if ends is None else LearningRate(**ends))
+        for part in (found.rate, found.decay, *([] if found.ends is None else [found.ends])):
             for name, kind in get_type_hints(type(part)).items():
                 value = getattr(part, name)
                 if not _fits(value, kind):
@@ -124,6 +128,9 @@ class Courses:
         if rate.style == "WSD":
             found[f"--lr-wsd-decay-{unit}"] = rate.anneal
             found["--lr-wsd-decay-style"] = rate.anneal_style
+        found["--decoupled-lr"] = None if self.ends is None else self.ends.peak
+        if self.ends is not None and rate.style != "constant":
+            found["--decoupled-min-lr"] = self.ends.least
         if decay.style == "constant":
             return found | {"--weight-decay": decay.end}
         return found | {

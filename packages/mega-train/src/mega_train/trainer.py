@@ -159,9 +159,9 @@ class Trainer:
         with timed("optimizer-clip-main-grad"):
             self.gradients.clip(norm, self.plan.run.optimizer.clip)
         with timed("optimizer-inner-step"):
-            self.optimizer.step(
-                self.gradients.of, rate, self.plan.courses.decay.at(self.consumed - self.skipped)
-            )
+            courses, at = self.plan.courses, self.consumed - self.skipped
+            ends = None if courses.ends is None else courses.ends.at(at)
+            self.optimizer.step(self.gradients.of, rate, courses.decay.at(at), ends)
         with timed("optimizer-copy-main-to-model-params"):
             self.shards.publish()
 

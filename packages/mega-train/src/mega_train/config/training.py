@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.config import option
+from mega_schema.config import Words, option, words
 from mega_train.rates import AnnealStyle, IncreaseStyle, Style
 
 
@@ -55,10 +55,9 @@ class Train:
     samples: int | None = option("--train-samples", None, "the same, as samples")
     skip: bool = option("--skip-train", False, "validate the loaded model, and leave")
     evaluation_only: bool = option("--eval-only", False, "the same as --skip-train")
-    passed_over: tuple[str, ...] = option(
+    passed_over: Words = words(
         "--skip-train-iteration-range",
-        (),
-        "FIRST-LAST: the samples of these steps are passed over, as where the loss goes up",
+        "FIRST-LAST, or several: the samples of these steps are passed over, as where the loss goes up",
     )
     exit_interval: int | None = option(
         "--exit-interval", None, "save and leave after an iteration that this divides"
@@ -120,6 +119,12 @@ class Optimizer:
     )
     lr: float | None = option("--lr", None, "peak learning rate")
     min_lr: float = option("--min-lr", 0.0, "the rate after the decay")
+    ends_lr: float | None = option(
+        "--decoupled-lr", None, "peak learning rate of embedding and output weights; --lr if not given"
+    )
+    ends_min_lr: float | None = option(
+        "--decoupled-min-lr", None, "their rate after the decay; --min-lr if not given"
+    )
     decay_style: Style = option("--lr-decay-style", "linear", "the course after the warm-up")
     decay_iterations: int | None = option(
         "--lr-decay-iters", None, "the rate reaches its minimum here; --train-iters if not given"

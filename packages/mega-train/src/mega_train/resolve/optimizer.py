@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from mega_schema.errors import ConfigError
@@ -52,7 +53,8 @@ def courses(run: Run, iterations: int, batches: BatchSizes, loaded: Courses | No
     if loaded is not None and o.checkpoint_schedule:
         return loaded
     end = run.train.samples or iterations * batches.full
-    said = Courses(learning_rate(run, end, batches.full), weight_decay(run, end))
+    rate = learning_rate(run, end, batches.full)
+    said = Courses(rate, weight_decay(run, end), _ends(run, rate))
     if loaded is not None and not o.override_schedule:
         _check_same(said, loaded, "iters" if run.train.samples is None else "samples")
     return said
@@ -74,7 +76,7 @@ def _check_same(said: Courses, loaded: Courses, unit: Literal["iters", "samples"
 
 
 def _short(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def learning_rate(run: Run, end: int, full: int) -> LearningRate:
@@ -136,6 +138,23 @@ def learning_rate(run: Run, end: int, full: int) -> LearningRate:
         anneal=anneal or 0,
         anneal_style=o.wsd_style,
     )
+
+
+def _ends(run: Run, rate: LearningRate) -> LearningRate | None:
+    """The course of embedding and output, where theirs is another."""
+    peak, least = run.optimizer.ends_lr, run.optimizer.ends_min_lr
+    if peak is None and least is None:
+        return None
+    if peak is None:
+        raise ConfigError(
+            "--decoupled-min-lr", "needs --decoupled-lr", found=least, hint="--decoupled-lr 3e-4"
+        )
+    peak = wanted(peak, "--decoupled-lr", "a learning rate", "--decoupled-lr 3e-4")
+    least = rate.least if least is None else least
+    if not 0 <= least <= peak:
+        flag = "--decoupled-min-lr"
+        raise ConfigError(flag, "is not between 0 and --decoupled-lr", found=least, wanted=f"0 to {peak}")
+    return replace(rate, peak=peak, least=least)
 
 
 def weight_decay(run: Run, end: int) -> WeightDecay:

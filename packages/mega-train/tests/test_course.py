@@ -15,7 +15,7 @@ from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
 from mega_train.data.samples import Samples
-from mega_train.launch import Prepared, train_on
+from mega_train.launch import prepare, train_on
 from mega_train.rates import Courses
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan
@@ -392,11 +392,14 @@ def test_arithmetic_that_repeats_is_asked_for_and_put_back() -> None:
 def test_in_deterministic_mode_a_run_repeats_bit_for_bit(
     planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
 ) -> None:
-    values: dict[str, Any] = {"train__deterministic": True, "train__hidden_dropout": 0.1}
     for name in ("one", "other"):
-        run = planned(corpus=open_corpus.info.tokenizer, **values, checkpoint__save=str(tmp_path / name))
-        prepared = Prepared(run, open_corpus, None, None)
-        assert train_on(prepared, World(), io.StringIO()) == 0
+        run = planned(
+            train__deterministic=True,
+            train__hidden_dropout=0.1,
+            checkpoint__save=str(tmp_path / name),
+            data__path=f'["{open_corpus.prefix}"]',
+        ).run
+        assert train_on(prepare(run, "gpt", World()), World(), io.StringIO()) == 0
     one, other = (
         (tmp_path / name / "iter_0000010/model-00000.safetensors").read_bytes() for name in ("one", "other")
     )

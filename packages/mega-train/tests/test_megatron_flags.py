@@ -1,15 +1,32 @@
-"""Flags of Megatron's launch scripts that we do not have."""
+"""Every flag of the training scripts we read: ours, put right, left out, or refused with what replaces it.
+
+`their_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
+training script may hold.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from mega_schema.config import keys
 from mega_train.config import Run
-from mega_train.megatron_flags import ABSENT, INSTEAD, NEEDLESS, explained
+from mega_train.deepspeed_config import CONFIG_FLAGS
+from mega_train.familiar import explained, find, translated
+from mega_train.megatron_flags import ABSENT, ALIKE, INSTEAD, MEANS, NEEDLESS
 
-OURS = {key.flag for key in keys(Run)} | {"--config", "--set", "--help"}
-THEIRS = [*NEEDLESS, *INSTEAD, *ABSENT]
+OURS = {name for key in keys(Run) for name in key.declared.split("/")} | {"--config", "--set", "--help"}
+TABLES = (NEEDLESS, ALIKE, INSTEAD, ABSENT)
+THEIRS = [flag for table in TABLES for flag in table]
+READ = {
+    "--no-position-embedding",
+    "--adam-betas",
+    "--group-query-attention",
+    "--share-decoder-input-output-embed",
+    *CONFIG_FLAGS,
+}
+NAMES = (Path(__file__).parent / "their_flags.txt").read_text("utf-8").split()
 
 
 def test_a_flag_that_we_have_is_in_no_table_of_those_we_lack() -> None:
@@ -23,20 +40,33 @@ def test_a_flag_stands_in_one_table() -> None:
     assert all(flag.startswith("--") for flag in THEIRS)
 
 
+def test_what_stands_for_a_flag_is_ours() -> None:
+    words = [word for words in ALIKE.values() for word in words]
+    words += [word for values in MEANS.values() for words in values.values() for word in words]
+    assert {word for word in words if word.startswith("--")} <= OURS
+
+
 def test_a_hint_names_only_flags_that_we_have() -> None:
     for hint in (*INSTEAD.values(), *ABSENT.values()):
-        named = {word.rstrip(",;") for word in hint.split() if word.startswith("--")}
-        assert named <= OURS, hint
+        named = {word.rstrip(",;:") for word in hint.split() if word.startswith("--")}
+        assert named <= OURS or hint.startswith(("mega-", "torchrun")), hint
 
 
-def test_needless_flags_are_told_all_at_once_and_others_are_not() -> None:
-    told = explained(
-        "--use-flash-attn",
-        ["gpt", "--one-logger-project", "x", "--use-flash-attn", "--fp16", "--one-logger-project"],
-    )
-    assert str(told).endswith("hint: leave it out, and also --one-logger-project")
+def test_there_are_as_many_names_as_the_scripts_have() -> None:
+    assert len(NAMES) == len(set(NAMES)) > 380
+
+
+@pytest.mark.parametrize("flag", NAMES)
+def test_a_flag_of_theirs_is_read_or_answered(flag: str) -> None:
+    homes = [flag in OURS, flag in ALIKE, flag in MEANS and flag not in OURS, flag in READ]
+    homes += [find(NEEDLESS, flag) is not None, find(INSTEAD, flag) is not None]
+    refused = explained(flag)
+    assert any(homes) or refused is not None, "nobody's flag"
+    if refused is not None:
+        assert str(refused).startswith(f"{flag}: ")
 
 
 @pytest.mark.parametrize("flag", ["--num-layer", "--tensorboard", "--moe"])
 def test_a_flag_that_is_not_megatrons_is_left_to_the_speller(flag: str) -> None:
     assert explained(flag) is None
+    assert translated([flag, "3"]).words == [flag, "3"]

@@ -14,7 +14,7 @@ from mega_schema.config import flags, load
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.config import Run
-from mega_train.megatron_flags import Familiar
+from mega_train.familiar import Familiar
 from mega_train.voice import OneVoice
 
 

@@ -1,26 +1,27 @@
-"""Flags of Megatron's launch scripts that `mega-train` does not have, and what to do about each.
+"""Flags of Megatron's launch scripts that `mega-train` does not have, and what becomes of each.
 
-A key that ends with a hyphen stands for every flag that begins so. A flag that we come to have leaves these
-tables; a test sees to it.
+Those of Megatron-LM up to core 0.9, of BigScience's and DeepSpeed's forks, and fairseq's for megatron_11b; of
+data preparation, serving and evaluating only what a training script may hold. A key that ends with a hyphen
+stands for every flag that begins so. A flag that we come to have leaves these tables; a test sees to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-
-import click
-
-from mega_schema.config import Wordy
-from mega_schema.errors import ConfigError
 
 _KERNELS = "the machine decides which kernels run"
 _PROCESSES = "the device decides how processes meet, gloo on CPUs and NCCL on GPUs"
 _TRAVELS = "messages between pipeline stages travel while ranks compute"
 _TOKENIZER = "a corpus carries its tokenizer"
 _SELF_TOLD = "a checkpoint says what it holds"
+_FLOAT32 = "scores, softmax and loss are computed in float32"
+_OVERLAPS = "torch's symmetric memory overlaps what it can"
+_ALLOCATOR = "Python and torch free memory themselves"
+_RECORD = "the numbers lie in events.jsonl, under --save"
+_DEALT = "initial values and every update are the same on all replicas"
 
-# a script runs as well without these
+# a run is the same without these: they are left out, with a line that says so
 NEEDLESS: Mapping[str, str] = MappingProxyType(
     {
         "--use-flash-attn": _KERNELS,
@@ -68,83 +69,221 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--one-logger-": "the numbers lie in events.jsonl, under --save",
         "--app-tag-run-": "the numbers lie in events.jsonl, under --save",
         "--check-for-nan-in-loss-and-grad": "always checked; --on-non-finite says what follows",
+        "--check-for-nan": "always checked; --on-non-finite says what follows",
+        "--use-contiguous-buffers-in-ddp": "gradients lie in buckets",
+        "--ddp-average-in-collective": "gradients are summed, then scaled",
+        "--no-align-grad-reduce": "every stage sends its gradients as they are made",
+        "--no-align-param-gather": "every stage gathers its weights as it needs them",
+        "--no-scatter-gather-tensors-in-pipeline": _TRAVELS,
+        "--use-ring-exchange-p2p": _TRAVELS,
+        "--nccl-communicator-config-path": "NCCL reads NCCL_* from the environment",
+        "--abort-on-unmet-fused-kernel-constraints": _KERNELS,
+        "--disable-tp-comm-": _OVERLAPS,
+        "--tp-comm-overlap-": _OVERLAPS,
+        "--defer-embedding-wgrad-compute": "--pipeline-schedule zero-bubble puts weight gradients off",
+        "--wgrad-deferral-limit": "--pipeline-schedule zero-bubble puts weight gradients off",
+        "--apply-query-key-layer-scaling": _FLOAT32,
+        "--no-query-key-layer-scaling": _FLOAT32,
+        "--attention-softmax-in-fp32": _FLOAT32,
+        "--fp16-lm-cross-entropy": _FLOAT32,
+        "--embedding-weights-in-fp32": "main weights are float32, the embedding's too",
+        "--synchronize-each-layer": "nothing has to be waited for after a layer",
+        "--contigious-checkpointing": _ALLOCATOR,
+        "--deepspeed-activation-checkpointing": "--checkpoint-activations does it",
+        "--profile-backward": "backward is timed with the rest",
+        "--empty-unused-memory-level": _ALLOCATOR,
+        "--manual-gc": _ALLOCATOR,
+        "--manual-gc-interval": _ALLOCATOR,
+        "--no-manual-gc-eval": _ALLOCATOR,
+        "--no-clone-scatter-output-in-embedding": _ALLOCATOR,
+        "--use-pin-memory": _ALLOCATOR,
+        "--scattered-embeddings": "--sequence-parallel shares the embedding's tokens",
+        "--split-transformers": "the feed-forward keeps next to nothing of its own",
+        "--memory-centric-tiled-linear": "linears are cut over tp",
+        "--tile-factor": "linears are cut over tp",
+        "--sync-tp-duplicated-parameters": "what ranks of tp hold alike gets the same gradient, bit for bit",
+        "--check-weight-hash-across-dp-replicas-interval": _DEALT,
+        "--data-parallel-random-init": _DEALT,
+        "--no-initialization": "weights that are loaded are not drawn first",
+        "--deepspeed": "--zero-stage and --deepspeed_config say what of it is wanted",
+        "--no-create-attention-mask-in-dataloader": "attention knows who sees whom without a mask",
+        "--valid-num-workers": "samples are read from a memory map, by the process that needs them",
+        "--return-data-index": "the samples of a step follow from the samples consumed",
+        "--tokenizer-name-or-path": _TOKENIZER,
+        "--vocab-extra-ids": _TOKENIZER,
+        "--tiktoken-": _TOKENIZER,
+        "--train-sync-interval": "ranks never drift apart by more than a step",
+        "--ckpt-fully-parallel-load": _SELF_TOLD,
+        "--ckpt-fully-parallel-save": "every rank writes its part",
+        "--ckpt-assume-constant-structure": _SELF_TOLD,
+        "--dist-ckpt-strictness": "a checkpoint with another model's parameters is refused",
+        "--dist-ckpt-format": _SELF_TOLD,
+        "--universal-checkpoint": "every checkpoint loads on every layout",
+        "--no-save-rng": "choices are drawn from the seed, so there is no state to save",
+        "--log-path": _RECORD,
+        "--adlr-autoresume": "SIGTERM saves and leaves with code 143",
+        "--adlr-autoresume-interval": "SIGTERM saves and leaves with code 143",
+        "--decoder-seq-length": "of encoder-decoder models",
+        "--inference-batch-times-seqlen-threshold": "of serving",
+        "--max-tokens-to-oom": "of serving",
+        "--bert-no-binary-head": "of BERT",
+        "--mask-prob": "of BERT and T5",
+        "--short-seq-prob": "of BERT and T5",
+        "--no-epoch-checkpoints": "--save-interval says when",
     }
 )
 
-# what says the same here
+# other spellings of ours: words to put in the flag's place, before its value where it has one
+ALIKE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "--use-rotary-position-embeddings": ("--position-embedding-type", "rope"),
+        "--squared-relu": ("--activation", "squared_relu"),
+        "--openai-gelu": ("--activation", "gelu_tanh"),
+        "--onnx-safe": ("--activation", "gelu_erf"),
+        "--layernorm-epsilon": ("--norm-epsilon",),
+        "--encoder-seq-length": ("--seq-length",),
+        "--encoder-num-layers": ("--num-layers",),
+        "--model-parallel-size": ("--tensor-model-parallel-size",),
+        "--batch-size": ("--micro-batch-size",),
+        "--activations-checkpoint-method": ("--recompute-granularity", "full", "--recompute-method"),
+        "--activations-checkpoint-num-layers": ("--recompute-num-layers",),
+        "--checkpoint-num-layers": ("--recompute-num-layers",),
+        "--distribute-checkpointed-activations": ("--distribute-saved-activations",),
+        "--partition-activations": ("--distribute-saved-activations",),
+        "--warmup": ("--lr-warmup-fraction",),
+        "--use-checkpoint-lr-scheduler": ("--use-checkpoint-opt_param-scheduler",),
+        "--override-lr-scheduler": ("--override-opt_param-scheduler",),
+        "--zero-reduce-bucket-size": ("--ddp-bucket-size",),
+        "--no-log-learning-rate-to-tensorboard": ("--no-log-learnig-rate-to-tensorboard",),
+        "--persistent-save-interval": ("--save-interval",),
+        "--save-retain-interval": ("--keep-every",),
+        # fairseq's
+        "--max-update": ("--train-iters",),
+        "--tokens-per-sample": ("--seq-length",),
+        "--max-sentences": ("--micro-batch-size",),
+        "--warmup-updates": ("--lr-warmup-iters",),
+        "--warmup-init-lr": ("--lr-warmup-init",),
+        "--clip-norm": ("--clip-grad",),
+        "--dropout": ("--hidden-dropout",),
+        "--memory-efficient-fp16": ("--fp16",),
+        "--save-dir": ("--save",),
+    }
+)
+
+# what a value of a flag means, where it does not mean itself; of a flag of ours all other values do
+MEANS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "--position-embedding-type": MappingProxyType(
+            {
+                "absolute": ("--position-embedding-type", "learned_absolute"),
+                "rotary": ("--position-embedding-type", "rope"),
+            }
+        ),
+        "--DDP-impl": MappingProxyType({"FSDP": ("--zero-stage", "3")}),
+        "--model-type": MappingProxyType({"GPT": ()}),
+        "--remote-device": MappingProxyType({"none": ()}),
+        "--mlp-type": MappingProxyType({"standard": ()}),
+        # fairseq's
+        "--arch": MappingProxyType({"transformer_lm_megatron_11b": ("--preset", "megatron-11b")}),
+        "--task": MappingProxyType({"language_modeling": ()}),
+        "--sample-break-mode": MappingProxyType({"none": ()}),
+        "--criterion": MappingProxyType({"vocab_parallel_cross_entropy": (), "cross_entropy": ()}),
+        "--lr-scheduler": MappingProxyType(
+            {
+                "inverse_sqrt": ("--lr-decay-style", "inverse-square-root"),
+                "fixed": ("--lr-decay-style", "constant"),
+            }
+        ),
+    }
+)
+
+# refused: what to say in their place
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "--use-rotary-position-embeddings": "--position-embedding-type rope",
-        "--no-position-embedding": "--position-embedding-type none, or rope",
-        "--squared-relu": "--activation squared_relu",
-        "--openai-gelu": "--activation gelu_tanh",
-        "--group-query-attention": "--num-query-groups N says it",
-        "--layernorm-epsilon": "--norm-epsilon",
-        "--encoder-seq-length": "--seq-length",
-        "--encoder-num-layers": "--num-layers",
-        "--model-parallel-size": "--tensor-model-parallel-size",
-        "--batch-size": "--micro-batch-size",
-        "--checkpoint-num-layers": "--recompute-num-layers",
-        "--distribute-checkpointed-activations": "--distribute-saved-activations",
-        "--warmup": "--lr-warmup-fraction",
-        "--zero-reduce-bucket-size": "--ddp-bucket-size",
-        "--zero-allgather-bucket-size": "--ddp-bucket-size",
-        "--no-log-learning-rate-to-tensorboard": "--no-log-learnig-rate-to-tensorboard",
         "--log-straggler": "--timing-log-level 1 --timing-log-option all",
         "--ckpt-step": "--load RUN/iter_NNNNNNN",
-        "--persistent-save-interval": "--save-interval",
-        "--save-retain-interval": "--keep-every",
+        "--zero-allgather-bucket-size": "--ddp-bucket-size says both",
+        "--pad-vocab-size-to": "--make-vocab-size-divisible-by",
+        "--distributed-world-size": "torchrun --nproc-per-node N",
+        "--sequence-parallel-size": "--context-parallel-size",
+        "--exit-on-missing-checkpoint": "--load RUN where --save is another folder: then nothing begins anew",
+        "--non-persistent-": "--save-interval N --keep-last 1",
+        "--profile": "--timing-log-level 2, and torch's profiler around a run of few steps",
+        "--profile-": "--timing-log-level 2, and torch's profiler around a run of few steps",
+        "--use-pytorch-profiler": "--timing-log-level 2, and torch's profiler around a run of few steps",
+        "--train-tokens": "--train-samples N, the tokens over --seq-length",
+        "--lr-decay-tokens": "--lr-decay-samples N, the tokens over --seq-length",
+        "--lr-warmup-tokens": "--lr-warmup-samples N, the tokens over --seq-length",
+        "--pp-partition-method": "--account-for-embedding-in-pipeline-split",
+        "--standalone-embedding-stage": "--decoder-first-pipeline-num-layers 0",
+        "--yaml-cfg": "--config run.toml",
+        "--test-mode": "--deterministic-mode",
+        "--inference": "mega-serve",
+        "--append-eod": "mega-data preprocess --append-eod",
+        "--s3-cache-path": "a corpus on this machine's disks",
+        "--train-data-exact-num-epochs": "--train-samples N",
+        "--data-efficiency-curriculum-learning": "--curriculum-start-length and --curriculum-steps",
     }
 )
 
-# what a run would need and cannot have, with the nearest there is
+# refused: what a run would need and cannot have yet, with the nearest there is
 ABSENT: Mapping[str, str] = MappingProxyType(
     {
         "--num-experts": "",
         "--expert-model-parallel-size": "",
+        "--expert-interval": "",
         "--moe-": "",
-        "--deepspeed": "",
+        "--topk": "",
+        "--disable-moe-token-dropping": "",
+        "--use-tutel": "",
         "--fp8-": "--bf16",
+        "--no-fp8-wgrad": "--bf16",
+        "--fp32-residual-connection": "leave it out",
+        "--use-tp-pp-dp-mapping": "leave it out; ranks are numbered tp, cp, dp, pp",
+        "--overlap-param-gather-with-optimizer-step": "--overlap-param-gather",
+        "--no-save-optim": "mega-ckpt reshard --no-optim makes a copy without it",
+        "--cpu-optimizer": "--zero-stage 1",
+        "--cpu_torch_adam": "--zero-stage 1",
+        "--use-bnb": "--optimizer adam",
+        "--use-bnb-optimizer": "--optimizer adam",
+        "--checkpoint-in-cpu": "--distribute-saved-activations",
         "--mock-data": "mega-data sample",
+        "--sample-rate": "--train-samples",
+        "--loss-on-targets-only": "--eod-mask-loss",
+        "--reweight-loss-based-on-position-frequency": "leave it out",
+        "--train-idx-path": "--data-path",
+        "--train-doc-idx-path": "--data-path",
+        "--train-sample-idx-path": "--data-path",
+        "--train-shuffle-idx-path": "--data-path",
+        "--spec": "--preset",
+        "--random-ltd": "leave it out",
+        "--kd": "",
+        "--kd-": "",
+        "--mos": "",
+        "--load-teacher": "",
+        "--num-layers-teacher": "",
+        # other families
+        "--decoder-num-layers": "--num-layers",
+        "--encoder-tensor-model-parallel-size": "--tensor-model-parallel-size",
+        "--encoder-pipeline-model-parallel-size": "--pipeline-model-parallel-size",
+        "--pipeline-model-parallel-split-rank": "--pipeline-model-parallel-size",
+        "--noise-density": "",
+        "--mean-noise-span-length": "",
+        "--retro": "",
+        "--retro-": "",
+        "--retriever-": "",
+        "--ict-": "",
+        "--biencoder-": "",
+        "--bert-": "",
+        "--indexer-": "",
+        "--block-data-path": "",
+        "--evidence-data-path": "",
+        "--titles-data-path": "",
+        "--embedding-path": "",
+        "--vision-": "",
+        "--img-": "",
+        "--patch-dim": "",
+        "--num-classes": "",
+        "--hybrid-": "",
     }
 )
-
-
-class Familiar(Wordy):
-    """A command that knows what a Megatron user meant."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does.
-
-        Raises:
-            ConfigError: a flag is Megatron's; the line says what to do, of all needless ones at once.
-        """
-        given: Sequence[str] = [word.partition("=")[0] for word in args]  # click empties the list as it reads
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if told := explained(error.option_name, given):
-                raise told from error
-            raise
-
-
-def explained(flag: str, given: Sequence[str] = ()) -> ConfigError | None:
-    """What to answer to a flag that we do not have, or None where it is not Megatron's.
-
-    Args:
-        given: the words of the command line; those in it that are needless too stand in the hint.
-    """
-    if instead := _find(INSTEAD, flag):
-        return ConfigError(flag, "is said otherwise here", hint=instead)
-    if why := _find(NEEDLESS, flag):
-        others = [word for word in dict.fromkeys(given) if word != flag and _find(NEEDLESS, word)]
-        too = f", and also {' '.join(others)}" if others else ""
-        return ConfigError(flag, f"is not needed here: {why}", hint=f"leave it out{too}")
-    nearest = _find(ABSENT, flag)
-    return None if nearest is None else ConfigError(flag, "Megatron has it and we do not yet", hint=nearest)
-
-
-def _find(table: Mapping[str, str], flag: str) -> str | None:
-    if flag in table:
-        return table[flag]
-    return next((text for key, text in table.items() if key.endswith("-") and flag.startswith(key)), None)

@@ -37,18 +37,18 @@ class OneVoice(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            if _rank():
+            if own_rank():
                 sys.exit(INTERRUPTED)
             raise
         except (MegaError, click.ClickException) as error:
-            if _rank():
+            if own_rank():
                 time.sleep(PATIENCE)
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             tell_torchrun(f"error: {text}")
             raise
 
 
-def _rank() -> int:
+def own_rank() -> int:
     """This process's rank; torch is not imported for a mistake in the flags of a run that is alone."""
     if _ERROR_FILE not in os.environ and "mega_model.mesh" not in sys.modules:
         return 0

@@ -18,6 +18,11 @@ class Batch:
     global_samples: int | None = option(
         "--global-batch-size", None, "samples per optimizer step, all ranks together; micro x dp if not given"
     )
+    accumulation: int | None = option(
+        "--update-freq",
+        None,
+        "the same, as micro-batches of one rank per step (fairseq's)",
+    )
     rampup: tuple[int, int, int] | None = option(
         "--rampup-batch-size",
         None,

@@ -96,7 +96,7 @@ def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
     micro = run.batch.micro
     if micro < 1:
         raise ConfigError("--micro-batch-size", "not a size", found=micro, wanted="1 or more")
-    whole = micro * dp if run.batch.global_samples is None else run.batch.global_samples
+    whole = _whole(run, micro * dp)
     least = micro * dp if run.batch.decrease else 1
     if whole < least or (whole % (micro * dp) and not run.batch.decrease):
         near = max(1, round(whole / (micro * dp))) * micro * dp
@@ -108,6 +108,24 @@ def batch_sizes(run: Run, dp: int) -> tuple[int, int]:
             hint=f"--global-batch-size {near}",
         )
     return micro, whole
+
+
+def _whole(run: Run, each: int) -> int:
+    """Samples of a step, of micro-batches of all replicas of `each` samples together."""
+    said, micros = run.batch.global_samples, run.batch.accumulation
+    if micros is None:
+        return each if said is None else said
+    if micros < 1:
+        raise ConfigError("--update-freq", "not a count", found=micros, wanted="1 or more")
+    if said not in (None, micros * each):
+        raise ConfigError(
+            "--update-freq",
+            "disagrees with --global-batch-size",
+            found=f"{micros} micro-batches of {each} samples",
+            wanted=f"{said} samples",
+            hint="leave one of them out",
+        )
+    return micros * each
 
 
 def batch_course(run: Run, whole: int, each: int) -> BatchSizes:

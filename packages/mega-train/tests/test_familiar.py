@@ -1,0 +1,203 @@
+"""Launch scripts of others, word by word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mega_schema.config import flags, load
+from mega_schema.errors import ConfigError
+from mega_train.config import Run
+from mega_train.familiar import Familiar, translated
+from mega_train.resolve import Plan, resolve
+
+# examples/pretrain_gpt_distributed_with_mp.sh of Megatron-LM 23.06, its variables filled in
+MEGATRON = """
+--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 24
+--hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024
+--micro-batch-size 4 --global-batch-size 16 --lr 0.00015 --train-iters 500000 --lr-decay-iters 320000
+--lr-decay-style cosine --min-lr 1.0e-5 --weight-decay 1e-2 --lr-warmup-fraction .01 --clip-grad 1.0 --fp16
+--data-path 0.3 P 0.7 Q --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt --data-impl mmap
+--split 949,50,1 --save-interval 10000 --eval-interval 1000 --eval-iters 10 --distributed-backend nccl
+--log-interval 100 --save C --load C --vocab-size 50257
+"""
+LLAMA = """
+--use-mcore-models --num-layers 4 --hidden-size 512 --ffn-hidden-size 1024 --num-attention-heads 8
+--group-query-attention --num-query-groups 2 --seq-length 256 --max-position-embeddings 256
+--untie-embeddings-and-output-weights --use-rotary-position-embeddings --no-position-embedding --swiglu
+--normalization RMSNorm --disable-bias-linear --attention-softmax-in-fp32 --layernorm-epsilon=1e-6
+--no-masked-softmax-fusion --tokenizer-type Llama2Tokenizer --tokenizer-model t.model --bf16
+--transformer-impl transformer_engine --micro-batch-size 1 --train-iters 10 --lr 1e-4 --vocab-size 32000
+--local-rank -1 --profile-backward
+"""
+FAIRSEQ = """
+--memory-efficient-fp16 --num-workers 2 --model-parallel-size 1 --criterion vocab_parallel_cross_entropy
+--task language_modeling --sample-break-mode none --tokens-per-sample 1024 --arch transformer_lm_megatron_11b
+--share-decoder-input-output-embed --optimizer adam --adam-betas|(0.9, 0.98) --adam-eps 1e-08 --clip-norm 0.0
+--lr-scheduler inverse_sqrt --lr 0.00015 --warmup-updates 3000 --weight-decay 0.01 --dropout 0.1
+--attention-dropout 0.1 --batch-size 2 --max-update 300000 --update-freq 3
+"""
+
+
+def _parsed(*args: str) -> tuple[Run, str]:
+    """The configuration that a command line is read as, and what was said."""
+    seen: list[Run] = []
+
+    @click.command(cls=Familiar)
+    @flags(Run)
+    def command(config: Path | None, sets: Any, **given: Any) -> None:
+        seen.append(load(Run, config, given, sets))
+
+    done = CliRunner().invoke(command, list(args), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return seen[0], done.stderr
+
+
+def _words(script: str) -> list[str]:
+    return [word for part in script.split("|") for word in ([part] if "(" in part else part.split())]
+
+
+def _plan(run: Run, world: int = 1) -> Plan:
+    return resolve(run, "gpt", world, corpus=None, loaded=None, cuda=False)
+
+
+def test_a_megatron_script_is_read_as_it_is() -> None:
+    run, said = _parsed(*_words(MEGATRON))
+    assert said.count("\n") == 1
+    assert said.startswith("left out: --vocab-file, --merge-file (")
+    plan = _plan(run, 4)
+    assert (plan.spec.layers, plan.spec.hidden, plan.spec.positions) == (24, 1024, "learned")
+    assert (plan.layout.tp, plan.layout.pp, plan.global_samples, plan.accumulation) == (2, 2, 16, 4)
+    assert run.train.fp16
+    assert (run.data.path, run.data.split) == (("0.3", "P", "0.7", "Q"), "949,50,1")
+
+
+def test_a_llama_script_is_read_as_it_is() -> None:
+    run, said = _parsed(*_words(LLAMA))
+    spec = _plan(run).spec
+    assert (spec.positions, spec.kv_heads, spec.norm, spec.norm_eps) == ("rope", 2, "rmsnorm", 1e-6)
+    assert (spec.activation, spec.ffn, spec.bias, spec.tied) == ("swiglu", 1024, False, False)
+    assert "--transformer-impl" in said
+    assert "--local-rank" in said
+
+
+def test_a_fairseq_script_is_megatron_11b() -> None:
+    head, betas = FAIRSEQ.split("--adam-betas|(0.9, 0.98)")
+    run, _ = _parsed(*head.split(), "--adam-betas", "(0.9, 0.98)", *betas.split(), "--vocab-size", "51200")
+    plan = _plan(run)
+    assert (plan.spec.layers, plan.spec.ffn, plan.spec.tied, plan.length) == (72, 18432, True, 1024)
+    assert (plan.micro, plan.global_samples, plan.iterations) == (2, 6, 300000)
+    assert (run.optimizer.decay_style, run.optimizer.beta2) == ("inverse-square-root", 0.98)
+    assert (run.optimizer.warmup_iterations, run.optimizer.clip) == (3000, 0.0)
+    assert (run.train.fp16, run.train.hidden_dropout) == (True, 0.1)
+    untied, _ = _parsed("--arch", "transformer_lm_megatron_11b")
+    assert untied.model.untied
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--no-position-embedding", "--position-embedding-type none"),
+        (
+            "--no-position-embedding --use-rotary-position-embeddings --rotary-percent 0.5",
+            "--position-embedding-type rope --rotary-percent 0.5",
+        ),
+        ("--position-embedding-type rotary", "--position-embedding-type rope"),
+        ("--position-embedding-type=absolute", "--position-embedding-type learned_absolute"),
+        ("--position-embedding-type alibi", "--position-embedding-type alibi"),
+        ("--group-query-attention", "--num-query-groups 1"),
+        ("--group-query-attention --num-query-groups 4", "--num-query-groups 4"),
+        ("--openai-gelu --lr 1", "--activation gelu_tanh --lr 1"),
+        ("--activations-checkpoint-method block", "--recompute-granularity full --recompute-method block"),
+        ("--DDP-impl FSDP --DDP-impl local", "--zero-stage 3 --DDP-impl local"),
+        ("--num-workers 4 --lr 1 --wandb x", "--lr 1 --wandb x"),
+        ("--timing-x --profile-backward --use-legacy-models=1 --lr=-1", "--timing-x --lr=-1"),
+        ("--lr-scheduler fixed", "--lr-decay-style constant"),
+    ],
+)
+def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
+    known = {"--position-embedding-type", "--DDP-impl"}
+    assert translated(theirs.split(), known).words == ours.split()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (
+            "--arch transformer_lm_gpt",
+            "--arch: means nothing here: found transformer_lm_gpt, wanted transformer_lm_megatron_11b",
+        ),
+        ("--criterion adaptive_loss", "--criterion: means nothing here: found adaptive_loss"),
+        ("--adam-betas 0.9", '--adam-betas: not two numbers: found 0.9, wanted "(0.9, 0.98)"'),
+        ("--mlp-type residual", "--mlp-type: means nothing here: found residual, wanted standard"),
+        ("--deepspeed_config none.json", "--deepspeed_config: no such file: found none.json"),
+    ],
+)
+def test_words_that_mean_nothing_are_told(theirs: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        translated(theirs.split())
+    assert str(caught.value).startswith(said)
+
+
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": 0.5,
+    "steps_per_print": 10,
+    "tensorboard": {"enabled": True},
+    "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
+    "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12, "hysteresis": 3},
+    "bf16": {"enabled": "auto"},
+}
+
+
+def test_a_deepspeed_configuration_says_batch_zero_and_fp16(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(DEEPSPEED))
+    run, _ = _parsed(
+        "--deepspeed", "--deepspeed_config", str(file), "--train-iters", "3", "--zero-stage", "2"
+    )
+    assert (run.batch.global_samples, run.batch.micro, run.optimizer.clip) == (64, 2, 0.5)
+    assert (run.parallel.zero_stage, run.parallel.overlap_reduce, run.parallel.bucket) == (2, True, 5 * 10**8)
+    assert (run.train.fp16, run.train.initial_loss_scale, run.train.hysteresis) == (True, 4096.0, 3)
+    assert (run.train.loss_scale, run.train.bf16) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "said"),
+    [
+        (
+            {"zero_optimization": {"stage": 2}},
+            "--zero-stage 1",
+            "zero_optimization.stage: disagrees with --zero-stage: found 2, wanted 1, or no --zero-stage",
+        ),
+        (
+            {"fp16": {"enabled": False}},
+            "--fp16",
+            "fp16.enabled: disagrees with --fp16: found false, wanted true",
+        ),
+        ({"optimizer": {"type": "Lamb"}}, "", "optimizer.type: is not read: wanted bf16, bfloat16, fp16,"),
+        (
+            {"train_batch_size": "many"},
+            "",
+            'train_batch_size: not a number: found "many", wanted what --global-batch-size takes',
+        ),
+        ([], "", "ds.json: is not a DeepSpeed configuration: wanted a JSON object"),
+    ],
+)
+def test_what_a_deepspeed_configuration_cannot_say_is_told(
+    tmp_path: Path, told: Any, given: str, said: str
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(told))
+    with pytest.raises(ConfigError) as caught:
+        translated([*given.split(), f"--deepspeed_config={file}"])
+    assert said in str(caught.value)
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="ds.json: is not JSON"):
+        translated([f"--deepspeed_config={file}"])

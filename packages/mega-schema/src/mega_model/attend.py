@@ -16,6 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.context import chunk_ends, places, whole_rows
 from mega_model.dropout import Dropout
+from mega_model.kernels.reference import masked_softmax
 from mega_model.mesh import Axis
 from mega_model.reach import PLAIN, Reach
 from mega_schema.spec import ModelSpec
@@ -58,6 +59,7 @@ class Packed:
         cp: the ranks that share the rows.
         dropout: what training drops of the probabilities. Then they are computed and kept as a whole, S² of
             them for every head.
+        softmax: a record's `masked_softmax`, for that.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class Packed:
     causal: bool = True
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     dropout: Dropout | None = None
+    softmax: Callable[[Tensor, Tensor | None, float], Tensor] = masked_softmax
     _visible: dict[Reach, Visible] = field(init=False, repr=False, default_factory=dict)  # for all layers
 
     def __call__(
@@ -112,7 +115,7 @@ class Packed:
         if dropped_BNs is None:
             return _dense(q, k, v, visible)
         assert self.dropout is not None
-        return _dropping(q, k, v, visible, partial(self.dropout.scores, row_BNs=dropped_BNs))
+        return _dropping(q, k, v, visible, partial(self.dropout.scores, row_BNs=dropped_BNs), self.softmax)
 
 
 class Cached:
@@ -187,7 +190,12 @@ def _dense(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> 
 
 
 def _dropping(
-    q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible, drop: Callable[[Tensor], Tensor]
+    q_BNsH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSH: Tensor,
+    visible: Visible,
+    drop: Callable[[Tensor], Tensor],
+    softmax: Callable[[Tensor, Tensor | None, float], Tensor],
 ) -> Tensor:
     """The same with probabilities dropped. They exist as a whole: torch's kernels drop by the order in which
     they compute, and so would differ from layout to layout.
@@ -198,13 +206,10 @@ def _dropping(
         visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
     each = q.shape[1] // k.shape[1]  # query heads of a key head
     k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
-    score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
-    if visible is not None and visible.dtype == torch.bool:
-        score = score.masked_fill(~visible, -torch.inf)
-    elif visible is not None:
-        score = score + visible
-    probability = score.softmax(-1, dtype=torch.float32).to(q.dtype)
-    return (drop(probability) @ v).to(q_BNsH.dtype)
+    # unscaled scores could overflow float16; scaling the queries instead costs a reading of them
+    late = 1.0 if q.dtype == torch.float16 else q.shape[-1] ** -0.5
+    score = (q * q.shape[-1] ** -0.5 if late == 1.0 else q) @ k.transpose(2, 3)
+    return (drop(softmax(score, visible, late)) @ v).to(q_BNsH.dtype)
 
 
 def _computed(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Attention(nn.Module):
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__()
         m, at = rt.spec, f"layers.{layer}."
-        self.layer, self.head_width, self.rotate = layer, m.head_width, rt.kernels.rotate
+        self.layer, self.head_width, self.kernels = layer, m.head_width, rt.kernels
         self.reach, self.interleaved = Reach.of(m, rt.tp), m.turning if m.rope_interleaved else 0
         self.attn_norm = norm(rt, at + "attn_norm")
         self.qkv_widths = rt.runs(at + "qkv.weight")
@@ -33,12 +33,20 @@ class Attention(nn.Module):
         self.out = RowLinear(rt, at + "out", bias=m.bias)
 
     def attention(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in self.qkv(x_TD).split(self.qkv_widths, -1))
+        q, k, v = self._heads(self.qkv(x_TD), angles)
+        return self.out(attend(self.layer, q, k, v, self.reach).flatten(1))
+
+    def _heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as attention takes them."""
+        if angles is not None and self.q_norm is None and not self.interleaved:
+            return self.kernels.rotate_packed(qkv_TW, self.qkv_widths, self.head_width, *angles)
+        q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in qkv_TW.split(self.qkv_widths, -1))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _each_head(self.q_norm, q), _each_head(self.k_norm, k)
         if angles is not None:
-            q, k = self.rotate(self._paired(q), *angles), self.rotate(self._paired(k), *angles)
-        return self.out(attend(self.layer, q, k, v, self.reach).flatten(1))
+            rotate = self.kernels.rotate
+            q, k = rotate(self._paired(q), *angles), rotate(self._paired(k), *angles)
+        return q, k, v
 
     def _paired(self, x_TNH: Tensor) -> Tensor:
         """Components that turn together half of them apart, as the kernel wants them: neighbours, where the

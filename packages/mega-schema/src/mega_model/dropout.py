@@ -9,7 +9,7 @@ again instead of keeping it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -24,17 +24,18 @@ from mega_model.mesh import Axis
 class Drop(Protocol):
     """What becomes of a residual branch's output, or of the embedding's, before it is added."""
 
-    def __call__(self, site: str, x_TD: Tensor) -> Tensor:
+    def __call__(self, site: str, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
         """
         Args:
             site: name of the layer whose output it is, such as "embed" or "layers.0.down".
             x_TD: with sequence parallelism, of this rank's share of the tokens.
+            residual_TD: what the rest of x is added to.
         """
 
 
-def keep(site: str, x_TD: Tensor) -> Tensor:
+def keep(site: str, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
     """No dropout: a `Drop` for scoring and generation."""
-    return x_TD
+    return x_TD if residual_TD is None else residual_TD + x_TD
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,19 @@ class Dropout:
     Attributes:
         hidden, attention: probabilities in [0, 1), taken to the nearest of 65,536.
         token_T: a hash of every token this rank attends from, as `token_keys` gives.
+        kernel: a record's `add_dropped`.
     """
 
     hidden: float
     attention: float
     token_T: Tensor
     tp: Axis
+    kernel: Callable[[Tensor, Tensor | None, Tensor, float], Tensor] | None = None
 
-    def __call__(self, site: str, x_TD: Tensor) -> Tensor:
+    def __call__(self, site: str, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
         if self.hidden == 0:
-            return x_TD
-        return _drop(x_TD, _at(self.tp.own(self.token_T), site), self.hidden)
+            return keep(site, x_TD, residual_TD)
+        return self._drop(x_TD, residual_TD, _at(self.tp.own(self.token_T), site), self.hidden)
 
     def rows_of_scores(self, layer: int, rows: int, heads: int) -> Tensor | None:
         """A hash of every query of this rank's heads, (B, N, s); None where attention drops nothing."""
@@ -66,7 +69,10 @@ class Dropout:
 
     def scores(self, probability_BNsS: Tensor, row_BNs: Tensor) -> Tensor:
         """The same with some of them dropped; columns are places in the sample."""
-        return _drop(probability_BNsS, row_BNs, self.attention)
+        return self._drop(probability_BNsS, None, row_BNs, self.attention)
+
+    def _drop(self, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
+        return (self.kernel or add_dropped)(x, residual, key, probability)
 
 
 def token_keys(seed: int, samples: Sequence[int], place_s: Tensor) -> Tensor:
@@ -83,9 +89,16 @@ def _at(key: Tensor, site: str) -> Tensor:
     return _mixed(key ^ _key(site))
 
 
-def _drop(x: Tensor, row: Tensor, probability: float) -> Tensor:
-    dropped: Tensor = _Drop.apply(x, row, probability)
-    return dropped
+def add_dropped(x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
+    """x with elements dropped and the rest larger, so that the mean stays, added to the residual.
+
+    Args:
+        x, residual: (..., D) of one shape; None adds to nothing.
+        key: int64, one for every row of x.
+        probability: in [0, 1), taken to the nearest of 65,536.
+    """
+    dropped: Tensor = _Drop.apply(x, key, probability)
+    return dropped if residual is None else residual + dropped
 
 
 class _Drop(torch.autograd.Function):

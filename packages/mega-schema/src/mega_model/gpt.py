@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
-from mega_model.layers import ColumnLinear, PositionTable, RowLinear, norm, sinusoids
+from mega_model.layers import ColumnLinear, PositionTable, RowLinear, add_and_norm, norm, sinusoids
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 
@@ -56,23 +57,31 @@ class Block(Attention):
         self.normed_residual = m.post_norm_residual
         self.ffn_norm = norm(rt, at + "ffn_norm")
         self.up = ColumnLinear(rt, at + "up", bias=m.bias)
-        self.act = activation(rt)
+        self.activated = feed_forward(rt)
         self.down = RowLinear(rt, at + "down", bias=m.bias)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
         y_TD = self.attn_norm(x_TD)
-        add_TD = drop(f"layers.{self.layer}.out", self.attention(y_TD, angles, attend))
-        x_TD = (y_TD if self.normed_residual else x_TD) + add_TD
-        y_TD = self.ffn_norm(x_TD)
-        add_TD = drop(f"layers.{self.layer}.down", self.down(self.act(self.up(y_TD))))
-        return (y_TD if self.normed_residual else x_TD) + add_TD
+        add_TD, residual_TD = self.attention(y_TD, angles, attend), y_TD if self.normed_residual else x_TD
+        at = f"layers.{self.layer}."
+        x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, residual_TD)
+        add_TD, residual_TD = self.down(self.activated(self.up, y_TD)), y_TD if self.normed_residual else x_TD
+        return drop(at + "down", add_TD, residual_TD)
+
+
+def feed_forward(rt: Runtime) -> Callable[[ColumnLinear, Tensor], Tensor]:
+    """The first product of the feed-forward with what follows it. GELU adds the product's bias itself."""
+    if rt.spec.activation in ("gelu_tanh", "gelu_erf"):
+        gelu = rt.kernels.bias_gelu
+        approximate: Literal["tanh", "none"] = "tanh" if rt.spec.activation == "gelu_tanh" else "none"
+        return lambda up, x_TD: gelu(up.product(x_TD), up.bias, approximate)
+    act = activation(rt)
+    return lambda up, x_TD: act(up(x_TD))
 
 
 def activation(rt: Runtime) -> Callable[[Tensor], Tensor]:
-    """The function between the two feed-forward products; a gated one halves the width, others keep it."""
+    """Of the feed-forwards without GELU alone; a gated one halves the width, others keep it."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "gelu_erf": F.gelu,
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
         "geglu": partial(_gated, F.gelu),

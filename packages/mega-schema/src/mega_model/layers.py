@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mega_model.dropout import Drop, keep
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
@@ -21,6 +22,10 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x Wᵀ alone, for who adds the bias otherwise."""
+        return column_linear(x, self.weight, None, self.tp, self.gradients)
 
 
 class Head(ColumnLinear):
@@ -91,11 +96,16 @@ class RMSNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.kernel, self.weight = rt.spec.norm_eps, rt.kernels.rms_norm, rt.param(name + ".weight")
-        self.one = rt.spec.norm_1p
+        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
+        self.weight = rt.param(name + ".weight")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernel(x_TD, self.weight + 1 if self.one else self.weight, self.eps)
+        return self.kernels.rms_norm(x_TD, self.weight + 1 if self.one else self.weight, self.eps)
+
+    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the two, and its norm."""
+        weight_D = self.weight + 1 if self.one else self.weight
+        return self.kernels.add_rms_norm(x_TD, residual_TD, weight_D, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -103,16 +113,33 @@ class LayerNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.kernel, self.one = rt.spec.norm_eps, rt.kernels.layer_norm, rt.spec.norm_1p
+        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
         self.weight, self.bias = rt.param(name + ".weight"), rt.param(name + ".bias")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernel(x_TD, self.weight + 1 if self.one else self.weight, self.bias, self.eps)
+        return self.kernels.layer_norm(
+            x_TD, self.weight + 1 if self.one else self.weight, self.bias, self.eps
+        )
+
+    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the two, and its norm."""
+        weight_D = self.weight + 1 if self.one else self.weight
+        return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self.bias, self.eps)
 
 
-def norm(rt: Runtime, name: str) -> nn.Module:
+def norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
     """The norm the model's spec names."""
-    return {"layernorm": LayerNorm, "rmsnorm": RMSNorm}[rt.spec.norm](rt, name)
+    return RMSNorm(rt, name) if rt.spec.norm == "rmsnorm" else LayerNorm(rt, name)
+
+
+def add_and_norm(
+    normed: RMSNorm | LayerNorm, drop: Drop, site: str, x_TD: Tensor, residual_TD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is left of x plus the residual, and the norm of that: at once where nothing is dropped."""
+    if drop is keep:
+        return normed.added(x_TD, residual_TD)
+    sum_TD = drop(site, x_TD, residual_TD)
+    return sum_TD, normed(sum_TD)
 
 
 def sinusoids(position_T: Tensor, width: int) -> Tensor:

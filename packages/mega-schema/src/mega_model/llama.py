@@ -13,7 +13,7 @@ from torch import Tensor
 from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
-from mega_model.layers import ColumnLinear, RowLinear, norm
+from mega_model.layers import ColumnLinear, RowLinear, add_and_norm, norm
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 
@@ -37,7 +37,6 @@ class Block(Attention):
         self.down = RowLinear(rt, at + "down", bias=False)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
-        add_TD = self.attention(self.attn_norm(x_TD), angles, attend)
-        x_TD = x_TD + drop(f"layers.{self.layer}.out", add_TD)
-        add_TD = self.down(self.swiglu(self.gate_up(self.ffn_norm(x_TD))))
-        return x_TD + drop(f"layers.{self.layer}.down", add_TD)
+        add_TD, at = self.attention(self.attn_norm(x_TD), angles, attend), f"layers.{self.layer}."
+        x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, x_TD)
+        return drop(at + "down", self.down(self.swiglu(self.gate_up(y_TD))), x_TD)

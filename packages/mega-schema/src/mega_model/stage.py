@@ -24,7 +24,7 @@ class Decoder(nn.Module):
 
     def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
         super().__init__()
-        self.spec, self.stage, self.tp = rt.spec, rt.stage, rt.tp
+        self.spec, self.stage, self.tp, self.kernels = rt.spec, rt.stage, rt.tp, rt.kernels
         self.groups, self.cut = rt.recompute.groups(rt.stage.layers), rt.recompute.cut
         if rt.stage.first:
             self.embed = VocabEmbedding(rt, "embed")

@@ -64,7 +64,14 @@ class MicroBatches:
         token_BS, target_BS, position_BS, document_BS = self._rows(micro)
         dropout = self._dropout(micro)
         rows, length = token_BS.shape
-        attend: Attend = Packed(rows, length, document_BS, cp=self.mesh.cp, dropout=dropout)
+        attend: Attend = Packed(
+            rows,
+            length,
+            document_BS,
+            cp=self.mesh.cp,
+            dropout=dropout,
+            softmax=model.kernels.masked_softmax,
+        )
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.granularity == "selective":
             attend = Recomputed(attend)
@@ -90,7 +97,8 @@ class MicroBatches:
         if self.samples is None or not (train.hidden_dropout or train.attention_dropout):
             return None
         key_T = token_keys(train.seed, self.samples[micro], self.place_s)
-        return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp)
+        kernel = self.models[0].kernels.add_dropped
+        return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp, kernel)
 
     def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""

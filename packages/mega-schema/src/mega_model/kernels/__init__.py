@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mega_model.dropout import add_dropped
 from mega_model.kernels import reference
 from mega_model.kernels.record import Kernels
 
@@ -10,7 +11,13 @@ __all__ = ["REFERENCE", "Kernels"]
 REFERENCE = Kernels(
     rms_norm=reference.rms_norm,
     layer_norm=reference.layer_norm,
+    add_rms_norm=reference.add_rms_norm,
+    add_layer_norm=reference.add_layer_norm,
+    bias_gelu=reference.bias_gelu,
     swiglu=reference.swiglu,
     rotate=reference.rotate,
+    rotate_packed=reference.rotate_packed,
+    masked_softmax=reference.masked_softmax,
     cross_entropy=reference.cross_entropy,
+    add_dropped=add_dropped,
 )

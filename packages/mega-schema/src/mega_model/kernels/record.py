@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -26,12 +26,32 @@ class CrossEntropy(Protocol):
         """
 
 
+class AddDropped(Protocol):
+    """x with elements dropped and the rest larger, added to a residual: `mega_model.dropout.add_dropped`."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
+        """
+        Args:
+            x, residual: (..., D) of one shape; None adds to nothing.
+            key: int64, one for every row of x.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One version of each function; `reference` is the definition of all of them."""
+    """One version of each function; `reference` is the definition of all of them.
+
+    Shapes and promises stand at the definitions. What is said to be given up may be overwritten.
+    """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    bias_gelu: Callable[[Tensor, Tensor | None, Literal["none", "tanh"]], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]
     cross_entropy: CrossEntropy
+    add_dropped: AddDropped

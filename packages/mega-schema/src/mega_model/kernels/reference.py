@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +25,25 @@ def layer_norm(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Te
     return F.layer_norm(x_TD, scale_D.shape, scale_D, shift_D, eps)
 
 
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of the two, and its norm."""
+    sum_TD = residual_TD + x_TD
+    return sum_TD, rms_norm(sum_TD, scale_D, eps)
+
+
+def add_layer_norm(
+    x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The sum of the two, and its norm."""
+    sum_TD = residual_TD + x_TD
+    return sum_TD, layer_norm(sum_TD, scale_D, shift_D, eps)
+
+
+def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
+    """u Φ(u) of u = x + bias, Φ by erf or by tanh (arXiv:1606.08415)."""
+    return F.gelu(x_TF if bias_F is None else x_TF + bias_F, approximate=approximate)
+
+
 def swiglu(x_TF: Tensor) -> Tensor:
     """silu(gate) · up, the two halves of the last dimension in that order (arXiv:2002.05202)."""
     gate, up = x_TF.chunk(2, -1)
@@ -38,6 +60,38 @@ def rotate(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     cos, sin = cos_TR[:, None].to(x_TNH.dtype), sin_TR[:, None].to(x_TNH.dtype)
     a, b, rest = x_TNH.split([pairs, pairs, x_TNH.shape[-1] - 2 * pairs], -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def rotate_packed(
+    qkv_TW: Tensor, widths: Sequence[int], head: int, cos_TR: Tensor, sin_TR: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate` of the queries and the keys of a fused product, and its values as they are.
+
+    Args:
+        qkv_TW: given up.
+        widths: of Q, K and V in it, one after another.
+        head: width of a head.
+
+    Returns:
+        (T, N, H), (T, K, H) and (T, K, H).
+    """
+    q, k, v = (part.unflatten(-1, (-1, head)) for part in qkv_TW.split(list(widths), -1))
+    return rotate(q, cos_TR, sin_TR), rotate(k, cos_TR, sin_TR), v
+
+
+def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale · score) over the keys, in float32, of the dtype of the scores.
+
+    Args:
+        mask: of a shape that broadcasts; bool: which keys a query sees, one at least; numbers: what is added
+            to its scores.
+    """
+    score_BNsS = score_BNsS * scale
+    if mask is not None and mask.dtype == torch.bool:
+        score_BNsS = score_BNsS.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        score_BNsS = score_BNsS + mask
+    return score_BNsS.softmax(-1, dtype=torch.float32).to(score_BNsS.dtype)
 
 
 def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:

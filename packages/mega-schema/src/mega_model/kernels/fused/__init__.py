@@ -1,0 +1,24 @@
+"""Our own kernels, written in Triton; each is held against its definition (`kernels.reference`).
+
+Importing this needs `triton`, which comes with torch for CUDA. With TRITON_INTERPRET=1 set before, the
+kernels run on a CPU, slowly: for tests.
+"""
+
+from __future__ import annotations
+
+from mega_model.kernels.fused import dropout, feedforward, norm, probability, rotary
+from mega_model.kernels.record import Kernels
+
+TRITON = Kernels(
+    rms_norm=norm.rms_norm,
+    layer_norm=norm.layer_norm,
+    add_rms_norm=norm.add_rms_norm,
+    add_layer_norm=norm.add_layer_norm,
+    bias_gelu=feedforward.bias_gelu,
+    swiglu=feedforward.swiglu,
+    rotate=rotary.rotate,
+    rotate_packed=rotary.rotate_packed,
+    masked_softmax=probability.masked_softmax,
+    cross_entropy=probability.cross_entropy,
+    add_dropped=dropout.add_dropped,
+)

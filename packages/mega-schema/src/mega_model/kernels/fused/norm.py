@@ -1,0 +1,151 @@
+"""LayerNorm and RMSNorm, alone or after a residual was added: one reading and one writing of the stream.
+
+One program computes a row. Backward adds up the gradients of scale and shift in as many partial sums as
+there are programs, each over rows far apart; so the same bits come every time.
+
+Legend: T tokens, D hidden, P programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_MOST_PROGRAMS = 512
+
+
+@triton.jit
+def _norm(x, residual, total, y, scale, shift, mean, inverse, width, eps,
+          ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    at = row * width + column
+    given = tl.load(x + at, inside, 0.0)
+    if ADD:
+        given = (given.to(tl.float32) + tl.load(residual + at, inside, 0.0).to(tl.float32)).to(given.dtype)
+        tl.store(total + at, given, inside)
+    value = given.to(tl.float32)
+    if CENTRED:
+        middle = tl.sum(value, 0) / width
+        value = tl.where(inside, value - middle, 0.0)
+        tl.store(mean + row, middle)
+    one_over = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    tl.store(inverse + row, one_over)
+    factor = tl.load(scale + column, inside, 0.0).to(tl.float32)
+    value = value * one_over
+    if CENTRED:
+        value = value * factor + tl.load(shift + column, inside, 0.0).to(tl.float32)
+    else:  # as the definition rounds
+        value = value.to(given.dtype).to(tl.float32) * factor
+    tl.store(y + at, value.to(given.dtype), inside)
+
+
+@triton.jit
+def _norm_back(x, scale, mean, inverse, grad_y, grad_total, grad_x, part_scale, part_shift, rows, width,
+               ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    factor = tl.load(scale + column, inside, 0.0).to(tl.float32)
+    sum_scale = tl.zeros((BLOCK,), tl.float32)
+    sum_shift = tl.zeros((BLOCK,), tl.float32)
+    for row in range(first, rows, programs):
+        at = tl.cast(row, tl.int64) * width + column
+        one_over = tl.load(inverse + row)
+        value = tl.load(x + at, inside, 0.0).to(tl.float32)
+        grad = tl.load(grad_y + at, inside, 0.0).to(tl.float32)
+        if CENTRED:
+            value = tl.where(inside, value - tl.load(mean + row), 0.0)
+            sum_shift += grad
+        value = value * one_over
+        sum_scale += grad * value
+        grad = grad * factor
+        back = grad - value * (tl.sum(grad * value, 0) / width)
+        if CENTRED:
+            back = back - tl.sum(grad, 0) / width
+        back = back * one_over
+        if ADD:
+            back += tl.load(grad_total + at, inside, 0.0).to(tl.float32)
+        tl.store(grad_x + at, back.to(grad_x.dtype.element_ty), inside)
+    tl.store(part_scale + first * width + column, sum_scale, inside)
+    if CENTRED:
+        tl.store(part_shift + first * width + column, sum_shift, inside)
+
+
+def rms_norm(x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
+    """As `reference.rms_norm`."""
+    y: Tensor = _Norm.apply(x_TD, None, scale_D, None, eps)[1]
+    return y
+
+
+def layer_norm(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Tensor:
+    """As `reference.layer_norm`."""
+    y: Tensor = _Norm.apply(x_TD, None, scale_D, shift_D, eps)[1]
+    return y
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `reference.add_rms_norm`."""
+    both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, None, eps)
+    return both
+
+
+def add_layer_norm(
+    x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As `reference.add_layer_norm`."""
+    both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, shift_D, eps)
+    return both
+
+
+class _Norm(torch.autograd.Function):
+    """Gives the sum (nothing without a residual) and its norm; keeps the sum and a number or two per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+    ) -> tuple[Tensor | None, Tensor]:
+        x = x.contiguous()
+        rows, width = x.shape
+        y = torch.empty_like(x)
+        total = x if residual is None else torch.empty_like(x)
+        mean, inverse = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+        ctx.add, ctx.centred, ctx.block = (
+            residual is not None,
+            shift is not None,
+            triton.next_power_of_2(width),
+        )
+        _norm[(rows,)](
+            x, total if residual is None else residual.contiguous(), total, y, scale,
+            scale if shift is None else shift, mean, inverse, width, eps,
+            ADD=ctx.add, CENTRED=ctx.centred, BLOCK=ctx.block, num_warps=_warps(ctx.block),
+        )  # fmt: skip
+        ctx.save_for_backward(total, scale, mean, inverse)
+        return total if ctx.add else None, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor | None, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        total, scale, mean, inverse = ctx.saved_tensors
+        rows, width = total.shape
+        programs = min(rows, _MOST_PROGRAMS)
+        grad_x, grad_y = torch.empty_like(total), grad_y.contiguous()
+        also = grad_y if grad_total is None else grad_total.contiguous()
+        part_scale = torch.empty((programs, width), dtype=torch.float32, device=total.device)
+        part_shift = torch.empty_like(part_scale) if ctx.centred else part_scale
+        _norm_back[(programs,)](
+            total, scale, mean, inverse, grad_y, also, grad_x, part_scale, part_shift, rows, width,
+            ADD=grad_total is not None, CENTRED=ctx.centred, BLOCK=ctx.block, num_warps=_warps(ctx.block),
+        )  # fmt: skip
+        grad_shift = part_shift.sum(0).to(scale.dtype) if ctx.centred else None
+        return grad_x, grad_x if ctx.add else None, part_scale.sum(0).to(scale.dtype), grad_shift, None
+
+
+def _warps(block: int) -> int:
+    return max(1, min(16, block // 512))

@@ -12,20 +12,12 @@ import pytest
 
 from mega_schema.config import keys
 from mega_train.config import Run
-from mega_train.deepspeed_config import CONFIG_FLAGS
 from mega_train.familiar import explained, find, translated
-from mega_train.megatron_flags import ABSENT, ALIKE, INSTEAD, MEANS, NEEDLESS
+from mega_train.megatron_flags import ABSENT, ALIKE, INSTEAD, MEANS, NEEDLESS, READ
 
 OURS = {name for key in keys(Run) for name in key.declared.split("/")} | {"--config", "--set", "--help"}
-TABLES = (NEEDLESS, ALIKE, INSTEAD, ABSENT)
+TABLES = (NEEDLESS, ALIKE, READ, INSTEAD, ABSENT)
 THEIRS = [flag for table in TABLES for flag in table]
-READ = {
-    "--no-position-embedding",
-    "--adam-betas",
-    "--group-query-attention",
-    "--share-decoder-input-output-embed",
-    *CONFIG_FLAGS,
-}
 NAMES = (Path(__file__).parent / "their_flags.txt").read_text("utf-8").split()
 
 

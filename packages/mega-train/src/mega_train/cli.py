@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +78,75 @@ def plan(
     run = load(Run, config, given, sets)
     done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
     write(done, sys.stdout, searched=search, as_json=as_json)
+
+
+@app.command(cls=Familiar)
+@click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@flags(Run)
+def validate(
+    config: Path | None,
+    sets: Sequence[str],
+    world: int,
+    family: Family | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Check a run without starting it, and say what follows from its flags.
+
+    Takes the flags of training, and opens the corpora and the checkpoint they name.
+    """
+    from mega_train.compare import derived, validated
+
+    values = derived(validated(load(Run, config, given, sets), family, world))
+    if as_json:
+        click.echo(json.dumps(values))
+        return
+    for name, value in values.items():
+        click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
+
+
+@app.command()
+@click.argument("one", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@click.option("--world", type=click.IntRange(min=1), help="Processes, where no checkpoint says how many.")
+@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
+def diff(one: Path, other: Path, world: int | None, family: Family | None) -> None:
+    """Say what differs between two runs, each a TOML file, a run's folder or a checkpoint's.
+
+    First the values that were said, then what follows from them. Ends with code 1 if anything differs.
+    """
+    from mega_train.compare import differences, side
+
+    sides = [side(path, family, world) for path in (one, other)]
+    for path, each in zip((one, other), sides, strict=True):
+        if each.why:
+            click.echo(f"of {path} nothing follows: {each.why}", err=True)
+    found = list(differences(*sides))
+    for name, first, second in found:
+        click.echo(f"{name:34} {first} | {second}")
+    sys.exit(1 if found else 0)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
+def explain(words: tuple[str, ...]) -> None:
+    """Say what a key or a flag is, ours or one of Megatron's or fairseq's; without one, list all of ours."""
+    from mega_train.explain import everything
+    from mega_train.explain import explain as of
+
+    for line in [line for word in words for line in of(word)] if words else everything():
+        click.echo(line)
+
+
+@app.command()
+def presets() -> None:
+    """List the models that --preset names."""
+    from mega_train.explain import presets as lines
+
+    for line in lines():
+        click.echo(line)
 
 
 @app.command()

@@ -197,6 +197,18 @@ MEANS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
+# what `familiar` reads with others of the same line in view
+READ: Mapping[str, str] = MappingProxyType(
+    {
+        "--no-position-embedding": "is read as --position-embedding-type none; beside rotary ones as nothing",
+        "--group-query-attention": "is read as --num-query-groups 1 where that is not given",
+        "--adam-betas": "is read as --adam-beta1 and --adam-beta2",
+        "--share-decoder-input-output-embed": "is so unless --arch stands without it",
+        "--deepspeed_config": "is read for batch, ZeRO stage, clipping and precision",
+        "--deepspeed-config": "is read as --deepspeed_config",
+    }
+)
+
 # refused: what to say in their place
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {

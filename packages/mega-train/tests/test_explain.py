@@ -1,0 +1,139 @@
+"""What is said of keys and flags, and of runs that are not started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, boxes
+from mega_schema.commit import Save
+from mega_schema.config import keys, to_toml
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
+from mega_train.cli import app
+from mega_train.config import Run
+from mega_train.explain import explain
+from mega_train.resolve import Plan
+
+TINY = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 33"
+SHORT = "--train-iters 10 --lr 0.01 --eval-iters 0"
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _said(*args: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == code, done.output
+    return done
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--lr-warmup-fraction", "optimizer.warmup_fraction   --lr-warmup-fraction"),
+        ("optimizer.clip", "  a number; 1.0 by default"),
+        ("seq-length", "batch.length   --seq-length"),
+        ("position-embedding-type", "  rotary is read as --position-embedding-type rope"),
+        (
+            "--preset",
+            "llama3-8b        llama      8.03 billion   32 layers, hidden 4096, 32 heads",
+        ),
+        ("--squared-relu", "--squared-relu   is read as --activation squared_relu"),
+        ("--criterion", "--criterion cross_entropy   is read as nothing: it is so here"),
+        ("--num-workers", "--num-workers   is left out: samples are read from a memory map"),
+        ("--ckpt-step", "--ckpt-step   is refused: is said otherwise here; hint: --load RUN/iter_NNNNNNN"),
+        ("--moe-router-topk", "--moe-router-topk   is refused: Megatron has it and we do not yet"),
+        ("--deepspeed_config", "--deepspeed_config   is read for batch, ZeRO stage, clipping and precision"),
+    ],
+)
+def test_a_word_is_explained(word: str, said: str) -> None:
+    assert said in _said("explain", word).output
+
+
+def test_without_a_word_every_key_is_listed() -> None:
+    lines = _said("explain").output
+    for key in keys(Run):
+        assert f" {key.name} " in lines
+        assert key.flag in lines
+    assert len(_said("presets").output.splitlines()) >= 15
+
+
+def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(explain("optimizer.warmup_fractoin"))
+    assert str(caught.value) == (
+        "optimizer.warmup_fractoin: is no key and no flag; hint: did you mean optimizer.warmup_fraction?"
+    )
+
+
+def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:
+    words = (
+        f"validate {TINY} {SHORT} --world 8 --tensor-model-parallel-size 2 --save {tmp_path / 'run'} --json"
+    )
+    told = json.loads(_said(*words.split(), "--global-batch-size", "16").output)
+    assert (told["tp"], told["dp"], told["micro-batches of a rank and step"]) == (2, 4, 4)
+    assert (told["tokens of a step"], told["samples of the run"]) == (128, 160)
+    assert told["model.hidden"] == 16
+    plain = _said(*f"validate --family llama {TINY} {SHORT} --use-flash-attn".split())
+    assert "model.family                       llama" in plain.stdout
+    assert plain.stderr.startswith("left out: --use-flash-attn")
+    assert not list(tmp_path.iterdir())
+
+
+def test_validate_opens_the_corpus(corpus: Path) -> None:
+    words = ["validate", *SHORT.split(), "--data-path", str(corpus), "--json"]
+    shape = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
+    assert json.loads(_said(*words, *shape.split()).output)["model.vocab"] == 33
+    done = CliRunner().invoke(app, [*words[:-2], f"{corpus}-not", *shape.split()])
+    assert done.exit_code != 0
+
+
+def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
+    one, other, half = (tmp_path / f"{name}.toml" for name in ("one", "other", "half"))
+    base = (
+        "[model]\nlayers = 2\nhidden = 16\nheads = 2\nvocab = 33\n[batch]\nlength = 8\n"
+        "[train]\niterations = 10\n[optimizer]\nlr = 0.1\n"
+    )
+    one.write_text(base)
+    other.write_text(base.replace("hidden = 16", "hidden = 32").replace("lr = 0.1", "lr = 0.2"))
+    half.write_text(base.replace("heads = 2", "heads = 3"))
+    _said("diff", str(one), str(one))
+    lines = _said("diff", str(one), str(other), code=1).output.splitlines()
+    names = [line.split("  ")[0] for line in lines]
+    assert names[:2] == ["model.hidden", "optimizer.lr"]
+    assert {"model.ffn", "model.head_width", "parameters"} <= set(names)
+    assert "0.1 | 0.2" in lines[1]
+    done = _said("diff", str(one), str(half), code=1)
+    assert done.stderr.startswith(f"of {half} nothing follows: --num-attention-heads: does not divide")
+    assert done.stdout.split() == ["model.heads", "2", "|", "3"]
+
+
+def test_a_checkpoint_is_compared_by_its_configuration_and_layout(planned: Planned, tmp_path: Path) -> None:
+    plan = planned()
+    save = Save(tmp_path / "run", 3)
+    save.begin()
+    rows = [row for row in table(plan.spec) if row.tied_to is None]
+    mine = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write(MODEL, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
+    state = {"iteration": 3, "consumed_samples": 12}
+    save.commit(plan.spec, layout=Layout(dp=2), trainer=state, run_config=to_toml(plan.run))
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(plan.run))
+    lines = _said("diff", str(tmp_path / "run"), str(file), code=1).output.splitlines()
+    assert [line.split() for line in lines] == [
+        ["dp", "2", "|", "1"],
+        ["micro-batches", "of", "a", "rank", "and", "step", "2", "|", "4"],
+    ]
+    _said("diff", str(tmp_path / "run"), str(file), "--world", "2")
+    bare = tmp_path / "run" / "iter_0000003"
+    (bare / "run.toml").unlink()
+    done = CliRunner().invoke(app, ["diff", str(bare), str(file)])
+    assert str(done.exception) == f"{bare}: holds no configuration: wanted run.toml"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mega_schema.config import flags, load
 from mega_schema.errors import ConfigError
-from mega_train.config import Run
+from mega_train.config import Curriculum, Run
 from mega_train.familiar import Familiar, translated
 from mega_train.resolve import Plan, resolve
 
@@ -168,9 +168,40 @@ def test_a_deepspeed_configuration_says_batch_zero_and_fp16(tmp_path: Path) -> N
     assert (run.train.loss_scale, run.train.bf16) == (None, False)
 
 
+# the shape of BigScience's
+CURRICULUM = {
+    "enabled": True,
+    "curriculum_type": "seqlen",
+    "min_difficulty": 64,
+    "max_difficulty": 2048,
+    "schedule_type": "fixed_root",
+    "schedule_config": {"total_curriculum_step": 36000, "difficulty_step": 8, "root_degree": 2},
+}
+
+
+def test_a_deepspeed_configuration_says_a_curriculum_over_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"curriculum_learning": CURRICULUM}))
+    run, _ = _parsed("--deepspeed_config", str(file), "--seq-length", "2048")
+    c = run.curriculum
+    assert (c.start, c.steps, c.multiple, c.root, run.batch.length) == (64, 36000, 8, 2.0, 2048)
+    file.write_text(json.dumps({"curriculum_learning": CURRICULUM | {"enabled": False}}))
+    assert _parsed("--deepspeed_config", str(file))[0].curriculum == Curriculum()
+
+
 @pytest.mark.parametrize(
     ("told", "given", "said"),
     [
+        (
+            {"curriculum_learning": CURRICULUM},
+            "--seq-length 1024",
+            "curriculum_learning.max_difficulty: disagrees with --seq-length: found 2048, wanted 1024",
+        ),
+        (
+            {"curriculum_learning": CURRICULUM | {"schedule_type": "fixed_discrete"}},
+            "",
+            "curriculum_learning: no such curriculum: found seqlen, fixed_discrete, wanted seqlen,",
+        ),
         (
             {"zero_optimization": {"stage": 2}},
             "--zero-stage 1",
@@ -181,7 +212,11 @@ def test_a_deepspeed_configuration_says_batch_zero_and_fp16(tmp_path: Path) -> N
             "--fp16",
             "fp16.enabled: disagrees with --fp16: found false, wanted true",
         ),
-        ({"optimizer": {"type": "Lamb"}}, "", "optimizer.type: is not read: wanted bf16, bfloat16, fp16,"),
+        (
+            {"optimizer": {"type": "Lamb"}},
+            "",
+            "optimizer.type: is not read: wanted bf16, bfloat16, curriculum_learning,",
+        ),
         (
             {"train_batch_size": "many"},
             "",

@@ -1,4 +1,4 @@
-"""What a DeepSpeed configuration says of batch, ZeRO, clipping and precision, in our flags."""
+"""What a DeepSpeed configuration says of batch, ZeRO, clipping, precision and curriculum, in our flags."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ _SAYS: Mapping[str, str] = MappingProxyType(
         "fp16.min_loss_scale": "--min-loss-scale",
         "bf16.enabled": "--bf16",
         "bfloat16.enabled": "--bf16",
+        "curriculum_learning.min_difficulty": "--curriculum-start-length",
+        "curriculum_learning.max_difficulty": "--seq-length",
+        "curriculum_learning.schedule_config.total_curriculum_step": "--curriculum-steps",
+        "curriculum_learning.schedule_config.difficulty_step": "--curriculum-length-multiple",
+        "curriculum_learning.schedule_config.root_degree": "--curriculum-root",
     }
 )
 # a run is the same without them
@@ -69,7 +74,7 @@ def read(file: Path, given: Sequence[str]) -> list[str]:
     if not isinstance(told, dict):
         raise ConfigError(file, "is not a DeepSpeed configuration", wanted="a JSON object")
     words: list[str] = []
-    values = dict(_flat(told))
+    values = _of_curriculum(file, dict(_flat(told)))
     for key, value in values.items():
         where = f"{file}: {key}"
         if key in _NEEDLESS or key.partition(".")[0] in _NEEDLESS or value == "auto":
@@ -88,6 +93,24 @@ def read(file: Path, given: Sequence[str]) -> list[str]:
             continue
         words += _words(where, key, value, given)
     return words
+
+
+def _of_curriculum(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The values, without what is said of a curriculum that is off, or of which one it is.
+
+    Raises:
+        ConfigError: it is one that we do not have.
+    """
+    at = "curriculum_learning."
+    if values.get(f"{at}enabled"):
+        kind = values.pop(f"{at}curriculum_type", None), values.pop(f"{at}schedule_type", None)
+        if kind not in (("seqlen", "fixed_linear"), ("seqlen", "fixed_root")):
+            wanted = "seqlen, fixed_linear or seqlen, fixed_root"
+            found = ", ".join(map(str, kind))
+            raise ConfigError(f"{file}: {at[:-1]}", "no such curriculum", found=found, wanted=wanted)
+        del values[f"{at}enabled"]
+        return values
+    return {key: value for key, value in values.items() if not key.startswith(at)}
 
 
 def _words(where: str, flag: str, value: Any, given: Sequence[str]) -> list[str]:

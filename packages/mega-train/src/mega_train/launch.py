@@ -23,11 +23,12 @@ from mega_schema.errors import ConfigError
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
 from mega_schema.spec import Family
-from mega_schema.tokenizer import check_same, open_folder
+from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 from mega_train import resuming
 from mega_train.config import Run
 from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
+from mega_train.data.named import check_said, folder_of, named
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
@@ -57,7 +58,7 @@ class Prepared:
     plan: Plan
     corpora: Corpora | Pairs
     checkpoint: Checkpoint | None
-    tokenizer: Path | None
+    tokenizer: Path | Tokenizer | None
     older: Callable[[int], Prepared]
 
 
@@ -72,8 +73,13 @@ def prepare(run: Run, family: Family, world: World, before: int | None = None) -
     """
     older = partial(prepare, run, family, world)
     run, checkpoint, courses = resuming.found(run, world, before)
+    run, said = named(run)
     corpora = Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
-    identity, tokenizer = corpora.identity, corpora.tokenizer
+    identity, tokenizer = corpora.identity, corpora.tokenizer or said
+    if said is not None:
+        if identity is not None:
+            check_said(said.identity, identity)
+        identity = said.identity
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
         if identity is not None:
             check_same(identity, open_folder(checkpoint.folder / TOKENIZER).identity, "--data-path")
@@ -137,16 +143,15 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
     )
     prepared = _agreed(prepared, mesh)
     plan = prepared.plan
-    trainer = Trainer(
-        plan, mesh, prepared.corpora, checkpoint=prepared.checkpoint, tokenizer=prepared.tokenizer
-    )
-    with (
-        Told() if plan.run.checkpoint.signals else nullcontext() as told,
-        _watched(trainer) as watchdog,
-        _ended_from_outside(trainer, watchdog),
-    ):
-        watch.see(began(trainer))
-        reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
+    with folder_of(None if world.rank else prepared.tokenizer) as tokenizer:
+        trainer = Trainer(plan, mesh, prepared.corpora, checkpoint=prepared.checkpoint, tokenizer=tokenizer)
+        with (
+            Told() if plan.run.checkpoint.signals else nullcontext() as told,
+            _watched(trainer) as watchdog,
+            _ended_from_outside(trainer, watchdog),
+        ):
+            watch.see(began(trainer))
+            reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
     mesh.leave()
     return reason.code
 

@@ -13,7 +13,6 @@ from types import MappingProxyType
 _KERNELS = "the machine decides which kernels run"
 _PROCESSES = "the device decides how processes meet, gloo on CPUs and NCCL on GPUs"
 _TRAVELS = "messages between pipeline stages travel while ranks compute"
-_TOKENIZER = "a corpus carries its tokenizer"
 _SELF_TOLD = "a checkpoint says what it holds"
 _FLOAT32 = "scores, softmax and loss are computed in float32"
 _OVERLAPS = "torch's symmetric memory overlaps what it can"
@@ -48,10 +47,7 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--zero-contigious-gradients": "gradients lie in buckets",
         "--zero-reduce-scatter": "--zero-stage 1 to 3 reduce and scatter",
         "--num-workers": "samples are read from a memory map, by the process that needs them",
-        "--vocab-file": _TOKENIZER,
-        "--merge-file": _TOKENIZER,
-        "--tokenizer-type": _TOKENIZER,
-        "--tokenizer-model": _TOKENIZER,
+        "--data-impl": "a dataset says which form it has",
         "--use-checkpoint-args": _SELF_TOLD,
         "--ckpt-format": _SELF_TOLD,
         "--auto-detect-ckpt-format": _SELF_TOLD,
@@ -109,9 +105,6 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--no-create-attention-mask-in-dataloader": "attention knows who sees whom without a mask",
         "--valid-num-workers": "samples are read from a memory map, by the process that needs them",
         "--return-data-index": "the samples of a step follow from the samples consumed",
-        "--tokenizer-name-or-path": _TOKENIZER,
-        "--vocab-extra-ids": _TOKENIZER,
-        "--tiktoken-": _TOKENIZER,
         "--train-sync-interval": "ranks never drift apart by more than a step",
         "--ckpt-fully-parallel-load": _SELF_TOLD,
         "--ckpt-fully-parallel-save": "every rank writes its part",
@@ -261,12 +254,12 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--checkpoint-in-cpu": "--distribute-saved-activations",
         "--mock-data": "mega-data sample",
         "--sample-rate": "--train-samples",
-        "--loss-on-targets-only": "--eod-mask-loss",
+        "--loss-on-targets-only": "--sft",
         "--reweight-loss-based-on-position-frequency": "leave it out",
-        "--train-idx-path": "--data-path",
-        "--train-doc-idx-path": "--data-path",
-        "--train-sample-idx-path": "--data-path",
-        "--train-shuffle-idx-path": "--data-path",
+        "--train-idx-path": "--data-cache-path keeps the order that is made",
+        "--train-doc-idx-path": "--data-cache-path keeps the order that is made",
+        "--train-sample-idx-path": "--data-cache-path keeps the order that is made",
+        "--train-shuffle-idx-path": "--data-cache-path keeps the order that is made",
         "--spec": "--preset",
         "--random-ltd": "leave it out",
         "--kd": "",

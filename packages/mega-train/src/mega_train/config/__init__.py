@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mega_train.config.data import Data, Evaluation
+from mega_train.config.data import Data, Evaluation, Tokenizer
 from mega_train.config.keeping import Log, Save
 from mega_train.config.model import Model
 from mega_train.config.parallel import Parallel, Recomputation
@@ -25,6 +25,7 @@ __all__ = [
     "Recomputation",
     "Run",
     "Save",
+    "Tokenizer",
     "Train",
 ]
 
@@ -41,6 +42,7 @@ class Run:
     train: Train = Train()
     optimizer: Optimizer = Optimizer()
     data: Data = Data()
+    tokenizer: Tokenizer = Tokenizer()
     evaluation: Evaluation = Evaluation()
     checkpoint: Save = Save()
     log: Log = Log()

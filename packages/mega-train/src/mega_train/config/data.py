@@ -62,9 +62,6 @@ class Data:
     no_sharding: bool = option(
         "--no-data-sharding", False, "with cyclic: shuffle all samples, not each rank's own"
     )
-    impl: Literal["infer", "mmap", "lazy", "cached"] = option(
-        "--data-impl", "infer", "accepted for Megatron's scripts: a dataset says which form it has"
-    )
     no_mmap: bool = option("--no-mmap-bin-files", False, "read the .bin files rather than map them")
     threads: int = option("--num-dataset-builder-threads", 8, "threads that open datasets")
     reset_positions: bool = option(
@@ -78,6 +75,25 @@ class Data:
         """Whether training, validation and test have datasets of their own, not shares of the same."""
         said = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
         return any(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """Which tokenizer made the data; data that mega-data wrote says so itself."""
+
+    type: str | None = option("--tokenizer-type", None, "Megatron's name of it, such as GPT2BPETokenizer")
+    vocab_file: Path | None = option("--vocab-file", None, "vocab.json or vocab.txt")
+    merge_file: Path | None = option("--merge-file", None, "merges.txt")
+    model: Path | None = option(
+        "--tokenizer-model", None, "tokenizer.json or a folder that holds one, or a SentencePiece model"
+    )
+    name_or_path: Path | None = option("--tokenizer-name-or-path", None, "BigScience's --tokenizer-model")
+    extra_ids: int = option("--vocab-extra-ids", 0, "sentinels beyond the vocabulary")
+    tiktoken_pattern: str | None = option("--tiktoken-pattern", None, "how text is cut into words: v1 or v2")
+    tiktoken_specials: int = option(
+        "--tiktoken-num-special-tokens", 1000, "ids kept for special tokens of a TikTokenizer"
+    )
+    tiktoken_names: Words = words("--tiktoken-special-tokens", "names of the first of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

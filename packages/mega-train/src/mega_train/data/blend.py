@@ -25,6 +25,7 @@ MOST = np.iinfo(np.int16).max  # corpora, as there are numbers for them
 SURPLUS = 1.005  # samples made of each corpus beyond its share
 
 _CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
+_MANY = 512  # corpora, of which the loop is as fast as columns
 
 
 def normalised(weights: Sequence[float]) -> Floats:
@@ -50,13 +51,15 @@ def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = No
     warm = 8 * len(shares) + 64
     most, columns = max(4096, 4 * warm), max(8, min(2048, _CELLS // len(shares)))
     counts, first = np.zeros(len(shares)), 0
-    while (left := size - first) >= 8 * warm:
+    while (left := size - first) >= 8 * warm and len(shares) <= _MANY:
         columns = min(columns, left // (4 * warm))
         steps = min(most, left // columns)
         yield _block(shares, first, steps, columns, warm, counts, sizes)
         first += steps * columns
-    if left:
-        yield plain(shares, first, left, counts, sizes)
+    while left := size - first:
+        steps = min(left, 1 << 20)
+        yield plain(shares, first, steps, counts, sizes)
+        first += steps
 
 
 def plain(

@@ -1,0 +1,89 @@
+"""Ranks that read the same samples: one makes their order, all map it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from mega_model.mesh import Mesh, World
+from mega_schema.config import load
+from mega_schema.indexed import IndexedWriter
+from mega_train.config import Run
+from mega_train.data.corpora import Corpora
+from mega_train.data.feed import feed
+from mega_train.data.index import Recipe
+from mega_train.resolve import resolve
+from tests.parity.ranks import on_ranks
+
+MODEL = ["model.layers=1", "model.hidden=8", "model.heads=2", "model.vocab=2000", "model.context=8"]
+RUN = ["batch.global_samples=4", "train.iterations=20", "optimizer.lr=0.1", "evaluation.iterations=0"]
+RANKS = 2
+Read = Callable[[str], list[tuple[list[str], list[list[int]]]]]  # of each rank: what it made, what it read
+
+
+def _written(prefix: Path, documents: int) -> str:
+    with IndexedWriter(prefix, np.uint16) as out:
+        for begin in range(documents):
+            out.add(np.arange(begin, begin + 3 + begin % 17))
+            out.end_document()
+    return str(prefix)
+
+
+def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: Path) -> None:
+    """Leave what this rank read, and what it made for that."""
+    words = ["0.2", _written(folder / f"a{world.rank}", 50), "0.8", _written(folder / f"b{world.rank}", 70)]
+    data = [f"data.path={json.dumps(words)}", f"data.cache={cache(folder, world.rank)}"]
+    run = load(Run, None, {}, [*MODEL, *RUN, *data])
+    plan = resolve(run, "gpt", world.size, corpus=None, loaded=None, cuda=False)
+    mesh = Mesh.join(plan.layout, world, meet=meet)
+    made: list[str] = []
+    write = Recipe.write
+
+    def told(recipe: Recipe, to: Path) -> None:
+        made.append(to.parent.name)
+        write(recipe, to)
+
+    with patch.object(Recipe, "write", told):
+        fed = feed(plan, Corpora.open(run.data), mesh, iteration=0, consumed=0)
+    read = [fed.training[i].tolist() for i in range(len(fed.training))]
+    (folder / f"read-{world.rank}.json").write_text(json.dumps([made, read]))
+    mesh.barrier()
+    mesh.leave()
+
+
+def _shared(world: World, meet: str, folder: Path) -> None:
+    _reads(lambda folder, rank: folder / "cache", world, meet, folder)
+
+
+def _apart(world: World, meet: str, folder: Path) -> None:
+    _reads(lambda folder, rank: folder / f"cache{rank}", world, meet, folder)
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    folder = tmp_path_factory.mktemp("feed")
+    failed = on_ranks(RANKS, {"shared": _shared, "apart": _apart}, folder)
+
+    def of(case: str) -> list[tuple[list[str], list[list[int]]]]:
+        assert not failed[case], failed[case]
+        return [json.loads((folder / case / f"read-{rank}.json").read_text()) for rank in range(RANKS)]
+
+    return of
+
+
+def test_one_rank_makes_the_order_and_all_read_by_it(read: Read) -> None:
+    (first, samples), (second, same) = read("shared")
+    assert (first, second) == (["cache"], [])
+    assert samples == same
+    assert len(samples) == 17 + 65, "ceil(80 * 0.2 * 1.005) + ceil(80 * 0.8 * 1.005)"
+
+
+def test_a_rank_that_does_not_see_the_firsts_files_makes_the_same_order(read: Read) -> None:
+    (first, samples), (second, same) = read("apart")
+    assert (first, second) == (["cache0"], ["cache1"])
+    assert samples == same == read("shared")[0][1]

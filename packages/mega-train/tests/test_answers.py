@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -26,6 +25,7 @@ from mega_schema.tokenizer import open_tokenizer
 from mega_train.cli import main
 from mega_train.config import Data
 from mega_train.data.answers import EXAMPLE, LEARNT, POSITION, TOKEN, Packs, Pairs
+from mega_train.data.feed import feed
 from mega_train.resolve import Plan
 from mega_train.trainer import Trainer
 
@@ -122,13 +122,17 @@ def test_an_epoch_reads_every_example_that_fits_once_and_whole(
 
 
 def test_examples_that_are_too_long_are_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    planned: Planned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs = Pairs(write(tmp_path / "sft", EXAMPLES), KEYS)
-    with caplog.at_level(logging.WARNING):
-        packs = _packs(pairs, length=6)
-    assert caplog.messages == ["the training split: 1 of 5 examples are longer than a sample and left out"]
+    packs = _packs(pairs, length=6)
+    assert packs.left_out == 1
     assert 4 not in packs.order
+    assert pairs.info is not None
+    plan = planned(corpus=pairs.info.tokenizer, data__sft=True, data__split="1,0,0", batch__length=6)
+    for rank in (0, 1):
+        feed(plan, pairs, Mesh(rank=rank), iteration=0, consumed=0)
+    assert caplog.messages == ["the training split: 1 of 5 examples are longer than a sample and left out"]
     with pytest.raises(ConfigError) as refused:
         _packs(pairs, length=6, part=(4, 5))
     assert str(refused.value) == (

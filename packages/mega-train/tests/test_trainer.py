@@ -327,7 +327,7 @@ def test_the_loop_reports_validates_saves_and_leaves_in_step(
     done = _trainer(planned, open_corpus, tmp_path, **values)
     written = (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns
     Loop(done, watch).run()
-    assert heard.events[-1] == Said("nothing is left to train: --train-iters is 10")
+    assert heard.events[-1] == Said("nothing is left to train: 10 iterations are done")
     assert (tmp_path / "iter_0000010" / "manifest.json").stat().st_mtime_ns == written, "saved once is enough"
 
 

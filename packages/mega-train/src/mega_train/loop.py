@@ -60,7 +60,7 @@ class Loop:
         if reason is VALIDATED:
             self._only_validate()
         if reason is LAST:
-            self.watch.see(Said(f"nothing is left to train: --train-iters is {trainer.plan.iterations}"))
+            self.watch.see(Said(f"nothing is left to train: {trainer.plan.iterations} iterations are done"))
         while reason is None:
             self._step()
             trainer.saves.advance()

@@ -8,7 +8,6 @@ in a row one after another, as many as there is room for; they do not see each o
 
 from __future__ import annotations
 
-import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import DatasetInfo, IndexedDataset, beside
 from mega_schema.tokenizer_identity import TokenizerIdentity
 from mega_train.config import Data
-
-log = logging.getLogger("mega.train")
 
 Ints = NDArray[np.int64]
 # what a row says of each of its places, in this order; an example's number counts from 0 in its row
@@ -134,7 +131,10 @@ class Pairs:
 class Packs:
     """Rows of `length` + 1 tokens in the order they are read: examples shuffled, epoch by epoch.
 
-    A longer run has the same rows first. An example that is longer than a row is left out.
+    A longer run has the same rows first.
+
+    Attributes:
+        left_out: examples that are longer than a row.
     """
 
     def __init__(
@@ -162,10 +162,7 @@ class Packs:
                 wanted=f"at most --seq-length + 1 = {length + 1}",
                 hint="a longer --seq-length, or another --split",
             )
-        if left := len(lengths) - len(fits):
-            log.warning(
-                "%s: %d of %d examples are longer than a sample and left out", name, left, len(lengths)
-            )
+        self.left_out = len(lengths) - len(fits)
         rng = np.random.RandomState(seed)
         orders, ends, count = list[Ints](), list[Ints](), 0
         while count < rows:

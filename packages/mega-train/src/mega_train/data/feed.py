@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from mega_train.data.splits import split_ranges
 from mega_train.resolve import Plan
 
 FOLDER = "index-cache"
+
+log = logging.getLogger("mega.train")
 
 
 class Reading(Protocol):
@@ -74,7 +77,7 @@ def feed(
     end = plan.batches.after(consumed, max(0, plan.iterations - iteration))
     samples = max(plan.train_samples, end)
     if isinstance(corpora, Pairs):
-        return _packs(plan, corpora, samples)
+        return _packs(plan, corpora, samples, tell=mesh.rank == 0)
     if isinstance(corpora, IndexedDataset):
         corpora = Corpora.alone(corpora, plan.run.data)
     said, scored = corpora.sources, plan.run.evaluation.iterations > 0
@@ -101,14 +104,18 @@ def feed(
     return made
 
 
-def _packs(plan: Plan, pairs: Pairs, samples: int) -> Feed:
+def _packs(plan: Plan, pairs: Pairs, samples: int, *, tell: bool) -> Feed:
     """Every rank packs by itself: it takes the lengths alone, and a moment."""
     data = plan.run.data
     parts = split_ranges(data.split or SPLIT, len(pairs), data.split_rule)
 
     def packs(use: int, rows: int) -> Packs:
         name = f"the {USES[use]} split"
-        return Packs(pairs, parts[use], length=plan.length, rows=rows, seed=plan.run.train.seed, name=name)
+        made = Packs(pairs, parts[use], length=plan.length, rows=rows, seed=plan.run.train.seed, name=name)
+        if made.left_out and tell:
+            left, of = made.left_out, parts[use][1] - parts[use][0]
+            log.warning("%s: %d of %d examples are longer than a sample and left out", name, left, of)
+        return made
 
     def scored(use: int, rows: int) -> Mapping[str, Packs]:
         some = plan.run.evaluation.iterations > 0 and parts[use][0] < parts[use][1]

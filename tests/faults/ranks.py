@@ -23,6 +23,7 @@ import torch._dynamo  # torch imports it with the first optimizer: once here, no
 from mega_model.mesh import World
 from mega_schema.command import run as run_command
 from mega_schema.config import load
+from mega_schema.errors import FormatError
 from mega_train import voice
 from mega_train.cli import app
 from mega_train.config import Run
@@ -170,5 +171,15 @@ def poison_at(iteration: int) -> Fault:
         if trainer.iteration == iteration:
             with torch.no_grad():
                 trainer.held[-1][1].view(-1)[0] = torch.nan
+
+    return fault
+
+
+def bad_token_at(iteration: int) -> Fault:
+    """The rank reads a token that is none in the step after `iteration`."""
+
+    def fault(trainer: Trainer) -> None:
+        if trainer.iteration == iteration:
+            raise FormatError("corpus", "holds a token outside the model's vocabulary")
 
     return fault

@@ -16,7 +16,7 @@ from mega_ckpt.verify import verify
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_train.metrics import read_events
 from mega_train.watchdog import LOST, TOLD
-from tests.faults.ranks import EVERY, STEPS, Fault, Running, poison_at, signal_at, start
+from tests.faults.ranks import EVERY, STEPS, Fault, Running, bad_token_at, poison_at, signal_at, start
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "told": signal.SIGTERM}
 LIMIT = 8.0  # seconds that a hang may last; a crowded machine can be silent for some
@@ -179,3 +179,10 @@ def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
         first, *others = again.said().splitlines()
         assert re.match(rf"error: {what}; hint: load another iteration", first)
         assert others in ([], [first]), "under torchrun the first rank's end ends the others"
+
+
+def test_what_one_rank_alone_finds_is_the_one_cause_that_is_said(tmp_path: Path) -> None:
+    running = start(tmp_path / "run", tmp_path / "save", 2, (), {1: bad_token_at(2)})
+    assert running.wait(TIME), running.said()
+    assert running.codes == {0: LOST, 1: 2}
+    assert running.said() == "error: corpus: holds a token outside the model's vocabulary\n"

@@ -272,58 +272,6 @@ def test_a_corpus_of_another_tokenizer_is_refused(trained: tuple[Path, Done], tm
     assert found.startswith("--data-path: tokenizer of the dataset is not the model's: found NullTokenizer")
 
 
-# One process that has imported all there is to import, and forks a child per kill. The child trains and saves
-# at every step, and dies a random while after it has saved more than the children before it.
-KILLER = """
-import json, os, pathlib, random, signal, sys, time
-import mega_train.launch
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_folder import LATEST
-from mega_train.cli import main
-
-run, kills, argv = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-rng, reached, found = random.Random(5), 0, []
-for kill in range(kills):
-    child = os.fork()
-    if child == 0:
-        sys.stdout = open(os.devnull, "w")
-        main(argv)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (run / LATEST).exists() and int((run / LATEST).read_text()) > reached:
-            break
-        time.sleep(0.002)
-    time.sleep(rng.uniform(0, 0.1))
-    os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    reached = Checkpoint.open(run).iteration
-    found.append((code, reached, [left.name for left in run.glob(".*")]))
-print(json.dumps(found))
-"""
-
-
-def test_a_run_killed_while_it_saves_leaves_a_checkpoint_to_go_on_from(corpus: Path, tmp_path: Path) -> None:
-    run, kills = tmp_path / "run", 8
-    script = ["--load", str(run), "--save", str(run), "--save-interval", "1", "--train-iters"]
-    argv = ["gpt", "--data-path", str(corpus), *TINY, *COURSE, *script, "100000"]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(run), str(kills), *argv],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [code for code, _, _ in found] == [-9] * kills
-    reached = [iteration for _, iteration, _ in found]
-    assert reached == sorted(set(reached)), "each went on from what the one before had left"
-    assert any(left for _, _, left in found), "one at least was killed in the middle of a save"
-    starts = [e["iteration"] for e in read_events(run) if e["event"] == "start"]
-    assert starts == [0, *reached[:-1]]
-    _gpt(corpus, *script, str(reached[-1] + 2), "--override-opt_param-scheduler")
-    assert Checkpoint.open(run).iteration == reached[-1] + 2
-
-
 def test_every_rank_refuses_a_layout_and_one_says_so(corpus: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     cut = ["--tensor-model-parallel-size", "2", "--num-attention-heads", "1", "--save", str(tmp_path / "run")]

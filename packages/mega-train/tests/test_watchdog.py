@@ -14,6 +14,7 @@ import pytest
 from torch.distributed import HashStore
 
 from mega_model.mesh import Axis
+from mega_schema.errors import MegaError
 from mega_train.signals import Told
 from mega_train.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
 
@@ -151,6 +152,27 @@ def test_without_the_meeting_place_a_rank_speaks_for_itself(monkeypatch: pytest.
         said = _said(rank)
     assert "and the ranks' meeting place does not answer (for 1 s)" in said
     assert rank.codes == [LOST]
+
+
+def test_of_ranks_that_cannot_go_on_the_first_says_why_and_who_loses_it_says_nothing() -> None:
+    store = HashStore()
+    first, second, loser = (Rank(store, rank, 3) for rank in range(3))
+    with first.watchdog, second.watchdog, loser.watchdog:
+        for rank in (first, second):
+            with pytest.raises(SystemExit) as left:
+                rank.watchdog.failed(MegaError("corpus", "is damaged"))
+            assert left.value.code == 2
+        threading.Thread(target=_loses, args=(loser.watchdog,), daemon=True).start()
+        assert loser.left.wait(10)
+    assert [rank.out.getvalue() for rank in (first, second, loser)] == ["error: corpus: is damaged\n", "", ""]
+    assert loser.codes == [LOST]
+
+
+def _loses(watchdog: Watchdog) -> None:
+    try:
+        raise RuntimeError("[gloo] Connection closed by peer")
+    except RuntimeError as error:
+        watchdog.lost(error)
 
 
 def test_the_signals_are_given_back() -> None:

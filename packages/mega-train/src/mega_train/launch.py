@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
 from mega_schema.spec import Family
@@ -190,11 +190,15 @@ def _watched(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
 
 @contextmanager
 def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
-    """Say where a run stood when a person interrupted it, or when another rank of it was lost."""
+    """Say why a run ends early, one rank for all: an interruption, a mistake, another rank that was lost."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"after iteration {trainer.iteration}; {trainer.goes_on}") from None
+    except MegaError as error:
+        if watchdog is None:
+            raise
+        watchdog.failed(error)
     except RuntimeError as error:
         if watchdog is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise

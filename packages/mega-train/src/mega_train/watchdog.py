@@ -30,6 +30,8 @@ from typing import NoReturn, Self, TextIO, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mega_model.mesh import Axis
+from mega_schema.command import MISTAKE
+from mega_schema.errors import MegaError
 from mega_train.signals import TO_LEAVE
 from mega_train.voice import LostRank, tell_torchrun
 
@@ -139,6 +141,21 @@ class Watchdog:
         while True:
             threading.Event().wait()
 
+    def failed(self, error: MegaError) -> NoReturn:
+        """This rank found that the run cannot go on. Of all ranks that do, the first says so.
+
+        The others that find it leave in silence, and so do those that lose this rank by it.
+        """
+        try:
+            number = self._within(self.patience, lambda: self._store.add("causes", 1))
+        except (RuntimeError, TimeoutError):
+            number = 1  # nobody is there to have said it
+        if number == 1:
+            tell_torchrun(f"error: {error}")
+            self._out.write(f"error: {error}\n")
+            self._out.flush()
+        sys.exit(MISTAKE)
+
     def _listen(self) -> None:
         try:
             while not self._done.wait(self._tick):
@@ -187,7 +204,12 @@ class Watchdog:
         self._leave(code)
 
     def _meet(self, mine: Sign) -> tuple[str, list[Sign]] | None:
-        """What the ranks found, for the first that asks; the others wait here until it has spoken."""
+        """What the ranks found, for the first that asks; the others wait here until it has spoken.
+
+        Nothing, where there is no more to say.
+        """
+        if self._store.check(["causes"]):
+            return None  # it was said why a rank is gone
         first = self._store.add("calls", 1) == 1
         self._store.set(f"sign {self.rank}", json.dumps(asdict(mine)))
         if not first:

@@ -1,0 +1,214 @@
+"""What a checkpoint costs a run: seconds that it stands still, and how much slower steps are meanwhile.
+
+    python bench/save.py [--rounds 3] [--folder FOLDER] [--json FILE]
+
+One process on a CPU trains a GPT of 6 layers, hidden 768 (46 M parameters: 0.55 GB of weights and moments)
+and saves the same tensors in turn by: ours in the background (the default), ours in place (--no-async-save),
+`torch.save`, and `torch.distributed.checkpoint.async_save` with its thread. All of them are flushed to the
+disk; ours also checksums and commits. `lost` is all that a save costs: standing still, and what the steps
+beside it take longer than the steps before. Seconds of the clock, medians over the rounds; the first round,
+in which memory is touched for the first time, is beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from mega_model.mesh import Mesh
+from mega_schema.config import load
+from mega_schema.indexed import IndexedWriter
+from mega_train.config import Run
+from mega_train.data.corpora import Corpora
+from mega_train.launch import keep_freed_memory
+from mega_train.resolve import resolve
+from mega_train.saves import Saves
+from mega_train.trainer import Trainer
+
+SETTINGS = (
+    "model.layers=6",
+    "model.hidden=768",
+    "model.heads=12",
+    "model.vocab=4096",
+    "batch.length=256",
+    "batch.global_samples=1",
+    "train.iterations=1000",
+    "train.device=cpu",
+    "optimizer.lr=1e-4",
+    "evaluation.iterations=0",
+)
+IDLE = 3  # steps between two saves
+
+Wait = Callable[[], bool]  # whether what was begun is done
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one save, in seconds.
+
+    Attributes:
+        stall: until the next step could begin.
+        beside: median of the steps while it was written; None if there was none.
+        idle: of the steps before it.
+        done: until it was on the disk.
+        lost: the stall, and what those steps took longer.
+    """
+
+    stall: float
+    beside: float | None
+    idle: float
+    done: float
+    lost: float
+
+
+def trainer(folder: Path) -> Trainer:
+    """A run over random tokens."""
+    prefix, rng = folder / "corpus", np.random.default_rng(1)
+    with IndexedWriter(prefix, "uint16") as out:
+        for _ in range(200):
+            out.add(rng.integers(0, 4096, 2000))
+            out.end_document()
+    sets = [*SETTINGS, f'data.path="{prefix}"', f'checkpoint.save="{folder / "run"}"']
+    run = load(Run, None, {}, sets)
+    corpora = Corpora.open(run.data)
+    plan = resolve(run, "gpt", 1, corpus=None, loaded=None, cuda=False)
+    return Trainer(plan, Mesh(), corpora)
+
+
+def tensors(run: Trainer) -> dict[str, Tensor]:
+    """What a checkpoint holds, by name."""
+    main = zip(run.shards.stretches, run.shards.main, strict=True)
+    found = {f"model.{stretch.row.name}": values for stretch, values in main}
+    return found | {f"{space}.{stretch.row.name}": values for space, stretch, values in run.optimizer.state()}
+
+
+def ours(run: Trainer) -> Wait:
+    """Begin a checkpoint of ours."""
+    run.save()
+
+    def done() -> bool:
+        run.saves.advance()
+        return not run.saves.busy
+
+    return done
+
+
+def torch_save(run: Trainer, folder: Path) -> Wait:
+    """Write with torch.save, and flush."""
+    with (folder / f"torch-{run.iteration}.pt").open("wb") as file:
+        torch.save(tensors(run), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return lambda: True
+
+
+def dcp_async(run: Trainer, folder: Path) -> Wait:
+    """Begin torch's asynchronous checkpoint; its writer flushes."""
+    where = folder / f"dcp-{run.iteration}"
+    pending: Any = dcp.async_save(tensors(run), checkpoint_id=where, no_dist=True)
+    assert isinstance(pending, Future)
+
+    def done() -> bool:
+        if pending.done():
+            pending.result()
+        return pending.done()
+
+    return done
+
+
+def cost(run: Trainer, begin: Callable[[], Wait]) -> Cost:
+    """Of one save among steps."""
+
+    def step() -> float:
+        began = time.perf_counter()
+        run.step(run.rate)
+        return time.perf_counter() - began
+
+    idle = statistics.median(step() for _ in range(IDLE))
+    began = time.perf_counter()
+    done = begin()
+    stall = time.perf_counter() - began
+    beside = []
+    while not done():
+        beside.append(step())
+    written = time.perf_counter() - began
+    lost = stall + sum(seconds - idle for seconds in beside)
+    return Cost(stall, statistics.median(beside) if beside else None, idle, written, lost)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to be measured; a temporary one if not given"
+    )
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    keep_freed_memory()
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # that there is one process
+    folder = Path(tempfile.mkdtemp(dir=given.folder))
+    try:
+        run = trainer(folder)
+        kept = run.plan.run.checkpoint
+        background, in_place = (Saves(replace(kept, background=on), run.mesh) for on in (True, False))
+        size = sum(values.nbytes for values in tensors(run).values())
+        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {size / 1e9:.2f} GB")
+
+        def with_saves(saves: Saves) -> Wait:
+            run.saves = saves
+            return ours(run)
+
+        ways: dict[str, Callable[[], Wait]] = {
+            "ours, background": lambda: with_saves(background),
+            "ours, in place": lambda: with_saves(in_place),
+            "torch.save": lambda: torch_save(run, folder),
+            "dcp.async_save": lambda: dcp_async(run, folder),
+        }
+        costs: dict[str, list[Cost]] = {name: [] for name in ways}
+        for _ in range(1 + given.rounds):
+            for name, begin in ways.items():
+                costs[name].append(cost(run, begin))
+    finally:
+        shutil.rmtree(folder)
+    results = [summary(name, found) for name, found in costs.items()]
+    if given.json:
+        machine = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+        told = machine | {"gigabytes": size / 1e9, "rounds": given.rounds, "ways": results}
+        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+def summary(name: str, costs: list[Cost]) -> dict[str, object]:
+    """Medians over the rounds after the first, and the stall of the first; printed."""
+    first, *rest = costs
+    stall, done, lost = (
+        statistics.median(getattr(cost, key) for cost in rest) for key in ("stall", "done", "lost")
+    )
+    slower = [cost.beside / cost.idle - 1 for cost in rest if cost.beside is not None]
+    slowdown = statistics.median(slower) if slower else None
+    beside = f"steps {slowdown:+4.0%}" if slowdown is not None else "          "
+    still = f"stall {stall:6.3f} s (first {first.stall:6.3f})"
+    print(f"{name:17} {still}  {beside}  lost {lost:6.3f} s  done {done:6.2f} s")
+    each = [{key: getattr(cost, key) for key in Cost.__slots__} for cost in costs]
+    return {"name": name, "stall": stall, "slowdown": slowdown, "lost": lost, "done": done, "rounds": each}
+
+
+if __name__ == "__main__":
+    main()

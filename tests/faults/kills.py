@@ -1,0 +1,136 @@
+"""A run that is killed again and again, at random moments, and goes on each time from what it left.
+
+    python -m tests.faults.kills [--kills 100] [--json FILE]
+
+Every rank is killed by SIGKILL within a few hundredths of a second: while it starts, computes, copies, while
+its writer writes, commits or removes an older checkpoint. Then the run is let to its end, which is compared
+with that of a run that nobody disturbed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from mega_ckpt.verify import verify
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import FormatError
+from mega_schema.run_folder import LATEST
+from mega_train.metrics import read_events
+from tests.faults.ranks import start
+
+EVERY = 4  # optimizer steps between checkpoints
+PER_KILL = 20  # optimizer steps that a kill takes, about; so that there are enough of them
+LAYOUTS: Mapping[int, tuple[str, ...]] = MappingProxyType({1: (), 2: ("parallel.pp=2",)})
+SMALL = ("model.layers=2", "batch.micro=4", "log.interval=100")
+
+
+@dataclass(frozen=True)
+class Told:
+    """How it went.
+
+    Attributes:
+        kills: how often all ranks were killed.
+        reached: the iteration a reader found after each.
+        left: how many of them left a half-written checkpoint, or one that was being removed.
+        seconds: that it took.
+        wrong: files whose bytes are not those of the undisturbed run.
+    """
+
+    ranks: int
+    iterations: int
+    kills: int
+    reached: list[int]
+    left: int
+    seconds: float
+    wrong: list[str]
+
+
+def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
+    """A run on so many ranks that is killed so often."""
+    began, rng, iterations = time.monotonic(), random.Random(seed), PER_KILL * kills
+    course = (*LAYOUTS[ranks], *SMALL, f"train.iterations={iterations}")
+    undisturbed = start(
+        folder / "whole", folder / "undisturbed", ranks, (*course, "checkpoint.interval=100000")
+    )
+    assert undisturbed.wait(120), undisturbed.said()
+    assert set(undisturbed.codes.values()) == {0}, undisturbed.said()
+    save, reached, left = folder / "save", [], 0
+    kept = (*course, f"checkpoint.interval={EVERY}", "checkpoint.keep_last=2")
+    for number in range(kills):
+        running = start(folder / f"run{number}", save, ranks, kept)
+        if rng.random() < 0.3:
+            time.sleep(rng.uniform(0, 0.5))
+        else:
+            _until(lambda: _latest(save) > (reached[-1] if reached else 0), 60)
+            time.sleep(rng.uniform(0, 0.1))
+        for pid in rng.sample(running.pids, ranks):
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(rng.choice((0, 0.02)))
+        assert running.wait(20), "a process that was killed"
+        assert set(running.codes.values()) <= {-signal.SIGKILL, 3}, (running.codes, running.said())
+        reached.append(_latest(save))
+        left += any(save.glob(".iter_*"))
+        if reached[-1]:
+            verify(Checkpoint.open(save))
+    starts = {event["iteration"] for event in read_events(save) if event["event"] == "start"}
+    assert starts <= {0, *reached}, "each went on from what the one before had left"
+    last = start(folder / "last", save, ranks, (*course, "checkpoint.interval=100"))
+    try:
+        assert last.wait(300), last.said()
+    finally:
+        last.kill()
+    assert set(last.codes.values()) == {0}, last.said()
+    ours, theirs = Checkpoint.open(save), Checkpoint.open(folder / "undisturbed")
+    assert ours.iteration == theirs.iteration == iterations
+    same = {
+        name: (ours.folder / name).read_bytes() == (theirs.folder / name).read_bytes()
+        for name in theirs.files
+    }
+    wrong = [name for name, equal in same.items() if not equal]
+    return Told(ranks, iterations, kills, reached, left, time.monotonic() - began, wrong)
+
+
+def _latest(save: Path) -> int:
+    with suppress(FormatError, FileNotFoundError, ValueError):
+        return int((save / LATEST).read_text("utf-8"))
+    return 0
+
+
+def _until(true: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = []
+    for ranks in LAYOUTS:
+        with tempfile.TemporaryDirectory() as folder:
+            told = killed(Path(folder), ranks, given.kills)
+        found.append(asdict(told))
+        done = f"{ranks} ranks: {told.kills} kills over {told.iterations} iterations in {told.seconds:.0f} s"
+        half = f"{told.left} in the middle of a checkpoint"
+        sys.stdout.write(f"{done}, {half}; files that differ at the end: {told.wrong or 'none'}\n")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

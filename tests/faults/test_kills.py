@@ -1,0 +1,20 @@
+"""A run that is killed again and again ends where an undisturbed one does (`tests.faults.kills`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kills import killed
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 20), (2, 12)])
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
+    tmp_path: Path, ranks: int, kills: int
+) -> None:
+    told = killed(tmp_path, ranks, kills)
+    assert told.wrong == [], "bit for bit"
+    assert told.reached == sorted(told.reached), "nothing that was saved is lost"
+    assert len(set(told.reached)) > kills / 3, "most of them in the middle of the run"
+    assert told.left >= 2, "some in the middle of a checkpoint"

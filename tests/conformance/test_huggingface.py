@@ -41,6 +41,22 @@ CASES: dict[str, Any] = {
     "llama grouped tied": lambda: LlamaConfig(
         **LLAMA, **NONE, num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-5
     ),
+    "llama 3.1": lambda: LlamaConfig(
+        **LLAMA,
+        **NONE,
+        num_key_value_heads=2,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama interpolated": lambda: LlamaConfig(
+        **LLAMA, **NONE, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    ),
     "llama with wide heads": lambda: LlamaConfig(**LLAMA, **NONE, head_dim=16),
 }
 

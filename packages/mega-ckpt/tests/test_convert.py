@@ -74,16 +74,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no architecture": ({"model_type": None}, "unknown architecture: found None, wanted gpt2 | llama"),
     "scaled positions": (
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        "config.json: rope_scaling: scaled positions are not supported: found llama3",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}},
+        "config.json: rope_scaling: positions scaled in this way are not supported: found dynamic",
     ),
     "scaled positions of old": (
         {"rope_scaling": {"type": "linear"}},
-        "rope_scaling: scaled positions are not supported",
+        "config.json: factor: missing",
     ),
     "scaled positions of transformers 5": (
         {"rope_parameters": {"rope_type": "yarn"}},
-        "rope_parameters: scaled positions are not supported",
+        "rope_parameters: positions scaled in this way are not supported",
     ),
     "positions of a part": (
         {"partial_rotary_factor": 0.5},
@@ -159,6 +159,10 @@ def test_specs_survive_the_way_there_and_back(small_gpt: ModelSpec, small_llama:
         ({"activation": "swiglu"}, "model.activation: GPT2LMHeadModel has no such thing"),
         ({"norm": "rmsnorm"}, "model.norm"),
         ({"bias": False}, "model.bias"),
+        ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
+        ({"qk_norm": True}, "model.qk_norm"),
+        ({"norm_1p": True}, "model.norm_1p"),
+        ({"window": 3}, "model.window: GPT2LMHeadModel has no such thing: found 3, wanted None"),
     ],
 )
 def test_a_model_that_hugging_faces_class_cannot_be_is_refused(
@@ -168,6 +172,26 @@ def test_a_model_that_hugging_faces_class_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"window": 3}, "model.window: LlamaForCausalLM has no such thing"),
+        ({"qkv_bias": True}, "model.qkv_bias: LlamaForCausalLM has no such thing"),
+        ({"qk_norm": True}, "model.qk_norm"),
+        (
+            {"rope_scaling": 8.0, "rope_interpolation": 2.0},
+            "model.rope_interpolation: LlamaForCausalLM with scaled positions has no such thing",
+        ),
+    ],
+)
+def test_a_llama_that_hugging_faces_class_cannot_be_is_refused(
+    run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, context=4, **change))
+    with pytest.raises(ConfigError, match=said):
+        to_hugging_face(run, tmp_path / "out")
 
 
 def test_a_pickle_is_refused_with_what_to_do(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:

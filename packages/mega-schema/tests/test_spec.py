@@ -33,6 +33,13 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
         ("llama2-13b", 13.02),
         ("llama2-70b", 68.98),
         ("llama3-8b", 8.03),
+        ("llama3.1-8b", 8.03),
+        ("llama3.1-70b", 70.55),
+        ("llama3.2-1b", 1.236),
+        ("mistral-7b", 7.24),
+        ("qwen2.5-7b", 7.62),
+        ("qwen3-8b", 8.19),
+        ("bloom-7b1", 7.07),
     ],
 )
 def test_a_preset_has_as_many_parameters_as_its_name_says(name: str, billions: float) -> None:

@@ -31,6 +31,13 @@ _LLAMA_ONLY: Mapping[str, object] = MappingProxyType(
     {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
 )
 
+_LLAMA3: Mapping[str, str] = MappingProxyType(
+    {
+        "rope_scaling": "factor",
+        "rope_scaling_low": "low_freq_factor",
+        "rope_scaling_high": "high_freq_factor",
+    }
+)
 # what none of their classes has
 _PLAIN: Mapping[str, object] = MappingProxyType(
     {
@@ -38,8 +45,6 @@ _PLAIN: Mapping[str, object] = MappingProxyType(
         "qk_norm": False,
         "window": None,
         "rope_interleaved": False,
-        "rope_interpolation": 1.0,
-        "rope_scaling": 1.0,
     }
 )
 
@@ -123,7 +128,7 @@ def _from_llama(config: Mapping[str, Any], where: object) -> dict[str, object]:
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "activation": "swiglu",
         "positions": "rope",
-        "rope_base": float(_rope_base(config, where)),
+        **_rope(config, where),
         "tied": config.get("tie_word_embeddings", False),
         "bias": False,
         "qkv_bias": False,
@@ -131,20 +136,29 @@ def _from_llama(config: Mapping[str, Any], where: object) -> dict[str, object]:
     }
 
 
-def _rope_base(config: Mapping[str, Any], where: object) -> Any:
-    """`rope_theta`, which moved into `rope_parameters` with transformers 5; a scaling of it is refused."""
-    found = config.get("rope_theta", 10000.0)
+def _rope(config: Mapping[str, Any], where: object) -> dict[str, object]:
+    """The base, which moved into `rope_parameters` with transformers 5, and scalings that are ours too."""
+    found: dict[str, object] = {"rope_base": float(config.get("rope_theta", 10000.0))}
     for key in ("rope_scaling", "rope_parameters"):
         values = config.get(key)
         if not values:
             continue
         kind = values.get("rope_type", values.get("type", "default"))
-        if kind != "default":
+        if kind not in ("default", "linear", "llama3"):
             raise FormatError(
-                f"{where}: {key}", "scaled positions are not supported", found=kind, wanted="default"
+                f"{where}: {key}",
+                "positions scaled in this way are not supported",
+                found=kind,
+                wanted="default | linear | llama3",
             )
         _only(values, {"partial_rotary_factor": 1.0}, f"{where}: {key}")
-        found = values.get("rope_theta", found)
+        if "rope_theta" in values:
+            found["rope_base"] = float(values["rope_theta"])
+        if kind == "linear":
+            found["rope_interpolation"] = float(values["factor"])
+        elif kind == "llama3":
+            found |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
+            found["rope_scaling_context"] = values["original_max_position_embeddings"]
     return found
 
 
@@ -202,6 +216,15 @@ def _to_gpt2(spec: ModelSpec, where: object) -> dict[str, Any]:
 
 def _to_llama(spec: ModelSpec, where: object) -> dict[str, Any]:
     _has(spec, where, "LlamaForCausalLM", rope_share=1.0, qkv_bias=False, **_PLAIN)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
+    if spec.rope_scaling != 1:
+        _has(spec, where, "LlamaForCausalLM with scaled positions", rope_interpolation=1.0)
+        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
+        rope["original_max_position_embeddings"] = spec.rope_scaling_context
+    elif spec.rope_interpolation != 1:
+        rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
+    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
+    scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -215,9 +238,9 @@ def _to_llama(spec: ModelSpec, where: object) -> dict[str, Any]:
         "intermediate_size": spec.ffn,
         "hidden_act": "silu",
         "rms_norm_eps": spec.norm_eps,
-        # the first is read by transformers 4, the second by 5
         "rope_theta": spec.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
+        "rope_parameters": rope,
+        **scaling,
         "attention_bias": False,
         "mlp_bias": False,
         "initializer_range": spec.init_std,

@@ -231,6 +231,8 @@ def _head_width(hidden: int, heads: int) -> int:
 _GPT2: Mapping[str, int] = MappingProxyType({"vocab": 50257, "context": 1024})
 _LARGE: Mapping[str, int] = MappingProxyType({"vocab": 51200, "context": 2048})
 _LLAMA2: Mapping[str, int] = MappingProxyType({"vocab": 32000, "context": 4096})
+_LLAMA31: Mapping[str, Any] = MappingProxyType({"vocab": 128256, "context": 131072, "rope_base": 500000.0})
+_QWEN: Mapping[str, Any] = MappingProxyType({"rope_base": 1000000.0, "norm_eps": 1e-6})
 
 PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
     {
@@ -268,6 +270,56 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
             vocab=128256,
             context=8192,
             rope_base=500000.0,
+        ),
+        "llama3.1-8b": llama(
+            layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, rope_scaling=8.0, **_LLAMA31
+        ),
+        "llama3.1-70b": llama(
+            layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, rope_scaling=8.0, **_LLAMA31
+        ),
+        "llama3.2-1b": llama(
+            layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, rope_scaling=32.0, tied=True, **_LLAMA31
+        ),
+        "mistral-7b": llama(  # its first release: later ones have no window
+            layers=32,
+            hidden=4096,
+            heads=32,
+            kv_heads=8,
+            ffn=14336,
+            vocab=32000,
+            context=32768,
+            window=4096,
+        ),
+        "qwen2.5-7b": llama(
+            layers=28,
+            hidden=3584,
+            heads=28,
+            kv_heads=4,
+            ffn=18944,
+            vocab=152064,
+            context=131072,
+            qkv_bias=True,
+            **_QWEN,
+        ),
+        "qwen3-8b": llama(
+            layers=36,
+            hidden=4096,
+            heads=32,
+            kv_heads=8,
+            ffn=12288,
+            vocab=151936,
+            context=40960,
+            qk_norm=True,
+            **_QWEN,
+        ),
+        "bloom-7b1": gpt(
+            layers=30,
+            hidden=4096,
+            heads=32,
+            vocab=250880,
+            context=2048,
+            positions="alibi",
+            embed_norm=True,
         ),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 import threading
@@ -18,8 +19,7 @@ from rich.console import Console
 from mega_model.mesh import Mesh, World
 from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
-from mega_train.config import Log, Run
-from mega_train.config.keeping import Save
+from mega_train.config import Log, Profile, Run, Save
 from mega_train.loop import Loop
 from mega_train.metrics import read_events
 from mega_train.planning.flops import per_token
@@ -30,6 +30,7 @@ from mega_train.trainer import Trainer
 from mega_train.watch.events import Began, Event, Progress, Said, Saved, Stepped, Validated
 from mega_train.watch.observers import Behind, Observers
 from mega_train.watch.opened import opened
+from mega_train.watch.profiler import Profiler
 from mega_train.watch.timers import LEVELS, Timers, of_ranks
 
 NOW = Progress(
@@ -334,6 +335,69 @@ def test_zeros_are_those_of_the_table_not_of_its_padding(
     assert trainer.extra["num-zeros"] == held - padding
 
 
+def test_a_profile_is_of_the_steps_that_were_asked_for(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    assert open_corpus.info is not None
+    values = {"profile__on": True, "profile__start": 2, "profile__end": 4, "log__tensorboard_dir": tmp_path}
+    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    Loop(trainer, Observers()).run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["profile-rank-0.json", "profile-rank-0.txt"]
+    calls = [
+        event.get("name")
+        for event in json.loads((tmp_path / "profile-rank-0.json").read_text())["traceEvents"]
+    ]
+    assert calls.count("Optimizer.step#AdamW.step") == 2, "steps"
+    assert "aten::mm" in (tmp_path / "profile-rank-0.txt").read_text()
+
+
+def test_a_run_that_leaves_within_a_profile_writes_what_there_is(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    assert open_corpus.info is not None
+    values = {"profile__on": True, "profile__start": 9, "profile__end": 20, "log__tensorboard_dir": tmp_path}
+    trainer = Trainer(planned(corpus=open_corpus.info.tokenizer, **values), Mesh(), open_corpus)
+    Loop(trainer, Observers()).run()
+    assert (tmp_path / "profile-rank-0.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("profile", "rank", "asked"),
+    [
+        (Profile(), 0, False),
+        (Profile(on=True), 0, True),
+        (Profile(on=True), 1, False),
+        (Profile(on=True, ranks=("1", "3")), 0, False),
+        (Profile(on=True, ranks=("1", "3")), 3, True),
+    ],
+)
+def test_a_rank_is_profiled_where_it_is_asked_for(
+    profile: Profile, rank: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switched: list[str] = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: switched.append("on"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: switched.append("off"))
+    made = Profiler.of(Run(profile=profile), rank, torch.device("cuda"))
+    for done in range(20):
+        made.before(done)
+        assert switched == (["on", "off"] if done >= 12 else ["on"] if done >= 10 else [])[: 2 * asked]
+        made.after(done + 1)
+    made.close()
+    assert switched == ["on", "off"][: 2 * asked]
+
+
+def test_a_profile_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    run = Run(profile=Profile(on=True, start=0), log=Log(tensorboard_dir=tmp_path / "file"))
+    made = Profiler.of(run, 0, torch.device("cpu"))
+    made.before(0)
+    made.close()
+    (words,) = caplog.messages
+    assert words.startswith(f"the profile cannot be written to {tmp_path / 'file' / 'profile-rank-0'}: ")
+
+
 def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard itself reads back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -468,5 +532,5 @@ def test_a_package_that_is_not_installed_is_named(
 )
 def test_a_number_out_of_range_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        planned(**{f"log__{name}": value for name, value in values.items()})
+        planned(**{name if "__" in name else f"log__{name}": value for name, value in values.items()})
     assert str(caught.value) == line

@@ -18,6 +18,7 @@ from mega_train.trainer import NotFinite, Trainer
 from mega_train.watch.events import Left, Progress, Said, Stepped, Validated
 from mega_train.watch.memory import memory
 from mega_train.watch.observers import Observers
+from mega_train.watch.profiler import Profiler
 from mega_train.watch.timers import of_ranks
 
 _LONG = 1.0  # seconds of waiting for a checkpoint before the next that a person should know of
@@ -51,6 +52,7 @@ class Loop:
         self.began = clock()
         self.since: list[Stepped] = []
         log, device = trainer.plan.run.log, trainer.mesh.device
+        self.profiler = Profiler.of(trainer.plan.run, trainer.mesh.rank, device)
         self.peak = 1e12 * log.peak_tflops if log.peak_tflops is not None else _peak(device, trainer.dtype)
 
     def run(self) -> Reason:
@@ -62,7 +64,9 @@ class Loop:
         if reason is LAST:
             self.watch.see(Said(f"nothing is left to train: {trainer.plan.iterations} iterations are done"))
         while reason is None:
+            self.profiler.before(trainer.iteration)
             self._step()
+            self.profiler.after(trainer.iteration)
             trainer.saves.advance()
             reason = self.leaving.after(trainer.iteration)
             if self.since and (reason or trainer.iteration % said.log.interval == 0):
@@ -73,6 +77,7 @@ class Loop:
             if said.checkpoint.interval and trainer.iteration % said.checkpoint.interval == 0:
                 trainer.save()
             self._tell_saves()
+        self.profiler.close()
         self._save_last(always=reason is LAST or trainer.iteration > begins)
         trainer.shards.settle()
         if reason is LAST and trainer.iteration > begins:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mega_train.config.data import Data, Evaluation, Tokenizer
-from mega_train.config.keeping import Log, Save
+from mega_train.config.keeping import Log, Profile, Save
 from mega_train.config.model import Model
 from mega_train.config.parallel import Parallel, Recomputation
 from mega_train.config.training import Batch, Curriculum, Optimizer, Train
@@ -22,6 +22,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Parallel",
+    "Profile",
     "Recomputation",
     "Run",
     "Save",
@@ -46,3 +47,4 @@ class Run:
     evaluation: Evaluation = Evaluation()
     checkpoint: Save = Save()
     log: Log = Log()
+    profile: Profile = Profile()

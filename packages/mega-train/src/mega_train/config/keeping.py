@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.config import option
+from mega_schema.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +122,21 @@ class Log:
     prometheus_host: str = option(
         "--prometheus-host", "127.0.0.1", "address to serve them on; 0.0.0.0 lets other machines scrape"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Which steps are recorded call by call."""
+
+    on: bool = option("--profile", False, "record some steps call by call")
+    torch: bool = option(
+        "--use-pytorch-profiler", False, "by torch's profiler, to --tensorboard-dir or --save; CPUs always"
+    )
+    start: int = option("--profile-step-start", 10, "begin when so many steps are done")
+    end: int = option("--profile-step-end", 12, "end when so many are")
+    ranks: Words = words("--profile-ranks", "the ranks that do; the first if not given")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ranks as numbers, -1 for a word that is none."""
+        return tuple(int(word) if word.isdecimal() else -1 for word in self.ranks)

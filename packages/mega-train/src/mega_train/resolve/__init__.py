@@ -38,6 +38,7 @@ from mega_train.resolve.checks import (
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, courses
 from mega_train.resolve.plan import Plan
+from mega_train.resolve.watching import check_log, check_profile
 
 __all__ = ["Plan", "model_spec", "resolve"]
 
@@ -77,6 +78,8 @@ def resolve(
     iterations = duration(run, batches)
     check_data(run.data)
     check_counts(run)
+    check_log(run.log)
+    check_profile(run.profile)
     check_saving(run.checkpoint)
     check_optimizer(run)
     check_dropout(run.train)

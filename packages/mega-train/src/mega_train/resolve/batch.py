@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import Curriculum, Log, Run
+from mega_train.config import Curriculum, Run
 from mega_train.curriculum import Lengths
 from mega_train.rampup import BatchSizes
 from mega_train.resolve.given import wanted
@@ -244,33 +243,3 @@ def check_counts(run: Run) -> None:
         raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
     if run.evaluation.iterations < 0:
         raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
-    _check_log(run.log)
-
-
-def _check_log(log: Log) -> None:
-    if log.timing_level not in (0, 1, 2):
-        raise ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
-    if log.peak_tflops is not None and not 0 < log.peak_tflops < math.inf:
-        raise ConfigError("--peak-tflops", "not a rate", found=log.peak_tflops, wanted="more than 0")
-    if log.prometheus_port is not None and not 0 <= log.prometheus_port < 1 << 16:
-        flag = "--prometheus-port"
-        raise ConfigError(flag, "not a port", found=log.prometheus_port, wanted="0 to 65535")
-    if log.opentelemetry_endpoint is not None and not log.opentelemetry_endpoint.startswith("http"):
-        raise ConfigError(
-            "--opentelemetry-endpoint",
-            "not the address of a collector",
-            found=log.opentelemetry_endpoint,
-            wanted="http://HOST:PORT",
-            hint="--opentelemetry-endpoint http://localhost:4318",
-        )
-    if not re.fullmatch("[A-Z]{3}", log.codecarbon_country):
-        raise ConfigError(
-            "--codecarbon-country",
-            "not the code of a country",
-            found=log.codecarbon_country,
-            wanted="three capital letters of ISO 3166",
-            hint="--codecarbon-country FRA",
-        )
-    if log.tensorboard_queue < 1:
-        flag = "--tensorboard-queue-size"
-        raise ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")

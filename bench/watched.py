@@ -1,0 +1,117 @@
+"""What it costs a run to be watched: CPU time of telling its observers of a step, and of timing a phase.
+
+    python bench/watched.py [--rounds 5] [--json FILE]
+
+Observers are told of 2,000 steps with a line of the log every ten: the record and a log alone, and with them
+TensorBoard (every step, every flag) and Prometheus. The CPU time is of all threads, so what observers do on
+threads of their own counts; opening them does not. Prints median and spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import platform
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from mega_model.mesh import World
+from mega_train.config import Log, Run, Save
+from mega_train.watch.events import Progress, Stepped
+from mega_train.watch.opened import opened
+from mega_train.watch.timers import LEVELS, Timers
+
+STEPS = 2000
+STEP = Stepped(
+    iteration=0,
+    consumed_samples=0,
+    loss=2.5,
+    rate=3e-4,
+    gradient_norm=1.25,
+    skipped_samples=0,
+    loss_scale=1.0,
+    global_batch_size=8,
+    seq_length=1024,
+    seconds=0.5,
+)
+LINE = Progress(
+    iteration=0,
+    iterations=STEPS,
+    consumed_samples=0,
+    loss=2.5,
+    rate=3e-4,
+    gradient_norm=1.25,
+    skipped=0,
+    loss_scale=1.0,
+    step_seconds=0.5,
+    tokens_per_second=16384.0,
+    seconds=10.0,
+    global_batch_size=8,
+    seq_length=1024,
+    tflops=1.5,
+    memory={"reserved": 1 << 30, "allocated": 1 << 29, "peak": 1 << 29, "allocated_count": 1000},
+    timers=dict.fromkeys(LEVELS, 0.1),
+    timers_of_ranks=dict.fromkeys(LEVELS, (0.1, 0.2)),
+)
+
+
+def telling(run: Run) -> float:
+    """CPU seconds of a step, those that threads take up to the end included."""
+    with opened(run, World(), io.StringIO()) as watch:
+        started = time.process_time()
+        for iteration in range(1, STEPS + 1):
+            watch.see(replace(STEP, iteration=iteration, consumed_samples=8 * iteration))
+            if iteration % 10 == 0:
+                watch.see(replace(LINE, iteration=iteration, consumed_samples=8 * iteration))
+                time.sleep(0.005)  # as steps do, lets other threads work
+    return (time.process_time() - started) / STEPS
+
+
+def phase(count: int = 100_000) -> float:
+    """CPU seconds of timing one phase."""
+    timers = Timers(torch.device("cpu"))
+    started = time.process_time()
+    for _ in range(count):
+        with timers("optimizer"):
+            pass
+    return (time.process_time() - started) / count
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    said = parser.parse_args()
+    taken: dict[str, list[float]] = {"the record and a log": [], "all": [], "timing a phase": []}
+    with TemporaryDirectory() as place:
+        for number in range(said.rounds):
+            near = Run(checkpoint=Save(save=Path(place) / f"near-{number}"))
+            all_flags = Log(
+                tensorboard_dir=Path(place) / f"all-{number}",
+                tensorboard_timers=True,
+                tensorboard_memory=True,
+                tensorboard_batch_size=True,
+                tensorboard_world=True,
+                prometheus_port=0,
+            )
+            far = Run(checkpoint=Save(save=Path(place) / f"far-{number}"), log=all_flags)
+            taken["the record and a log"].append(telling(near))
+            taken["all"].append(telling(far))
+            taken["timing a phase"].append(phase())
+    for name, of in taken.items():
+        spread = f"{1e6 * min(of):.2f} to {1e6 * max(of):.2f}"
+        print(f"{name:22} {1e6 * statistics.median(of):8.2f} us  ({spread})")
+    if said.json:
+        machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+        said.json.write_text(json.dumps(machine | {"seconds": taken}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -95,6 +95,7 @@ def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
     train = [e for e in events if e["event"] == "train"]
     assert [e["iteration"] for e in train] == [10, 20, 30, 40, 50, 60]
     assert [e["consumed_samples"] for e in train] == [80 * i for i in range(1, 7)]
+    assert [e["consumed_tokens"] for e in train] == [80 * 16 * i for i in range(1, 7)]
     for event in train:
         assert set(event) == {"event", *(field.name for field in fields(Progress))}
         assert event["tokens_per_second"] > 0

@@ -182,6 +182,7 @@ class Loop:
             iteration=now.iteration,
             iterations=plan.iterations,
             consumed_samples=now.consumed_samples,
+            consumed_tokens=trainer.tokens,
             loss=sum(losses) / len(losses) if losses else None,
             rate=now.rate,
             gradient_norm=updates[-1].gradient_norm if updates else None,

@@ -77,6 +77,7 @@ class Progress:
     """Where a run stands, every --log-interval steps.
 
     Attributes:
+        consumed_tokens: of the samples consumed, those that were read: a curriculum leaves some out.
         loss: mean over the steps since the last line, in nats per token; None where all were skipped.
         rate: learning rate of the step just done.
         gradient_norm: of the last of them, before clipping.
@@ -110,6 +111,7 @@ class Progress:
     global_batch_size: int
     seq_length: int
     tflops: float
+    consumed_tokens: int = 0
     mfu: float | None = None
     time: float = 0.0
     memory: Mapping[str, int] = field(default_factory=dict)

@@ -11,12 +11,15 @@ import torch
 
 from mega_ckpt.layouts import by_parameter, gather, scatter
 from mega_ckpt.layouts.megatron import aliases
-from mega_model.attend import Packed, documents
+from mega_model.attend import Packed
 from mega_model.build import build, fill
+from mega_model.loss import IGNORED
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
+from mega_train.config import Data
+from mega_train.step import of_samples
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
 WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}
@@ -65,17 +68,18 @@ def test_documents_end_where_megatrons_do(
     told = json.loads((golden / "gpt_masks.json").read_text("utf-8"))
     key = f"reset_pos={reset_positions:d},reset_attn={reset_attention:d},eod_mask_loss={mask_eod:d}"
     wanted = told["out"][key]
-    token_BS = torch.tensor([told["tokens"]])
-    number_BS, place_BS = documents(token_BS, told["eod"])
-    length = token_BS.shape[1]
-    position_BS = place_BS if reset_positions else torch.arange(length)[None]
+    data = Data(reset_positions=reset_positions, reset_attention=reset_attention, eod_mask_loss=mask_eod)
+    batch = torch.tensor([[*told["tokens"], 11]])
+    token_BS, target_BS, position_BS, apart_BS = of_samples(batch, data, told["eod"])
+    assert token_BS[0].tolist() == told["tokens"]
     assert position_BS[0].tolist() == wanted["position_ids"]
-    seen = _seen_by_each_token(Packed(1, length, number_BS if reset_attention else None), length)
+    length = token_BS.shape[1]
+    seen = _seen_by_each_token(Packed(1, length, apart_BS), length)
     masked = torch.tensor(wanted["attention_mask_true_means_masked"])[0].bool()
     assert torch.equal(seen, ~masked)
-    # the rule of the loss: an input that ends a document has no target of its own document
-    counts_BS = token_BS != told["eod"] if mask_eod else torch.ones_like(token_BS)
-    assert counts_BS[0].float().tolist() == wanted["loss_mask"]
+    counts_S = target_BS[0] != IGNORED
+    assert counts_S.float().tolist() == wanted["loss_mask"]
+    assert target_BS[0][counts_S].tolist() == batch[0, 1:][counts_S].tolist()
 
 
 def _seen_by_each_token(attend: Packed, length: int) -> torch.Tensor:

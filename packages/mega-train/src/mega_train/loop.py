@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 
@@ -135,7 +136,7 @@ class Loop:
                 wanted="a second share above 0",
                 hint="--split 0,100,0",
             )
-        for name, samples in {**trainer.valid, **trainer.test}.items():
+        for name, samples in chain(trainer.valid.items(), trainer.test.items()):
             self._score(name, samples)
 
     def _step(self) -> None:

@@ -15,6 +15,7 @@ from mega_model.loss import IGNORED
 from mega_model.mesh import Mesh
 from mega_model.recompute import Recomputed
 from mega_model.stage import Decoder
+from mega_train.config import Data
 from mega_train.data.answers import EXAMPLE, LEARNT, POSITION, TOKEN
 from mega_train.precision import scaled
 from mega_train.resolve import Plan
@@ -103,18 +104,27 @@ class MicroBatches:
     def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""
         batch = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
-        if batch.ndim == 3:
-            target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)
-            return batch[:, TOKEN, :-1], target_BS, batch[:, POSITION, :-1], batch[:, EXAMPLE, :-1]
-        data, eod = self.plan.run.data, self.plan.eod
-        token_BS, target_BS = batch[:, :-1], batch[:, 1:]
-        position_BS = torch.arange(self.length, device=batch.device).expand(*token_BS.shape)
-        if data.eod_mask_loss:
-            assert eod is not None
-            target_BS = target_BS.masked_fill(token_BS == eod, IGNORED)
-        if not (data.reset_positions or data.reset_attention):
-            return token_BS, target_BS, position_BS, None
+        return of_samples(batch, self.plan.run.data, self.plan.eod)
+
+
+def of_samples(batch: Tensor, data: Data, eod: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Tokens, targets and positions, (B, S) each, and documents where each sees only itself.
+
+    Args:
+        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.answers`.
+        eod: the token that ends a document, where `data` asks for what needs it.
+    """
+    if batch.ndim == 3:
+        target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)
+        return batch[:, TOKEN, :-1], target_BS, batch[:, POSITION, :-1], batch[:, EXAMPLE, :-1]
+    token_BS, target_BS = batch[:, :-1], batch[:, 1:]
+    position_BS = torch.arange(token_BS.shape[1], device=batch.device).expand(*token_BS.shape)
+    if data.eod_mask_loss:
         assert eod is not None
-        document_BS, place_BS = documents(token_BS, eod)
-        apart_BS = document_BS if data.reset_attention else None
-        return token_BS, target_BS, place_BS if data.reset_positions else position_BS, apart_BS
+        target_BS = target_BS.masked_fill(token_BS == eod, IGNORED)
+    if not (data.reset_positions or data.reset_attention):
+        return token_BS, target_BS, position_BS, None
+    assert eod is not None
+    document_BS, place_BS = documents(token_BS, eod)
+    apart_BS = document_BS if data.reset_attention else None
+    return token_BS, target_BS, place_BS if data.reset_positions else position_BS, apart_BS

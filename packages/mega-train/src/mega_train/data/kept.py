@@ -163,7 +163,10 @@ def _writable(folders: Sequence[Path]) -> Path:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Alone among the processes of this machine; file systems that cannot lock are let be."""
-    number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, who shares the folder
+        number = os.open(folder / ".lock", os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_EX)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mega_model.kernels.choice import choose
 from mega_model.mesh import World
 from tests.parity.ranks import Body, Outcomes
-from tests.parity.runs import resumes, same_as_one_process
+from tests.parity.runs import resumes, same_as_one_process, steps, trainer
 
 TP2, PP2, CP2 = {"parallel__tp": 2}, {"parallel__pp": 2}, {"parallel__cp": 2}
 SP = {"parallel__sequence": True}
@@ -32,8 +33,22 @@ def _compare(model: str, values: dict[str, object], world: World, meet: str, fol
     same_as_one_process(model, world, meet, folder, **values)
 
 
+def _compiled(model: str, values: dict[str, object], world: World, meet: str, folder: Path) -> None:
+    """By torch.compile, here without a compiler behind it, on ranks; and as it is in one process."""
+    one = steps(trainer(model, World(), "", folder), 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mega_train.trainer.choose", partial(choose, backend="aot_eager"))
+        run = trainer(model, world, meet, folder, train__kernels="compile", **values)
+    ranks = steps(run, 3)
+    run.mesh.leave()
+    assert run.choice.whose["swiglu"] == "compile"
+    assert ranks == pytest.approx(one, rel=1e-5)
+
+
 CASES: dict[int, dict[str, Body]] = {
     2: {
+        "compiled_over_tensor_2_sequence_gpt": partial(_compiled, "gpt", TP2 | SP),
+        "compiled_over_pipeline_2_llama": partial(_compiled, "llama", PP2),
         "sgd_over_data_2_zero_1": _cut("gpt", **SGD, parallel__zero_stage=1),
         "muon_over_tensor_2_sequence": _cut("llama", **MUON, **TP2, **SP),
         "muon_over_data_2": _cut("gpt", **MUON),

@@ -7,23 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.context import chunk_ends, places, whole_rows
 from mega_model.dropout import Dropout
-from mega_model.kernels.reference import masked_softmax
+from mega_model.kernels import Visible
+from mega_model.kernels.reference import attention, attention_dtype, masked_softmax
 from mega_model.mesh import Axis
 from mega_model.reach import PLAIN, Reach
 from mega_schema.spec import ModelSpec
-
-# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens;
-# or a mask, of switches or of what is added to the scores
-Visible = Tensor | Literal["before"] | None
 
 
 class Attend(Protocol):
@@ -59,7 +54,7 @@ class Packed:
         cp: the ranks that share the rows.
         dropout: what training drops of the probabilities. Then they are computed and kept as a whole, S² of
             them for every head.
-        softmax: a record's `masked_softmax`, for that.
+        attention, softmax: a record's; the second with dropout.
     """
 
     rows: int
@@ -68,6 +63,7 @@ class Packed:
     causal: bool = True
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     dropout: Dropout | None = None
+    attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor] = attention
     softmax: Callable[[Tensor, Tensor | None, float], Tensor] = masked_softmax
     _visible: dict[Reach, Visible] = field(init=False, repr=False, default_factory=dict)  # for all layers
 
@@ -102,7 +98,7 @@ class Packed:
             same_B1sS = (document_BS[:, mine_s, None] == document_BS[:, None, :])[:, None]
             seen = same_B1sS if seen is None else same_B1sS & seen
         assert seen is not None
-        return reach.mask(seen, mine_s, key_S, _computed(q).dtype)
+        return reach.mask(seen, mine_s, key_S, attention_dtype(q).dtype)
 
     def _whole_rows(self, k_TKH: Tensor, v_TKH: Tensor) -> tuple[Tensor, Tensor]:
         if self.cp.size == 1:  # no copy
@@ -113,7 +109,7 @@ class Packed:
 
     def _part(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, dropped_BNs: Tensor | None) -> Tensor:
         if dropped_BNs is None:
-            return _dense(q, k, v, visible)
+            return self.attention(q, k, v, visible)
         assert self.dropout is not None
         return _dropping(q, k, v, visible, partial(self.dropout.scores, row_BNs=dropped_BNs), self.softmax)
 
@@ -163,8 +159,8 @@ class Cached:
         if not reach.plain and (new > 1 or reach.slopes):
             key_S = torch.arange(first, total, device=q.device)
             query_s = key_S[before - first :]
-            visible = reach.mask(reach.seen(query_s, key_S), query_s, key_S, _computed(q).dtype)
-        return _dense(q, keys, values, visible).transpose(1, 2).flatten(0, 1)
+            visible = reach.mask(reach.seen(query_s, key_S), query_s, key_S, attention_dtype(q).dtype)
+        return attention(q, keys, values, visible).transpose(1, 2).flatten(0, 1)
 
     def select(self, row_B: Tensor) -> None:
         """Row i becomes a copy of what row `row_B[i]` was (the surviving beams of a search)."""
@@ -174,19 +170,6 @@ class Cached:
 
 def _halves(row_BNs: Tensor | None) -> Sequence[Tensor | None]:
     return (None, None) if row_BNs is None else row_BNs.chunk(2, 2)
-
-
-def _dense(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """(B, N, s, H)."""
-    q, k, v = (_computed(x) for x in (q_BNsH, k_BKSH, v_BKSH))
-    queries, keys = q.shape[2], k.shape[2]
-    causal = isinstance(visible, str) and queries == keys
-    if isinstance(visible, str):
-        visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out.to(q_BNsH.dtype)
 
 
 def _dropping(
@@ -200,7 +183,7 @@ def _dropping(
     """The same with probabilities dropped. They exist as a whole: torch's kernels drop by the order in which
     they compute, and so would differ from layout to layout.
     """
-    q, k, v = (_computed(x) for x in (q_BNsH, k_BKSH, v_BKSH))
+    q, k, v = (attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))
     queries, keys = q.shape[2], k.shape[2]
     if isinstance(visible, str):
         visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
@@ -210,11 +193,6 @@ def _dropping(
     late = 1.0 if q.dtype == torch.float16 else q.shape[-1] ** -0.5
     score = (q * q.shape[-1] ** -0.5 if late == 1.0 else q) @ k.transpose(2, 3)
     return (drop(softmax(score, visible, late)) @ v).to(q_BNsH.dtype)
-
-
-def _computed(x: Tensor) -> Tensor:
-    # torch's own attention in half precision takes two to five times as long on a CPU: bench/cpu_training.py
-    return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

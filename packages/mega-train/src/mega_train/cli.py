@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import click
 
@@ -15,6 +15,7 @@ from mega_schema.config import flags, load
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.config import Run
+from mega_train.config.training import Kernels
 from mega_train.familiar import Familiar
 from mega_train.voice import OneVoice
 
@@ -188,6 +189,22 @@ def report(
 
     write(run, against, output, over)
     click.echo(f"{output}")
+
+
+@app.command()
+@click.option("--kernels", type=click.Choice(get_args(Kernels)), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bool) -> int:
+    """Say what this machine has, whose kernels a run would take and why, and hold each to its definition.
+
+    The exit code is 1 if a kernel is further from its definition than roundings explain, or fails.
+    """
+    from mega_train.doctor import examined, told
+
+    found = examined(kernels, device)
+    click.echo(json.dumps(found, indent=1) if as_json else told(found))
+    return 0 if found["healthy"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

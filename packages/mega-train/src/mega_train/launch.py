@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
+from mega_model.kernels.choice import choose
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
@@ -103,6 +104,7 @@ def prepare(run: Run, family: Family, world: World, before: int | None = None) -
         )
     if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
         check_algorithm(os.environ)
+    choose(plan.run.train.kernels, torch.device(plan.device))  # what cannot be had is said before ranks meet
     return Prepared(plan, corpora, checkpoint, tokenizer, older)
 
 
@@ -231,6 +233,7 @@ def began(trainer: Trainer) -> Began:
         global_batch_size=trainer.samples,
         seq_length=plan.length,
         device=torch.cuda.get_device_name(trainer.mesh.device) if plan.device == "cuda" else plan.device,
+        kernels=trainer.choice.summary,
         loaded=str(trainer.loaded or ""),
         config=asdict(plan.run),
         time=time.time(),

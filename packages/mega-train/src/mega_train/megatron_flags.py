@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_KERNELS = "the machine decides which kernels run"
+_KERNELS = "--kernels auto takes the fused kernels a machine has"
 _PROCESSES = "the device decides how processes meet, gloo on CPUs and NCCL on GPUs"
 _TRAVELS = "messages between pipeline stages travel while ranks compute"
 _SELF_TOLD = "a checkpoint says what it holds"

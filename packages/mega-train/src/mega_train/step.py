@@ -71,6 +71,7 @@ class MicroBatches:
             document_BS,
             cp=self.mesh.cp,
             dropout=dropout,
+            attention=model.kernels.attention,
             softmax=model.kernels.masked_softmax,
         )
         x = self._own(token_BS) if received is None else received

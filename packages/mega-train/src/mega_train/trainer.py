@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mega_model.init import initial_values
+from mega_model.kernels.choice import choose
 from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint import Checkpoint
@@ -59,6 +60,7 @@ class Trainer:
         actions: of the schedule done, those of validations too: a sign of life also within a long step.
         loaded: the checkpoint it began with.
         saves: the checkpoints it writes.
+        choice: whose kernels it computes with, and why.
     """
 
     def __init__(
@@ -78,7 +80,10 @@ class Trainer:
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.loaded = None if checkpoint is None else checkpoint.folder
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
-        self.rt = Runtime.on(mesh, plan.spec, dtype=self.dtype, recompute=plan.recompute)
+        self.choice = choose(plan.run.train.kernels, mesh.device)
+        self.rt = Runtime.on(
+            mesh, plan.spec, dtype=self.dtype, kernels=self.choice.kernels, recompute=plan.recompute
+        )
         self.shards = shards(self.rt, mesh, plan.sharing)
         self.models, self.held = self.shards.models, self.shards.held
         rows = self.rt.table.values()

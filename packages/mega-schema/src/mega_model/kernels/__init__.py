@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mega_model.dropout import add_dropped
 from mega_model.kernels import reference
-from mega_model.kernels.record import Kernels
+from mega_model.kernels.record import Kernels, Visible
 
-__all__ = ["REFERENCE", "Kernels"]
+__all__ = ["REFERENCE", "Kernels", "Visible"]
 
 REFERENCE = Kernels(
     rms_norm=reference.rms_norm,
@@ -18,6 +18,7 @@ REFERENCE = Kernels(
     rotate=reference.rotate,
     rotate_packed=reference.rotate_packed,
     masked_softmax=reference.masked_softmax,
+    attention=reference.attention,
     cross_entropy=reference.cross_entropy,
     add_dropped=add_dropped,
 )

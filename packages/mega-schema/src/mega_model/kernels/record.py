@@ -10,6 +10,10 @@ from torch import Tensor
 
 from mega_model.mesh import Axis
 
+# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens;
+# or a mask, of switches or of what is added to the scores
+Visible = Tensor | Literal["before"] | None
+
 
 class CrossEntropy(Protocol):
     """log Σ exp(z) - z[target] of every token, over a vocabulary cut over tp."""
@@ -53,5 +57,6 @@ class Kernels:
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     rotate_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
     cross_entropy: CrossEntropy
     add_dropped: AddDropped

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
+from mega_model.kernels.record import Visible
 from mega_model.mesh import Axis
 
 IGNORED = -100  # target of a token that does not count
@@ -92,6 +94,25 @@ def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Ten
     elif mask is not None:
         score_BNsS = score_BNsS + mask
     return score_BNsS.softmax(-1, dtype=torch.float32).to(score_BNsS.dtype)
+
+
+def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
+    """softmax(q kᵀ / √H) v over the keys that are visible, (B, N, s, H); torch chooses how."""
+    q, k, v = (attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))
+    queries, keys = q.shape[2], k.shape[2]
+    causal = isinstance(visible, str) and queries == keys
+    if isinstance(visible, str):
+        visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.to(q_BNsH.dtype)
+
+
+def attention_dtype(x: Tensor) -> Tensor:
+    """x as attention computes with it."""
+    # torch's own attention in half precision takes two to five times as long on a CPU: bench/cpu_training.py
+    return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Literal
 from mega_schema.config import Words, option, words
 from mega_train.rates import AnnealStyle, IncreaseStyle, Style
 
+Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -102,6 +104,12 @@ class Train:
     hysteresis: int = option("--hysteresis", 2, "overflows before the scale halves")
     deterministic: bool = option(
         "--deterministic-mode", False, "only arithmetic that repeats bit for bit, on GPUs too; slower there"
+    )
+    kernels: Kernels = option(
+        "--kernels",
+        "auto",
+        "whose fused kernels: auto takes the fastest the machine has, and mega-train doctor says which; "
+        "compile is torch.compile of the definitions",
     )
     on_non_finite: Literal["stop", "skip"] = option(
         "--on-non-finite",

@@ -19,6 +19,7 @@ class Began:
         parameters: of the whole model.
         layout: ranks by axis.
         global_batch_size: samples of the first step.
+        kernels: whose compute what lies between matrix products.
         loaded: the checkpoint it begins with; empty where its weights are new.
         config: what was said of the run, section by section.
         time: seconds since 1970.
@@ -35,6 +36,7 @@ class Began:
     global_batch_size: int
     seq_length: int
     device: str
+    kernels: str = ""
     loaded: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     time: float = 0.0

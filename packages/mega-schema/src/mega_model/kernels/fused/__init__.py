@@ -6,6 +6,7 @@ kernels run on a CPU, slowly: for tests.
 
 from __future__ import annotations
 
+from mega_model.kernels import reference
 from mega_model.kernels.fused import dropout, feedforward, norm, probability, rotary
 from mega_model.kernels.record import Kernels
 
@@ -19,6 +20,7 @@ TRITON = Kernels(
     rotate=rotary.rotate,
     rotate_packed=rotary.rotate_packed,
     masked_softmax=probability.masked_softmax,
+    attention=reference.attention,  # torch has others' fused attention
     cross_entropy=probability.cross_entropy,
     add_dropped=dropout.add_dropped,
 )

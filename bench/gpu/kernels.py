@@ -1,0 +1,124 @@
+"""Each fused kernel against torch eager, torch.compile and Liger's, forward and backward.
+
+    python bench/gpu/kernels.py [--rows 8192] [--width 4096] [--json FILE]
+    python bench/gpu/kernels.py --smoke    on a CPU, tiny, without a compiler: shows that it runs
+
+One process, versions in turn, the device idle before and after each call. Prints the median milliseconds of
+forward and backward and how many times as long the best of the others takes (above 1: ours is faster). Ours
+are the Triton kernels on a GPU; Liger's are there where liger-kernel is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mega_model.kernels import REFERENCE, Kernels
+from mega_model.kernels.choice import choose, found
+from mega_model.mesh import Axis
+
+TIMES = 20
+
+
+def cases(
+    rows: int, width: int, device: torch.device
+) -> dict[str, tuple[Callable[[Kernels], Any], list[Tensor]]]:
+    """Of each entry what is called of a record, and with what."""
+    head, dtype = 128 if width >= 128 else width, torch.bfloat16
+
+    def made(*shapes: tuple[int, ...]) -> list[Tensor]:
+        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+    cos, sin = (torch.rand(rows, head // 2, device=device) for _ in range(2))
+    key = torch.arange(rows, device=device) * 7919
+    target = torch.arange(rows // 4, device=device) % (8 * width)
+    seen = torch.ones(64, 64, dtype=torch.bool, device=device).tril()
+    x, wide, scores = (rows, width), (rows, 4 * width), (rows // 64, 8, 64, 64)
+
+    def rotation(kernels: Kernels) -> Callable[[Tensor], Any]:
+        return lambda qkv: kernels.rotate_packed(qkv * 1, (width, width, width), head, cos, sin)
+
+    def entropy(kernels: Kernels) -> Callable[[Tensor], Tensor]:
+        return lambda logits: kernels.cross_entropy(logits.detach().clone(), target, Axis("tp"), 1.0)
+
+    return {
+        "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), made(x, (width,))),
+        "layer_norm": (lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5), made(x, (width,), (width,))),
+        "add_rms_norm": (lambda k: lambda x, r, w: k.add_rms_norm(x, r, w, 1e-5), made(x, x, (width,))),
+        "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), made(wide, (4 * width,))),
+        "swiglu": (lambda k: k.swiglu, made((rows, 7 * width))),
+        "rotate_packed": (rotation, made((rows, 3 * width))),
+        "masked_softmax": (lambda k: lambda x: k.masked_softmax(x, seen, 0.1), made(scores)),
+        "cross_entropy": (entropy, made((rows // 4, 8 * width))),
+        "add_dropped": (lambda k: lambda x, r: k.add_dropped(x, r, key, 0.1), made(x, x)),
+    }  # fmt: skip
+
+
+def once(function: Callable[..., Any], given: Sequence[Tensor]) -> None:
+    """Forward and backward."""
+    out = function(*given)
+    outs = [y for y in (out if isinstance(out, tuple) else (out,)) if y.requires_grad]
+    if outs:
+        torch.autograd.grad(outs, given, [torch.ones_like(y) for y in outs], allow_unused=True)
+
+
+def milliseconds(function: Callable[..., Any], given: Sequence[Tensor], times: int) -> float:
+    """The median of some calls, after three that are not counted."""
+    taken = []
+    for at in range(times + 3):
+        _wait()
+        began = time.perf_counter()
+        once(function, given)
+        _wait()
+        if at >= 3:
+            taken.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(taken)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(argv)
+    if not given.smoke and not torch.cuda.is_available():
+        raise SystemExit("no GPU here: --smoke shows on a CPU that this runs")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows, width, times = (128, 32, 1) if given.smoke else (given.rows, given.width, TIMES)
+    backend = "aot_eager" if given.smoke else "inductor"
+    versions = {
+        "ours": choose("auto", device).kernels,
+        "eager": REFERENCE,
+        "compile": choose("compile", device, backend=backend).kernels,
+    }
+    if device.type == "cuda" and found("liger") is not None:
+        versions["liger"] = choose("liger", device).kernels
+    results = []
+    print(f"{'':15}" + "".join(f"{name:>10}" for name in versions) + "     ratio")
+    for name, (call, inputs) in cases(rows, width, device).items():
+        its = {version: milliseconds(call(kernels), inputs, times) for version, kernels in versions.items()}
+        ratio = min(value for version, value in its.items() if version != "ours") / its["ours"]
+        results.append({"kernel": name, "milliseconds": its, "ratio": ratio})
+        print(f"{name:15}" + "".join(f"{value:10.3f}" for value in its.values()) + f"{ratio:10.2f}")
+    if given.json:
+        told = {"rows": rows, "width": width, "torch": torch.__version__, "results": results}
+        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

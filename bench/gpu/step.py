@@ -1,0 +1,206 @@
+"""A training step on a GPU: model FLOPs utilisation, time by kind of kernel, and the distance to products.
+
+    python bench/gpu/step.py [gpt-1.3b] [llama-8b-4k] [llama-8b-8k] [--kernels auto] [--json FILE]
+    python bench/gpu/step.py --smoke    on a CPU, tiny: shows that it runs, measures nothing
+
+gpt-1.3b      24 layers of 2,048, sequence 2,048
+llama-8b-4k   layers of Llama 3 8B, as many as fit beside float32 main weights, sequence 4,096
+llama-8b-8k   the same, sequence 8,192
+
+bfloat16, random tokens, no recomputation, clipping and AdamW included, one GPU. MFU is what the model needs
+(`mega_train.planning.flops`) over 989 TFLOP/s, the dense bfloat16 peak of H100 and H200. Measured in the same
+run: the rate of the model's own matrix products alone, forward and both backward, which no step can pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from mega_model.mesh import Mesh, World
+from mega_schema.config import load
+from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.spec import Family
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.config import Run
+from mega_train.launch import prepare
+from mega_train.planning.command import job
+from mega_train.planning.flops import model_flops
+from mega_train.planning.memory import fullest
+from mega_train.trainer import Trainer
+
+PEAK = 989e12
+COMMON = ("train.bf16=true", "train.iterations=1000", "optimizer.lr=0.0001", "evaluation.iterations=0")
+GPT = (
+    "model.layers=24",
+    "model.hidden=2048",
+    "model.heads=16",
+    "model.vocab=50304",
+    "batch.length=2048",
+    "batch.micro=8",
+)
+LLAMA = ("model.hidden=4096", "model.heads=32", "model.kv_heads=8", "model.ffn=14336", "model.vocab=128256")
+CASES: dict[str, tuple[Family, tuple[str, ...]]] = {
+    "gpt-1.3b": ("gpt", GPT),
+    "llama-8b-4k": ("llama", (*LLAMA, "batch.length=4096", "batch.micro=2")),
+    "llama-8b-8k": ("llama", (*LLAMA, "batch.length=8192", "batch.micro=1")),
+    "smoke": (
+        "gpt",
+        ("model.layers=2", "model.hidden=64", "model.heads=4", "model.vocab=512", "batch.length=64"),
+    ),
+}
+# what a kernel's name says it does, the first that fits
+KINDS = (
+    ("attention", ("flash", "fmha", "cudnn_generated", "attention")),
+    ("product", ("gemm", "nvjet", "cutlass", "matmul", "mm_", "cublas")),
+    ("ours", ("_norm", "_bias_gelu", "_swiglu", "_turn", "_log_sum", "_gradient", "_dropped", "_softmax")),
+    ("optimizer", ("multi_tensor", "adam")),
+    ("copy", ("memcpy", "memset", "copy")),
+)
+
+
+def configured(name: str, kernels: str, data: Path, memory: float) -> tuple[Run, Family]:
+    """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
+    family, own = CASES[name]
+    sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.path={data}"]
+    if any(one.startswith("model.layers") for one in own):
+        return load(Run, None, {}, sets), family
+    for layers in range(32, 0, -1):
+        run = load(Run, None, {}, [*sets, f"model.layers={layers}"])
+        if fullest(job(run, family, 1)).total < memory:
+            return run, family
+    raise SystemExit(f"{name}: not one layer fits {memory / 2**30:.0f} GiB")
+
+
+def write_corpus(prefix: Path, vocab: int) -> None:
+    """Two million random ids: what they are changes no time."""
+    identity = open_tokenizer("NullTokenizer", vocab_size=vocab - 1).identity
+    rng = np.random.default_rng(1)
+    with IndexedWriter(prefix, np.dtype("int32"), DatasetInfo(identity)) as out:
+        for _ in range(100):
+            out.add(rng.integers(0, vocab, 20_000))
+            out.end_document()
+
+
+def seconds(function: Callable[[], object], times: int) -> list[float]:
+    """Of each call, with the device idle before and after."""
+    taken = []
+    for _ in range(times):
+        _wait()
+        began = time.perf_counter()
+        function()
+        _wait()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def product_rate(trainer: Trainer, times: int) -> float:
+    """FLOP/s of the step's products with weights, alone: forward, and backward with its float32 sums."""
+    tokens, total, spent = trainer.plan.micro * trainer.plan.length, 0.0, 0.0
+    device, dtype = trainer.mesh.device, trainer.dtype
+    shapes = Counter(tuple(weight.shape) for row, weight in trainer.held if len(row.shape) == 2)
+    for (out, into), count in shapes.items():
+        x, w = (torch.randn(n, into, device=device, dtype=dtype) for n in (tokens, out))
+        y = torch.randn(tokens, out, device=device, dtype=dtype)
+        for call in (lambda x=x, w=w: x @ w.t(), lambda y=y, w=w: y @ w, lambda x=x, y=y: y.t() @ x):
+            call()
+            spent += count * statistics.median(seconds(call, times))
+            total += count * 2.0 * tokens * out * into
+    return total / spent
+
+
+def split(step: Callable[[], object]) -> dict[str, float]:
+    """Seconds of a step's kernels on the device, by kind; what kind has no name of ours is "other"."""
+    cuda = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+        step()
+        _wait()
+    kinds: Counter[str] = Counter()
+    for event in profiled.key_averages():
+        name = event.key.lower()
+        kind = next((kind for kind, words in KINDS if any(word in name for word in words)), "other")
+        kinds[kind] += (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6
+    return dict(kinds.most_common())
+
+
+def measured(name: str, kernels: str, steps: int) -> dict[str, Any]:
+    """One case, in this process."""
+    cuda = torch.cuda.is_available()
+    memory = 0.92 * torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        run, family = configured(name, kernels, data, memory)
+        assert run.model.vocab is not None
+        write_corpus(data, run.model.vocab)
+        ready = prepare(run, family, World())
+        mesh = Mesh.join(ready.plan.layout, World(), device=ready.plan.device)
+        trainer = Trainer(ready.plan, mesh, IndexedDataset(data))
+        seconds(lambda: trainer.step(1e-4), 3)  # compiles, and finds its memory
+        taken = seconds(lambda: trainer.step(1e-4), steps)
+        kinds = split(lambda: trainer.step(1e-4))
+        peak = torch.cuda.max_memory_allocated() if cuda else 0
+        rate = product_rate(trainer, steps)
+    needed, median = model_flops(job(run, family, 1)), statistics.median(taken)
+    tokens = ready.plan.global_samples * ready.plan.length
+    found = {
+        "case": name,
+        "kernels": trainer.choice.summary,
+        "layers": ready.plan.spec.layers,
+        "tokens_per_second": tokens / median,
+        "step_seconds": [min(taken), median, max(taken)],
+        "tflops": needed / median / 1e12,
+        "mfu": needed / median / PEAK,
+        "product_tflops": rate / 1e12,
+        "of_products": needed / median / rate,
+        "seconds_by_kind": kinds,
+        "peak_gib": peak / 2**30,
+    }
+    print(f"{name}: {ready.plan.spec.layers} layers, kernels of {trainer.choice.summary}")
+    print(f"  {tokens / median:,.0f} tokens/s, {1e3 * median:.1f} ms a step, peak {peak / 2**30:.1f} GiB")
+    print(f"  {needed / median / 1e12:.1f} TFLOP/s, MFU {100 * needed / median / PEAK:.1f} % of 989")
+    share = f"the step has {100 * needed / median / rate:.1f} % of that"
+    print(f"  products alone {rate / 1e12:.1f} TFLOP/s: {share}")
+    for kind, its in kinds.items():
+        print(f"  {kind:10} {1e3 * its:9.2f} ms")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(argv)
+    if not given.smoke and not torch.cuda.is_available():
+        raise SystemExit("no GPU here: --smoke shows on a CPU that this runs")
+    real = [name for name in CASES if name != "smoke"]
+    names = ["smoke"] if given.smoke else given.cases or real
+    results = [measured(name, given.kernels, 2 if given.smoke else given.steps) for name in names]
+    if given.json:
+        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+        told = {"device": device, "torch": torch.__version__, "results": results}
+        given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Which kernels are chosen, and that a check of them finds what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mega_model.kernels import REFERENCE, Kernels, choice, others
+from mega_model.kernels.check import checked
+from mega_model.kernels.choice import PACKAGES, choose
+from mega_schema.errors import ConfigError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ABSENT = [name for name in PACKAGES if name != "triton"]
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+    """A stand-in for a package's module, and for those it lies in."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = ".".join(parts[:depth])
+        if path not in sys.modules:
+            module = ModuleType(path)
+            module.__spec__ = ModuleSpec(path, None)
+            monkeypatch.setitem(sys.modules, path, module)
+        if depth > 1:
+            monkeypatch.setattr(
+                sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[path], raising=False
+            )
+    for member, value in members.items():
+        monkeypatch.setattr(sys.modules[name], member, value, raising=False)
+
+
+class _Applied:
+    """What calls like an autograd function."""
+
+    def __init__(self, apply: Callable[..., Tensor]) -> None:
+        self.apply = apply
+
+
+@pytest.fixture
+def apex(monkeypatch: pytest.MonkeyPatch) -> None:
+    _module(
+        monkeypatch,
+        "apex.normalization.fused_layer_norm",
+        fused_layer_norm_affine=lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+        fused_rms_norm_affine=lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps),
+    )
+
+
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rms(x: Tensor, w: Tensor, eps: float, offset: float, casting: str, in_place: bool) -> Tensor:
+        assert (offset, casting, in_place) == (0.0, "llama", False)
+        return REFERENCE.rms_norm(x, w, eps)
+
+    ops = "liger_kernel.ops."
+    _module(monkeypatch, ops + "layer_norm", LigerLayerNormFunction=_Applied(REFERENCE.layer_norm))
+    _module(monkeypatch, ops + "rms_norm", LigerRMSNormFunction=_Applied(rms))
+    _module(monkeypatch, ops + "swiglu", LigerSiLUMulFunction=_Applied(lambda a, b: F.silu(a) * b))
+
+
+@pytest.fixture
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Rows, tokens, heads, width, as that package has them; the shapes it was called with."""
+    called: list[torch.Size] = []
+
+    def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, deterministic: bool) -> Tensor:
+        assert not deterministic
+        called.append(q.shape)
+        q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        return out.transpose(1, 2).to(torch.bfloat16)
+
+    _module(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
+    return called
+
+
+def test_a_cpu_computes_the_definitions() -> None:
+    found = choose("auto", CPU)
+    assert found.kernels is REFERENCE
+    assert found.summary == "reference"
+    assert set(found.why.values()) == {"what a CPU computes"}
+
+
+def test_a_gpu_takes_triton_and_torchs_attention() -> None:
+    found = choose("auto", GPU)
+    assert found.summary == "triton, reference (attention)"
+    assert found.kernels.attention is REFERENCE.attention
+    mine = {field.name for field in fields(Kernels)} - {"attention"}
+    assert not [name for name in mine if getattr(found.kernels, name) is getattr(REFERENCE, name)]
+
+
+def test_a_gpu_without_triton_computes_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    found = choose("auto", GPU)
+    assert found.summary == "reference"
+    assert found.why["swiglu"] == "triton is not installed"
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_the_definitions_can_be_asked_for(device: torch.device) -> None:
+    assert choose("reference", device).kernels is REFERENCE
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_is_not_installed_is_refused_with_the_way_to_get_it(name: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^--kernels: {name} is not installed; hint: .*{PACKAGES[name][1][:12]}"
+    ):
+        choose(name, GPU)
+
+
+def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="^--kernels: needs a GPU: found triton on cpu, wanted cuda"):
+        choose("triton", CPU)
+
+
+@pytest.mark.usefixtures("apex")
+def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
+    found = choose("apex", GPU)
+    assert (
+        found.summary
+        == "triton, apex (rms_norm, layer_norm, add_rms_norm, add_layer_norm), reference (attention)"
+    )
+    assert found.why["rms_norm"] == "asked for"
+
+
+@pytest.mark.usefixtures("flash_attn")
+def test_flash_attention_is_taken_where_it_is_installed() -> None:
+    assert choose("auto", GPU).whose["attention"] == "flash-attn"
+    assert choose("auto", CPU).whose["attention"] == "reference"
+
+
+@pytest.mark.usefixtures("apex", "liger")
+@pytest.mark.parametrize("part", [others.apex, others.liger])
+def test_an_adapter_passes_on_what_its_package_expects(part: Callable[[], others.Part]) -> None:
+    fields_: dict[str, Any] = dict(part())
+    for result in checked(replace(REFERENCE, **fields_), CPU, torch.float32):
+        assert result.ok, result
+
+
+def test_flash_attention_is_given_tokens_before_heads_and_half_precision_alone(
+    flash_attn: list[torch.Size],
+) -> None:
+    attention = others.flash_attn()["attention"]
+    q, k, v = (torch.randn(2, n, 8, 16, generator=torch.Generator().manual_seed(n)) for n in (4, 2, 2))
+    low = [x.bfloat16() for x in (q, k, v)]
+    torch.testing.assert_close(attention(*low, "before"), REFERENCE.attention(*low, "before"))
+    assert flash_attn == [torch.Size([2, 8, 4, 16])]
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    torch.testing.assert_close(attention(*low, mask), REFERENCE.attention(*low, mask))
+    torch.testing.assert_close(attention(q, k, v, None), REFERENCE.attention(q, k, v, None))
+    assert len(flash_attn) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
+    results = list(checked(REFERENCE, CPU, dtype))
+    assert [result.name for result in results] == [field.name for field in fields(Kernels)]
+    assert [result for result in results if not result.ok] == []
+
+
+# torch.compile looks at the gradient of what it is given, which tensors that have none warn of
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_torch_compile_leaves_every_kernel_its_definition() -> None:
+    found = choose("compile", CPU, backend="aot_eager")
+    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped)"
+    assert [result for result in checked(found.kernels, CPU, torch.float32) if not result.ok] == []
+
+
+def test_the_check_finds_a_kernel_that_is_wrong_and_one_that_fails() -> None:
+    def forgets_its_gradient(x: Tensor) -> Tensor:
+        return REFERENCE.swiglu(x) + 0.1 * (x - x.detach())[:, : x.shape[1] // 2]
+
+    def fails(*given: object) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    wrong = replace(REFERENCE, swiglu=forgets_its_gradient, rms_norm=fails)
+    found = {result.name: result for result in checked(wrong, CPU, torch.float32) if not result.ok}
+    assert set(found) == {"swiglu", "rms_norm"}
+    assert found["rms_norm"].failure == "RuntimeError: no such instruction"
+    assert found["swiglu"].error > 100

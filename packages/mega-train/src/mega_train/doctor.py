@@ -1,0 +1,81 @@
+"""What this machine has for training, whose kernels a run would take, and whether they are right."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import Any, Literal
+
+import torch
+
+from mega_model.kernels.check import checked
+from mega_model.kernels.choice import PACKAGES, choose, found
+from mega_model.linear import computing_dtype
+from mega_train.config.training import Kernels
+
+_ALSO = ("transformer_engine", "torchao")  # found and told of; nothing here uses them
+
+
+def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
+    """Everything there is to say, as JSON has it.
+
+    Raises:
+        ConfigError: the kernels asked for cannot be had.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    began, where = time.perf_counter(), torch.device(device)
+    choice = choose(kernels, where)
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for result in checked(choice.kernels, where, dtype):
+            results.append(
+                {
+                    "kernel": result.name,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "seconds": round(result.seconds, 4),
+                    "error": round(result.error, 3) if result.error < float("inf") else None,
+                    "failure": result.failure,
+                    "ok": result.ok,
+                }
+            )
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "devices": _devices(),
+        "packages": {name: found(name) for name in (*PACKAGES, *_ALSO)},
+        "device": device,
+        "kernels": {name: {"whose": whose, "why": choice.why[name]} for name, whose in choice.whose.items()},
+        "tests": results,
+        "seconds": round(time.perf_counter() - began, 2),
+        "healthy": all(result["ok"] for result in results),
+    }
+
+
+def _devices() -> list[str]:
+    own = computing_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
+    half = "bfloat16 in hardware" if own else "no bfloat16 in hardware, computed in float32"
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    devices = [f"cpu: {platform.machine()}, {cores}, {half}"]
+    for number in range(torch.cuda.device_count()):
+        its = torch.cuda.get_device_properties(number)
+        memory = f"{its.total_memory / 2**30:.0f} GiB"
+        devices.append(f"cuda:{number}: {its.name}, {memory}, CUDA {torch.version.cuda}")
+    return devices
+
+
+def told(found: dict[str, Any]) -> str:
+    """The same for a person."""
+    lines = [f"torch {found['torch']}, Python {found['python']}", *found["devices"], ""]
+    lines += [f"{name:20} {its or 'not installed'}" for name, its in found["packages"].items()]
+    lines += ["", f"on {found['device']} a run takes:"]
+    tests: dict[str, list[dict[str, Any]]] = {}
+    for result in found["tests"]:
+        tests.setdefault(result["kernel"], []).append(result)
+    for name, its in found["kernels"].items():
+        failed = [one for one in tests[name] if not one["ok"]]
+        state = "; ".join(f"{one['dtype']}: {one['failure'] or 'wrong'}" for one in failed) or "ok"
+        lines.append(f"  {name:16} {its['whose']:12} {state:6} {its['why']}")
+    verdict = "every kernel is its definition" if found["healthy"] else "not every kernel is its definition"
+    return "\n".join([*lines, "", f"{verdict}; {found['seconds']:.1f} s"])

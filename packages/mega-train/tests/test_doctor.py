@@ -1,0 +1,45 @@
+"""`mega-train doctor`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mega_model.kernels import Kernels
+from mega_model.kernels.choice import Choice, choose
+from mega_schema.errors import ConfigError
+from mega_train import doctor
+from mega_train.cli import app
+
+
+def test_it_says_what_there_is_whose_kernels_a_run_takes_and_that_they_are_right() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--device", "cpu", "--json"])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["torch"] == torch.__version__
+    assert set(found["packages"]) >= {"triton", "liger", "apex", "flash-attn", "transformer_engine"}
+    assert set(found["kernels"]) == {field.name for field in fields(Kernels)}
+    assert {one["dtype"] for one in found["tests"]} == {"float32", "bfloat16"}
+    assert found["healthy"]
+    assert found["seconds"] < 10
+
+
+def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*given: object) -> Choice:
+        right = choose("reference", torch.device("cpu"))
+        return replace(right, kernels=replace(right.kernels, swiglu=lambda x: x[:, ::2]))
+
+    monkeypatch.setattr(doctor, "choose", wrong)
+    done = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
+    assert done.return_value == 1
+    assert "swiglu           reference    float32: wrong; bfloat16: wrong" in done.stdout
+    assert "not every kernel is its definition" in done.stdout
+
+
+def test_kernels_that_cannot_be_had_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--kernels: liger is not installed; hint: pip install"):
+        CliRunner().invoke(app, ["doctor", "--kernels", "liger"], catch_exceptions=False)

@@ -1,0 +1,40 @@
+"""The benchmarks for GPUs begin on a CPU, so that they are not found broken on the day there is a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).parents[2] / "bench/gpu"
+
+
+@pytest.mark.parametrize(
+    ("script", "keys"),
+    [
+        ("kernels.py", {"kernel", "milliseconds", "ratio"}),
+        ("step.py", {"mfu", "of_products", "seconds_by_kind"}),
+    ],
+)
+def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tmp_path: Path) -> None:
+    words = [sys.executable, GPU / script, "--smoke", "--json", tmp_path / "found.json"]
+    subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, check=True)
+    results = json.loads((tmp_path / "found.json").read_text("utf-8"))["results"]
+    assert results
+    assert all(keys <= set(result) for result in results)
+
+
+@pytest.mark.parametrize("script", ["kernels.py", "step.py"])
+def test_without_a_gpu_nothing_is_measured(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, GPU / script],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "no GPU here: --smoke shows on a CPU that this runs"

@@ -83,6 +83,45 @@ def test_a_run_learns_and_says_so_in_plain_lines(trained: tuple[Path, Done]) -> 
     assert losses[-1] < losses[0] / 1.8, "means of ten steps: from about 3 to under 1.6 nats"
 
 
+def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_path: Path) -> None:
+    argv = ["gpt", "--data-path", str(corpus), *TINY, *COURSE, "--log-interval", "1", "--save", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mega_train", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline().startswith("gpt, ")
+        run.stdout.close()
+        said = run.stderr.read()
+    why = "BrokenPipeError: [Errno 32] Broken pipe"
+    assert said == f"Screen failed and is told nothing more ({why}); the run goes on\n"
+    assert run.returncode == 0
+    assert Checkpoint.open(tmp_path).iteration == 60
+    assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train"] == list(range(1, 61))
+
+
+def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path) -> None:
+    shown = ["--tensorboard-dir", str(tmp_path / "board"), "--log-timers-to-tensorboard", "--log-params-norm"]
+    times = ["--timing-log-level", "1", "--prometheus-port", "0", "--train-iters", "10"]
+    done = _gpt(corpus, "--save", str(tmp_path / "run"), *shown, *times)
+    assert done.stderr == ""
+    assert re.search(r"^metrics at http://127\.0\.0\.1:\d+/metrics$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  optimizer\.+ [\d.]+ [\d.]+$", done.stdout, re.MULTILINE)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tmp_path / "board"))
+    read.Reload()
+    names = set(read.Tags()["scalars"])
+    assert {"lm loss", "lm loss vs samples", "params-norm", "iteration-time", "optimizer-time"} <= names
+    (line,) = [e for e in read_events(tmp_path / "run") if e["event"] == "train"]
+    assert read.Scalars("iteration-time")[0].value == pytest.approx(line["step_seconds"])
+    assert [point.step for point in read.Scalars("lm loss")] == list(range(1, 11))
+
+
 def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
     events = read_events(trained[0])
     assert [e["event"] for e in events].count("start") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -13,6 +15,17 @@ from mega_train.watch.memory import in_use
 from mega_train.watch.timers import Option
 
 _BAR = 12  # cells a bar needs to tell anything
+
+
+class Paper(Console):
+    """A console whose reader may go away, as `| head` does: rich would end the process then."""
+
+    def on_broken_pipe(self) -> None:
+        """
+        Raises:
+            BrokenPipeError: for whoever writes to take notice of.
+        """
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Screen:
@@ -37,6 +50,7 @@ class Screen:
                 self._say(headline(event))
                 if self._console.is_terminal:
                     self._live.start(refresh=True)
+                    self._console.show_cursor()  # who is killed cannot bring it back
             case Stepped():
                 self._at, self._rate = event.iteration, event.rate
                 self._seconds.add(event.seconds)

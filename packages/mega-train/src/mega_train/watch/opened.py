@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
-from rich.console import Console
-
 from mega_model.mesh import World
 from mega_train.config import Run
 from mega_train.metrics import Record
-from mega_train.screen import Screen
+from mega_train.screen import Paper, Screen
 from mega_train.watch.codecarbon import CodeCarbon
 from mega_train.watch.events import Said
 from mega_train.watch.observers import Behind, Observer, Observers
@@ -50,7 +48,7 @@ def _near(run: Run, out: TextIO) -> Iterator[Observer]:
     """Told while the run waits."""
     if run.checkpoint.save is not None:
         yield Record(run.checkpoint.save)
-    yield Screen(Console(file=out), run.log.timing_option)
+    yield Screen(Paper(file=out), run.log.timing_option)
 
 
 def _far(run: Run, world: World) -> Iterator[Observer]:

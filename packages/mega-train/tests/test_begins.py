@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -71,6 +72,20 @@ def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses
     assert [again.rate, *[again.step(again.rate) and again.rate for _ in range(2)]] == [0.0, 0.005, 0.01]
 
 
+def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
+    corpus: Path, saved: tuple[Path, Trainer]
+) -> None:
+    folder = saved[0] / "iter_0000003"
+    said = json.loads((folder / "trainer.json").read_text("utf-8"))
+    del said["courses"]
+    (folder / "trainer.json").write_text(json.dumps(said))
+    told = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
+    assert told == (
+        f"error: --use-checkpoint-opt_param-scheduler: the checkpoint says no courses: found {folder}; "
+        "hint: leave it out\n"
+    )
+
+
 def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
     started: Started, tmp_path: Path
 ) -> None:
@@ -137,12 +152,12 @@ def test_a_run_that_only_validates_needs_something_to_validate(started: Started)
 
 
 def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
-    """What the command says on stdout."""
+    """What the command says: on stdout, or where it fails on stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
         main(["gpt", "--data-path", str(corpus), *COURSE, *map(str, argv)])
     assert left.value.code == code, err.getvalue()
-    return out.getvalue()
+    return out.getvalue() if code == 0 else err.getvalue()
 
 
 def test_the_first_line_says_whose_weights_a_run_begins_with(

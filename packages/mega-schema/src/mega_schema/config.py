@@ -301,7 +301,8 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
     text = words[:1].upper() + words[1:] + "."
     default = key.field.default
     if default is not None and not isinstance(default, bool) and default != ():
-        text += f"  [default: {default}]"
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        text += f"  [default: {shown}]"
     if kind is bool:
         return click.option(key.declared, key.parameter, is_flag=True, default=None, help=text)
     if get_origin(kind) is Literal:

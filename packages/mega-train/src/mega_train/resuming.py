@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import MODEL, Checkpoint, Piece, Tensor, latest, latest_iteration
-from mega_schema.errors import DamageError, FormatError
+from mega_schema.errors import ConfigError, DamageError, FormatError
 from mega_schema.run_folder import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
 from mega_train.config import Run
 from mega_train.optim import STATE, Name
@@ -167,8 +167,15 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
     if not LossScale.is_state(scale := trainer.get("loss_scale", {})):
         wanted = "a value above 0, and the counts good and patience"
         raise _told(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
+    if trainer.get("courses") is None:
+        if run.optimizer.checkpoint_schedule:
+            flag = "--use-checkpoint-opt_param-scheduler"
+            raise ConfigError(
+                flag, "the checkpoint says no courses", found=checkpoint.folder, hint="leave it out"
+            )
+        return None
     try:
-        return Courses.of(trainer["courses"]) if trainer.get("courses") is not None else None
+        return Courses.of(trainer["courses"])
     except (TypeError, KeyError) as error:
         what = "are not those of a learning rate and a weight decay"
         raise _told(checkpoint, "courses", what, found=error) from error

@@ -122,6 +122,25 @@ def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path
     assert [point.step for point in read.Scalars("lm loss")] == list(range(1, 11))
 
 
+def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None:
+    """The body of examples/pretrain_gpt.sh, smaller, behind `-m mega_train gpt`."""
+    script = f"""
+        --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8
+        --micro-batch-size 2 --global-batch-size 4 --lr 0.00015 --train-iters 3 --lr-decay-iters 2
+        --lr-decay-style cosine --min-lr 1.0e-5 --weight-decay 1e-2 --lr-warmup-fraction .01 --clip-grad 1.0
+        --data-impl mmap --split 949,50,1 --data-path {corpus} --distributed-backend gloo --use-flash-attn
+        --attention-softmax-in-fp32 --layernorm-epsilon 1e-5 --no-position-embedding
+        --use-rotary-position-embeddings --squared-relu --log-interval 1 --save-interval 10000
+        --eval-interval 1000 --eval-iters 0 --save {tmp_path} --local-rank 0
+    """
+    done = _run("gpt", *script.split())
+    assert done.stdout.count("\niteration ") == 3
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
+    spec = Checkpoint.open(tmp_path).spec
+    assert (spec.positions, spec.activation) == ("rope", "squared_relu")
+
+
 def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:
     events = read_events(trained[0])
     assert [e["event"] for e in events].count("start") == 1

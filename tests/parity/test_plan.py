@@ -41,6 +41,11 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"model__ffn": 160, "recompute__granularity": "full", "recompute__layers": 2},
     ),
+    "gpt, slopes and a normed embedding": ("gpt", {"model__positions": "alibi", "model__embed_norm": True}),
+    "llama, a window": ("llama", {"model__ffn": 160, "model__window": "7,0"}),
+    "gpt, norms of heads": ("gpt", {"model__qk_norm": True}),
+    "llama, norms of heads": ("llama", {"model__ffn": 160, "model__qk_norm": True}),
+    "gpt, gates": ("gpt", {"model__glu": "geglu"}),
     "gpt, one layer again": (
         "gpt",
         {"recompute__granularity": "full", "recompute__method": "block"},

@@ -52,16 +52,16 @@ class Reach:
         keys that weigh most have the numbers that a half precision holds best.
 
         Args:
-            seen: (..., s, S) bool, of which this rule's own `seen` is a part.
+            seen: (s, S) or (B, 1, s, S) bool, of which this rule's own `seen` is a part.
 
         Returns:
-            (..., N, s, S), -inf where a key is not seen; or `seen` of a rule without slopes.
+            (B or 1, N, s, S), -inf where a key is not seen; or `seen` of a rule without slopes.
         """
         if not self.slopes:
             return seen
         slope_N = torch.tensor(self.slopes, device=key_S.device)
-        cost_NsS = slope_N[:, None, None] * (key_S - query_s[:, None])
-        return cost_NsS.masked_fill(~seen, -torch.inf).to(dtype)
+        cost_1NsS = slope_N[None, :, None, None] * (key_S - query_s[:, None])  # fused kernels want all four
+        return cost_1NsS.masked_fill(~seen, -torch.inf).to(dtype)
 
 
 PLAIN = Reach()

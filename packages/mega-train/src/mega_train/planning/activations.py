@@ -12,6 +12,8 @@ ranks of tp and cp:
 | attention | q, k and v as one n·(q + 2k)·e; with cp whole rows of k and v too, n·c·2k·e |
 | rotary positions | turned copies of what attention sees: n·(q + k)·e, with cp n·q·e alone |
 | attention | its output n·q·e, with cp twice, and a float32 per head and token |
+| norms of heads | queries and keys, as LayerNorm and RMSNorm keep theirs |
+| attention | with ALiBi S·s·a/t·w for all layers, with a window S·s: what a mask is |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
 | a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
 | the loss | the gradients of its input n'·h·e and of its weight V/t·h·4; Megatron's: logits n·V/t·e |
@@ -32,10 +34,20 @@ def layers_bytes(job: Job, stage: Stage) -> float:
     entering = job.outer_tokens * job.spec.hidden * job.precision.weight
     if job.recompute.cut:
         entering //= job.layout.tp
-    return sum(
+    return mask_bytes(job) + sum(
         entering if recomputed else len(layers) * layer_bytes(job)
         for layers, recomputed in job.recompute.groups(stage.layers)
     )
+
+
+def mask_bytes(job: Job) -> float:
+    """Of what the layers' attention shares, whatever is computed again: what ALiBi adds to the scores of each
+    head, or the switches of a window.
+    """
+    m, pairs = job.spec, job.length // job.layout.cp * job.length
+    if m.positions == "alibi":
+        return pairs * m.heads // job.layout.tp * (job.software.attention_width or job.precision.weight)
+    return pairs if m.window else 0
 
 
 def layer_bytes(job: Job) -> float:
@@ -51,14 +63,19 @@ def layer_bytes(job: Job) -> float:
 
 def _around_core(job: Job) -> float:
     """Queries, keys and values as attention is given them, and its output."""
-    e, shares, turns = job.precision.weight, job.cut.shares, job.spec.turning
+    e, shares, turns = job.precision.weight, job.cut.shares, job.spec.turning or job.spec.qk_norm
     joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
+    normed = 0.0
+    if job.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
+        rows = shares.queries + shares.keys
+        statistics = rows / job.spec.head_width
+        normed = rows * (4 + e) + 4 * statistics if job.spec.norm == "rmsnorm" else rows * e + 8 * statistics
     if job.recompute.granularity != "selective":
         if _copied(job):
             joint = turned = 0
         elif job.layout.cp > 1 and turns:
             joint, turned = 0, shares.queries
-    return job.tokens * (joint + turned + shares.queries) * e
+    return job.tokens * ((joint + turned + shares.queries) * e + normed)
 
 
 def core_bytes(job: Job) -> float:

@@ -257,7 +257,7 @@ def test_datasets_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
     one, other = _described(tmp_path / "one"), _described(tmp_path / "other", 50)
     with pytest.raises(FormatError) as caught:
         Corpora.open(Data(path=(one, other)))
-    assert str(caught.value).startswith(f"{other}: tokenizer of the dataset is not the model's")
+    assert str(caught.value).startswith(f"{other}: was made with another tokenizer than {one}: found ")
     alike = Corpora.open(Data(path=(_written(tmp_path / "undescribed", [9]), one)))
     assert alike.identity is not None
     assert alike.tokenizer == tmp_path / "one.tokenizer"

@@ -62,7 +62,12 @@ class Corpora:
 
     def _check_tokenizers(self) -> None:
         for prefix, identity in (told := self._told()):
-            check_same(identity, told[0][1], prefix)
+            try:
+                check_same(identity, told[0][1], prefix)
+            except FormatError as error:
+                what = f"was made with another tokenizer than {told[0][0]}"
+                hint = "leave one out, or preprocess its text again with the other's tokenizer"
+                raise FormatError(prefix, what, found=error.found, wanted=error.wanted, hint=hint) from None
 
 
 def _opened(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:

@@ -27,7 +27,10 @@ def test_every_metric_of_the_dashboard_is_one_that_a_run_serves() -> None:
     asked = set(re.findall(r"\bmega_\w+", json.dumps(DASHBOARD)))
     served = {PREFIX + name for name in GAUGES}
     assert asked - served == set()
-    without = {PREFIX + name for name in ("parameters", "ranks", "consumed_samples", "step_seconds")}
+    without = {
+        PREFIX + name
+        for name in ("parameters", "ranks", "consumed_samples", "consumed_tokens", "step_seconds")
+    }
     assert served - asked == without | {PREFIX + "validation_perplexity"}, "what one reads once, or twice"
 
 

@@ -199,6 +199,17 @@ def test_a_record_from_before_phases_and_configuration_makes_a_page_too(tmp_path
     assert "<h2>Memory</h2>" not in page
 
 
+def test_tokens_are_those_that_a_curriculum_read(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.see(BEGAN)
+    for i, tokens in ((10, 100), (20, 500), (30, 1140)):
+        record.see(replace(line(i, 3.0), consumed_tokens=tokens))
+    record.see(validated(25, 3.0))
+    run = History.of(tmp_path)
+    assert run.series("loss", "tokens")[0] == [100, 500, 1140]
+    assert run.scores("validation", "tokens")[0] == [820], "between two lines on a straight one"
+
+
 def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> None:
     record = Record(run_in(tmp_path))
     record.see(replace(validated(100, 2.25), of="test"))

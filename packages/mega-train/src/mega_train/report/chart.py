@@ -177,8 +177,9 @@ def _drawn(line: Line, across: _Axis, upright: _Axis) -> str:
     style = 'stroke-width="1" stroke-dasharray="3 3"' if line.dots else 'stroke-width="1.6"'
     drawn += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
     if line.dots or len(places) == 1:
+        radius = 3 if len(places) <= 40 else 1.5
         drawn += "".join(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{line.color}"/>'
             for x, y in zip(places, means, strict=True)
         )
     return drawn

@@ -92,6 +92,8 @@ def _facts(run: History) -> Iterator[tuple[str, str]]:
         family = f"{start['family']}, " if "family" in start else ""
         yield "model", f"{family}{start['parameters']:,} parameters"
         yield "ranks", f"{start.get('world', 1)}{f' ({cut})' if cut else ''} on {start['device']}"
+        if start.get("kernels"):
+            yield "kernels", start["kernels"]
     yield "iterations", f"{last['iteration']:,} of {last['iterations']:,}"
     yield "tokens", f"{run.places([last['iteration']], 'tokens')[0]:,.0f}"
     losses = [line["loss"] for line in run.train if line["loss"] is not None]

@@ -108,15 +108,14 @@ class History:
         for now in self.train:
             steps = now["iteration"] - at[-1]
             if over == "hours":  # of training alone, without validations, saves and pauses
-                gained = steps * now["step_seconds"] / 3600
-            elif over == "iteration":
-                gained = steps
+                reached = along[-1] + steps * now["step_seconds"] / 3600
+            elif over == "tokens":  # records of before do not say
+                length = self.start.get("seq_length", 1)
+                reached = now.get("consumed_tokens") or now["consumed_samples"] * length
             else:
-                batch = now.get("global_batch_size", self.start.get("global_batch_size", 1))
-                length = now.get("seq_length", self.start.get("seq_length", 1))
-                gained = steps * batch * (length if over == "tokens" else 1)
+                reached = now[{"iteration": "iteration", "samples": "consumed_samples"}[over]]
             at.append(now["iteration"])
-            along.append(along[-1] + gained)
+            along.append(reached)
         return [float(x) for x in np.interp(iterations, at, along)]
 
     def _points(

@@ -16,6 +16,7 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "iteration": "optimizer steps done",
         "step_timestamp_seconds": "when the last of them ended",
         "consumed_samples": "training samples consumed",
+        "consumed_tokens": "of these, those that were read",
         "skipped_samples": "those of them whose step updated nothing",
         "global_batch_size": "samples of an optimizer step",
         "sequence_length": "tokens of a sample",
@@ -91,6 +92,7 @@ def _plain(event: Event, now: float) -> Iterator[tuple[str, float | None]]:
             yield "gradient_norm", event.gradient_norm
             yield "loss_scale", event.loss_scale
         case Progress():
+            yield "consumed_tokens", event.consumed_tokens
             yield "step_seconds", event.step_seconds
             yield "tokens_per_second", event.tokens_per_second
             yield "tflops_per_rank", event.tflops

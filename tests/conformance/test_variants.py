@@ -79,6 +79,21 @@ def _llama(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
         yield "head.weight", get("lm_head.weight")
 
 
+def _gpt2(m: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
+    """Linears of OpenAI's are (in, out)."""
+    yield "embed.weight", get("transformer.wte.weight")
+    yield "position.weight", get("transformer.wpe.weight")
+    linears = {"qkv": "attn.c_attn", "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+    for i in range(m.layers):
+        us, them = f"layers.{i}.", f"transformer.h.{i}."
+        yield from _pair(us + "attn_norm", them + "ln_1", get, bias=True)
+        yield from _pair(us + "ffn_norm", them + "ln_2", get, bias=True)
+        for ours, theirs in linears.items():
+            for name, values in _pair(us + ours, them + theirs, get, bias=True):
+                yield name, values.T if values.ndim == 2 else values
+    yield from _pair("final_norm", "transformer.ln_f", get, bias=True)
+
+
 def _megatron(prefix: str, attention: str, embedding: str, final: str, head: str) -> Names:
     """Names of Megatron's own, as BLOOM and GPT-NeoX keep them: q, k and v of one head after another."""
 
@@ -129,6 +144,19 @@ def _of_bloom(**options: Any) -> Any:
 
 
 CASES: dict[str, Case] = {
+    "gpt-2": Case(
+        lambda: transformers.GPT2Config(
+            vocab_size=WORDS,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=LENGTH,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            **NONE,
+        ),
+        gpt(**OURS),
+        _gpt2,
+    ),
     "llama": Case(lambda: transformers.LlamaConfig(**WIDE, **NONE), _like_llama()),
     "scaled rotary positions of llama 3.1": Case(
         lambda: transformers.LlamaConfig(**WIDE, **NONE, rope_parameters=SCALED),

@@ -125,6 +125,7 @@ def test_bigsciences_groups(tmp_path: Path) -> None:
     assert [part.cut for part in said.training.parts] == [Shares(0, 0.6), Shares(0, 1)]
     assert said.validation[1].parts[0].cut.of(25) == (15, 18), "round(0.6 * 25), round(0.7 * 25): to even"
     assert said.training.separate_below == 0.95
+    assert [source.weights for source in said.validation] == [None, (1.0, 3.0)], "one alone is no blend"
     file = tmp_path / "groups.txt"
     file.write_text('"ONE: 1 0.6:0.8 A" "TWO: 1 0.6:0.7 A, 3 0.9:1 B"\n')
     again = sources(Data(train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",), valid_groups_file=file))

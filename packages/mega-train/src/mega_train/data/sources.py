@@ -258,7 +258,9 @@ def _group(flag: str, text: str) -> Source:
             raise ConfigError(flag, "not a range", found=words[1], wanted="two shares of 1, the less first")
         parts.append(Part(Path(words[2]), Shares(begin, end)))
         weights.append(weight)
-    return Source(name.strip(), flag, tuple(parts), tuple(weights), BIGSCIENCE_SEPARATE_BELOW)
+    # of one dataset alone no half a percent more is made
+    said = tuple(weights) if len(parts) > 1 else None
+    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW)
 
 
 def _words(flag: str, said: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:

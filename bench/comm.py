@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mega_model import attend
+from mega_model.kernels import reference
 from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
@@ -138,7 +138,7 @@ def formulas(run: Trainer) -> Count:
         if mesh.tp.sequence:
             add("tp all-gather", micros * (4 * layers + first + last), stream)
             add("tp reduce-scatter", micros * (4 * layers + first + last), stream)
-            add("tp all-gather", micros * (2 * layers + last), stream)  # of what was kept in shares
+            add("tp all-gather", micros * 2 * layers, stream)  # of what was kept in shares
             whole = sum(row.size for row, _ in run.held if row.split is None)
             add("tp all-reduce", 1, FLOAT * whole)  # gradients of norms and biases, over the shares
         else:
@@ -190,7 +190,7 @@ def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: in
 def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path) -> None:
     torch.set_num_threads(1)
     # a dispatch mode and this tensor subclass exclude each other; the mask it stands for is the same
-    attend.causal_lower_right = lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q)  # type: ignore
+    reference.causal_lower_right = lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q)  # type: ignore
     corpus = IndexedDataset(folder / "data")
     assert corpus.info is not None
     found = []

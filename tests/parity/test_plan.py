@@ -128,7 +128,7 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
         assert held == pytest.approx(standing, abs=18 * slack + 16 * len(run.held) + 256)
         with _counted(run) as saved:
             run.step(1e-3)
-        assert saved.most == pytest.approx(planned.activations + planned.logits, rel=0.05), made
+        assert saved.most == pytest.approx(planned.activations + planned.loss, rel=0.05), made
         assert saved.now == 0 or made.zero == 3  # FSDP empties storages that were counted
     finally:
         run.mesh.leave()

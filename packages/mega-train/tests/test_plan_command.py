@@ -35,7 +35,7 @@ def test_a_plan_tells_memory_traffic_flops_and_time() -> None:
     text = said(*GPT3, *CUT)
     assert text.startswith("gpt, 174,615,846,912 parameters, bf16 on 1024 x A100 80GB SXM\n")
     assert "tp 8 x pp 16 x dp 8, 1f1b, zero 0, recompute none | 1536 samples x 2048 tokens a step" in text
-    for word in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "bubble", "MFU"):
+    for word in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "bubble", "MFU"):
         assert word in text
     assert re.search(r"model FLOPs 3\.38\de\+18 a step", text)
     assert len(text.splitlines()) < 20

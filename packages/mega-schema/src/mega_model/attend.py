@@ -189,10 +189,10 @@ def _dropping(
         visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
     each = q.shape[1] // k.shape[1]  # query heads of a key head
     k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
-    # unscaled scores could overflow float16; scaling the queries instead costs a reading of them
-    late = 1.0 if q.dtype == torch.float16 else q.shape[-1] ** -0.5
-    score = (q * q.shape[-1] ** -0.5 if late == 1.0 else q) @ k.transpose(2, 3)
-    return (drop(softmax(score, visible, late)) @ v).to(q_BNsH.dtype)
+    # the queries are scaled, not the scores: float16 does not overflow, and a copy of them is kept,
+    # not all of the product that Q, K and V lie in
+    score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
+    return (drop(softmax(score, visible, 1.0)) @ v).to(q_BNsH.dtype)
 
 
 def documents(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:

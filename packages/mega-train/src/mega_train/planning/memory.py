@@ -22,7 +22,7 @@ class Memory:
 
     Attributes:
         activations: kept for the backward pass of every micro-batch in flight.
-        logits: of the one micro-batch whose loss is being computed, with the loss's own.
+        loss: of the one micro-batch whose loss is being computed: the last norm's, and the head's gradients.
         buffers: gradients of activations on their way through a layer, and what is recomputed for them.
     """
 
@@ -30,12 +30,12 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    logits: int
+    loss: int
     buffers: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+        return self.weights + self.gradients + self.optimizer + self.activations + self.loss + self.buffers
 
 
 def memory(job: Job, place: int) -> Memory:
@@ -52,7 +52,7 @@ def memory(job: Job, place: int) -> Memory:
         gradients=math.ceil(held * gradients),
         optimizer=math.ceil(held * state),
         activations=round(kept),
-        logits=round(loss_bytes(job)) if stages[-1].last else 0,
+        loss=round(loss_bytes(job)) if stages[-1].last else 0,
         buffers=round(working_bytes(job, last=stages[-1].last) + _gathered(job, place)),
     )
 

@@ -168,7 +168,7 @@ def _memory(done: Estimate) -> Table:
     """A line for each run of places that hold the same."""
     table = Table(box=None, pad_edge=False)
     table.add_column("GiB of a rank at pp")
-    for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"):
+    for name in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     places = done.memory
     shown = {0, len(places) - 1, places.index(max(places, key=lambda held: held.total))}

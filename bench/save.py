@@ -33,7 +33,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from mega_model.mesh import Mesh
-from mega_schema.config import load
+from mega_schema.config import load as configured
 from mega_schema.indexed import IndexedWriter
 from mega_train.config import Run
 from mega_train.data.corpora import Corpora
@@ -86,7 +86,7 @@ def trainer(folder: Path) -> Trainer:
             out.add(rng.integers(0, 4096, 2000))
             out.end_document()
     sets = [*SETTINGS, f'data.path="{prefix}"', f'checkpoint.save="{folder / "run"}"']
-    run = load(Run, None, {}, sets)
+    run = configured(Run, None, {}, sets)
     corpora = Corpora.open(run.data)
     plan = resolve(run, "gpt", 1, corpus=None, loaded=None, cuda=False)
     return Trainer(plan, Mesh(), corpora)
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     keep_freed_memory()
+    load = [os.getloadavg()[0]]  # of everything on the machine, before and after
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # that there is one process
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
@@ -188,10 +189,11 @@ def main() -> None:
                 costs[name].append(cost(run, begin))
     finally:
         shutil.rmtree(folder)
+    load.append(os.getloadavg()[0])
     results = [summary(name, found) for name, found in costs.items()]
     if given.json:
         machine = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-        told = machine | {"gigabytes": size / 1e9, "rounds": given.rounds, "ways": results}
+        told = machine | {"load": load, "gigabytes": size / 1e9, "rounds": given.rounds, "ways": results}
         given.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 

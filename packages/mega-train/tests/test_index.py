@@ -240,6 +240,33 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_a_folder_of_another_user_is_shared_as_far_as_it_lets_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuses_writing(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(13, os.strerror(13), str(path))
+        return opened(path, flags, *mode)
+
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr(os, "open", refuses_writing)
+    assert kept([tmp_path], "x", {}, _make)["numbers"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_dataset_may_stand_in_a_blend_more_than_once_but_not_more_often_than_there_are_numbers(
+    planned: Planned, tmp_path: Path
+) -> None:
+    name = _described(tmp_path / "one")
+    plan = planned(evaluation__iterations=0)
+    twice = Corpora.open(Data(path=(name, name)))
+    assert len(feed(plan, twice, Mesh(), iteration=0, consumed=0).training) == plan.train_samples
+    line = r"^--data-path: too many datasets: found 32768, wanted at most 32767$"
+    with pytest.raises(ConfigError, match=line):
+        feed(plan, Corpora.open(Data(path=(name,) * 32768)), Mesh(), iteration=0, consumed=0)
+
+
 def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     names = [_written(tmp_path / f"c{i}", [9]) for i in range(20)]
     with pytest.raises(FormatError) as caught:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -139,6 +140,24 @@ def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None
     assert done.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
     spec = Checkpoint.open(tmp_path).spec
     assert (spec.positions, spec.activation) == ("rope", "squared_relu")
+
+
+def test_what_cannot_watch_a_run_is_refused_before_anything_is_written(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = ["--save", str(tmp_path / "run"), "--tensorboard-dir", str(tmp_path / "board")]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        said = _refused(_gpt(corpus, *save, "--prometheus-port", port, code=2))
+    assert said.startswith(
+        f"--prometheus-port: cannot be listened on (Address already in use): found 127.0.0.1:{port}"
+    )
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = _refused(_gpt(corpus, *save, code=2))
+    assert said == '--tensorboard-dir: needs tensorboard; hint: pip install "mega-train[tensorboard]"'
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_record_of_a_run_is_complete(trained: tuple[Path, Done]) -> None:

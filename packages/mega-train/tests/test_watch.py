@@ -488,6 +488,18 @@ def test_the_record_and_the_screen_are_told_at_once(tmp_path: Path) -> None:
         assert "iteration 20/100" in out.getvalue()
 
 
+@pytest.mark.parametrize("flag", ["--tensorboard-dir", "--codecarbon-dir"])
+def test_a_file_where_a_folder_should_be_is_refused(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    log = Log(**{flag.removeprefix("--").replace("-", "_"): tmp_path / "file"})
+    with pytest.raises(ConfigError) as caught:
+        _seen(Run(log=log), [])
+    where = tmp_path / "file"
+    assert (
+        str(caught.value) == f"{flag}: not a folder: found {where}, wanted a folder, or a name that is free"
+    )
+
+
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine where no optional package is installed."""

@@ -124,8 +124,8 @@ def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://"
     run = prepared.plan.run
     with (
         repeatable(run.train.deterministic),
+        opened(run, world, out) as watch,  # first, since what it refuses leaves no folder behind
         only_run(run.checkpoint.save if world.rank == 0 else None),
-        opened(run, world, out) as watch,
     ):
         return _train_on(prepared, world, watch, meet)
 

@@ -29,12 +29,12 @@ class CodeCarbon:
             raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
         assert log.codecarbon_dir is not None
         self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._tracker: Any = None
 
     def see(self, event: Event) -> None:
         match event:
             case Began():
+                self._folder.mkdir(parents=True, exist_ok=True)
                 self._tracker = self._make(
                     project_name="mega-train",
                     country_iso_code=self._country,

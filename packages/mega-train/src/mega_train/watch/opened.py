@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 from mega_model.mesh import World
+from mega_schema.errors import ConfigError
 from mega_train.config import Run
 from mega_train.metrics import Record
 from mega_train.screen import Paper, Screen
@@ -54,6 +55,12 @@ def _near(run: Run, out: TextIO) -> Iterator[Observer]:
 def _far(run: Run, world: World) -> Iterator[Observer]:
     """Told by a thread of their own."""
     log = run.log
+    for flag, folder in (
+        ("--codecarbon-dir", log.codecarbon_dir),
+        ("--tensorboard-dir", log.tensorboard_dir),
+    ):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise ConfigError(flag, "not a folder", found=folder, wanted="a folder, or a name that is free")
     if log.codecarbon_dir is not None and world.local_rank == 0:
         yield CodeCarbon(log, world.rank)
     if world.rank:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from mega_schema.errors import ConfigError
 from mega_train.config import Log
 from mega_train.watch.events import Event, Saved
@@ -21,18 +24,22 @@ class TensorBoard:
             ConfigError: tensorboard is not installed.
         """
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            self._make: Any = import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError:
             hint = 'pip install "mega-train[tensorboard]"'
             raise ConfigError("--tensorboard-dir", "needs tensorboard", hint=hint) from None
         self._names = Names(log)
-        self._writer = SummaryWriter(log.tensorboard_dir, max_queue=log.tensorboard_queue)
+        self._writer: Any = None
+        self._log = log
 
     def see(self, event: Event) -> None:
+        if self._writer is None:  # the first event: till then a run may be refused
+            self._writer = self._make(self._log.tensorboard_dir, max_queue=self._log.tensorboard_queue)
         for name, value, place in self._names.of(event):
             self._writer.add_scalar(name, value, place)
         if isinstance(event, Saved):  # who looks after a crash sees all that a resumed run builds on
             self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

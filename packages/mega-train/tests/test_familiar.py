@@ -110,6 +110,10 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
             "--no-position-embedding --use-rotary-position-embeddings --rotary-percent 0.5",
             "--position-embedding-type rope --rotary-percent 0.5",
         ),
+        (
+            "--no-position-embedding --position-embedding-type=alibi",
+            "--position-embedding-type alibi",
+        ),
         ("--position-embedding-type rotary", "--position-embedding-type rope"),
         ("--position-embedding-type=absolute", "--position-embedding-type learned_absolute"),
         ("--position-embedding-type alibi", "--position-embedding-type alibi"),

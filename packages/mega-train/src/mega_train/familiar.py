@@ -72,7 +72,8 @@ def translated(args: Sequence[str], known: Iterable[str] = ()) -> Translated:
         ConfigError: a value means nothing here, or two flags disagree.
     """
     done, ours, rest = Translated(), frozenset(known), list(args)
-    rotary = any("rotary-position" in word or word in ("rope", "rotary") for word in args)
+    # beside a kind of positions that needs no table, Megatron's --no-position-embedding says nothing more
+    placed = any("rotary-position" in word or word.endswith(("rope", "rotary", "alibi")) for word in args)
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=") if _FLAG.match(word) else (word, "", "")
@@ -83,7 +84,7 @@ def translated(args: Sequence[str], known: Iterable[str] = ()) -> Translated:
             value = value if equals or not rest else rest.pop(0)
             done.words.extend(_meant(flag, value, flag in ours))
         elif flag == "--no-position-embedding":
-            done.words.extend([] if rotary else ["--position-embedding-type", "none"])
+            done.words.extend([] if placed else ["--position-embedding-type", "none"])
         elif flag == "--adam-betas":
             value = value if equals or not rest else rest.pop(0)
             done.words.extend(_betas(value))

@@ -43,7 +43,13 @@ class Case:
     @property
     def watched(self) -> tuple[str, ...]:
         """The layout, and where a hang is awaited, a limit to it."""
-        return (*self.sets, f"parallel.timeout_minutes={LIMIT / 60}") if self.kind == "stop" else self.sets
+        limit = (f"parallel.timeout_minutes={LIMIT / 60}",) if self.kind == "stop" else ()
+        return (*self.saving, *limit)
+
+    @property
+    def saving(self) -> tuple[str, ...]:
+        """The layout, and how it saves: where no save is at issue, without a process for each."""
+        return self.sets if self.kind in ("kill", "told") else (*self.sets, "checkpoint.background=false")
 
     @property
     def fault(self) -> Fault:
@@ -104,7 +110,7 @@ def outcomes(
             found[case] = _ended_well(case, running)
         for case, running in runs:
             save, sets = running.folder.parent / "save", case.sets
-            again = start(running.folder.parent / "again", save, case.ranks, sets)
+            again = start(running.folder.parent / "again", save, case.ranks, case.saving)
             found[case] = found[case] or _goes_on(again, save, undisturbed[case.ranks, sets])
     return found
 

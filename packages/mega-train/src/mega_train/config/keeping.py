@@ -21,7 +21,7 @@ class Save:
     background: bool = option(
         "--async-save/--no-async-save",
         True,
-        "write checkpoints while the run goes on; it takes as much memory as this rank's share of one",
+        "write checkpoints while the run goes on (default), from a copy of the rank's share in memory",
     )
     keep_last: int | None = option(
         "--keep-last", None, "remove all but so many of the newest checkpoints once there is another"
@@ -32,7 +32,7 @@ class Save:
     signals: bool = option(
         "--exit-signal-handler/--no-exit-signal-handler",
         True,
-        "on SIGTERM or SIGUSR1 save after the step and leave with code 143; else such a signal ends at once",
+        "on SIGTERM or SIGUSR1 save after the step and leave with code 143 (default); else they end at once",
     )
     finetune: bool = option(
         "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"

@@ -31,18 +31,17 @@ import torch.nn.functional as F
 from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_train.config import Run
-from mega_train.data.cursor import micro_batches
 from mega_train.data.samples import Samples
 from mega_train.launch import prepare
 from mega_train.metrics import read_events
 from mega_train.trainer import Trainer
 
-STEPS, LOGGED, SAVED, COMPARED = 2000, 10, 100, 50
+STEPS, LOGGED, SAVED, COMPARED, VALIDATED = 2000, 10, 100, 50, 40
 MODEL = {"--num-layers": 6, "--hidden-size": 320, "--num-attention-heads": 5, "--activation": "gelu_tanh"}
 FLAGS = {
     **MODEL, "--seq-length": 128, "--micro-batch-size": 8, "--train-iters": STEPS, "--split": "98,2,0",
     "--lr": 1e-3, "--min-lr": 1e-4, "--lr-decay-style": "cosine", "--lr-warmup-iters": STEPS // 20,
-    "--weight-decay": 0.1, "--adam-beta2": 0.95, "--eval-interval": STEPS, "--eval-iters": 40,
+    "--weight-decay": 0.1, "--adam-beta2": 0.95, "--eval-interval": STEPS, "--eval-iters": VALIDATED,
     "--log-interval": LOGGED, "--save-interval": SAVED,
 }  # fmt: skip
 
@@ -71,6 +70,7 @@ def theirs(folder: Path) -> None:
     trainer = _beginning(folder)
     if not (folder / "start-hf").exists():
         trainer.save()
+        trainer.saves.finish()
         _tool(
             "mega_ckpt", "convert", "--from", "mega", "--to", "hf", "--load", folder / "start",
             "--save", folder / "start-hf",
@@ -98,7 +98,7 @@ def theirs(folder: Path) -> None:
     for step in range(begin, STEPS):
         consumed = step * plan.global_samples
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate.at(consumed)
+            group["lr"] = plan.courses.rate.at(consumed)
         loss = _loss(model, trainer, trainer.train, consumed)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -119,9 +119,9 @@ def theirs(folder: Path) -> None:
             kept = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(kept, state)
     model.eval()
-    assert trainer.valid is not None
+    (valid,) = trainer.valid.values()
     with torch.no_grad():
-        sums = [_loss(model, trainer, trainer.valid, i * plan.global_samples).item() for i in range(40)]
+        sums = [_loss(model, trainer, valid, i * plan.global_samples).item() for i in range(VALIDATED)]
     (folder / "theirs-valid.json").write_text(json.dumps(float(np.mean(sums))), "utf-8")
 
 
@@ -160,14 +160,16 @@ def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
 
 def _beginning(folder: Path) -> Trainer:
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in FLAGS.items()}
-    where = {"data_path": folder / "c_text_document", "save": folder / "start"}
+    where = {"data_path": (str(folder / "c_text_document"),), "save": folder / "start"}
     ready = prepare(load(Run, None, {**given, **where}), "gpt", World())
-    return Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpus, tokenizer=ready.tokenizer)
+    return Trainer(
+        ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora, tokenizer=ready.tokenizer
+    )
 
 
 def _loss(model: Any, trainer: Trainer, samples: Samples, consumed: int) -> torch.Tensor:
     plan = trainer.plan
-    (numbers,) = micro_batches(consumed, micro=plan.micro, dp=1, accumulation=1, rank=0, total=len(samples))
+    (numbers,) = trainer.cursors[samples].micro_batches(consumed, 1)
     tokens = torch.from_numpy(np.stack([samples[number] for number in numbers]))
     logits = model(input_ids=tokens[:, :-1]).logits[..., : plan.spec.vocab]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

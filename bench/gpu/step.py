@@ -9,12 +9,16 @@ llama-8b-8k   the same, sequence 8,192
 
 bfloat16, random tokens, no recomputation, clipping and AdamW included, one GPU. MFU is what the model needs
 (`mega_train.planning.flops`) over 989 TFLOP/s, the dense bfloat16 peak of H100 and H200. Measured in the same
-run: the rate of the model's own matrix products alone, forward and both backward, which no step can pass.
+run: the rate of the model's own matrix products alone, forward and both backward, which no step can pass; and
+a step of Hugging Face's model of the same shape under torch.compile, unless --no-peers, with as many samples
+as fit it: half as many again and again where memory runs out.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib.util
 import json
 import math
 import statistics
@@ -27,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peers import hugging_face
 from torch.profiler import ProfilerActivity, profile
 
 from mega_model.mesh import Mesh, World
@@ -39,6 +44,7 @@ from mega_train.launch import prepare
 from mega_train.planning.command import job
 from mega_train.planning.flops import model_flops
 from mega_train.planning.memory import fullest
+from mega_train.resolve import Plan
 from mega_train.trainer import Trainer
 
 PEAK = 989e12
@@ -140,7 +146,27 @@ def split(step: Callable[[], object]) -> dict[str, float]:
     return dict(kinds.most_common())
 
 
-def measured(name: str, kernels: str, steps: int) -> dict[str, Any]:
+def peer(plan: Plan, device: torch.device, steps: int) -> dict[str, Any]:
+    """Tokens a second of Hugging Face's model, with the largest micro-batch up to ours that fits."""
+    if importlib.util.find_spec("transformers") is None:
+        return {"missing": "transformers"}
+    micro = plan.micro
+    while micro:
+        gc.collect()
+        try:
+            step = hugging_face(plan.spec, device, compiled=device.type == "cuda")
+            tokens = torch.randint(plan.spec.vocab, (micro, plan.length + 1), device=device)
+            seconds(lambda step=step, tokens=tokens: step(tokens), 3)
+            taken = seconds(lambda step=step, tokens=tokens: step(tokens), steps)
+        except torch.cuda.OutOfMemoryError:
+            micro //= 2
+            step = tokens = None
+            continue
+        return {"micro": micro, "tokens_per_second": micro * plan.length / statistics.median(taken)}
+    return {"missing": "memory for one sample"}
+
+
+def measured(name: str, kernels: str, steps: int, *, peers: bool) -> dict[str, Any]:
     """One case, in this process."""
     cuda = torch.cuda.is_available()
     memory = 0.92 * torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
@@ -179,6 +205,11 @@ def measured(name: str, kernels: str, steps: int) -> dict[str, Any]:
     print(f"  products alone {rate / 1e12:.1f} TFLOP/s: {share}")
     for kind, its in kinds.items():
         print(f"  {kind:10} {1e3 * its:9.2f} ms")
+    if peers:
+        plan, device = ready.plan, trainer.mesh.device
+        del trainer  # its memory is for the other
+        found["hugging_face"] = other = peer(plan, device, steps)
+        print(f"  Hugging Face, compiled: {other}")
     return found
 
 
@@ -188,6 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
@@ -195,7 +227,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("no GPU here: --smoke shows on a CPU that this runs")
     real = [name for name in CASES if name != "smoke"]
     names = ["smoke"] if given.smoke else given.cases or real
-    results = [measured(name, given.kernels, 2 if given.smoke else given.steps) for name in names]
+    steps, peers = 2 if given.smoke else given.steps, not given.no_peers
+    results = [measured(name, given.kernels, steps, peers=peers) for name in names]
     if given.json:
         device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
         told = {"device": device, "torch": torch.__version__, "results": results}

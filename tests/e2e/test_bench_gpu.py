@@ -17,7 +17,7 @@ GPU = Path(__file__).parents[2] / "bench/gpu"
     ("script", "keys"),
     [
         ("kernels.py", {"kernel", "milliseconds", "ratio"}),
-        ("step.py", {"mfu", "of_products", "seconds_by_kind"}),
+        ("step.py", {"mfu", "of_products", "seconds_by_kind", "hugging_face"}),
     ],
 )
 def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tmp_path: Path) -> None:

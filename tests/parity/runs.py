@@ -232,8 +232,9 @@ def _kept(run: Trainer, gradients: bool) -> Sequence[torch.Tensor]:
 def storages() -> dict[int, int]:
     """Bytes of every storage that a tensor of this process is in, by its address."""
     gc.collect()
-    found = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
-    plain = (each.untyped_storage() for each in found if not isinstance(each, DTensor) and each.numel())
+    # not those that hold others, as DTensor, or nothing, as what torch.compile leaves behind
+    found = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    plain = (each.untyped_storage() for each in found if each.numel())
     return {storage.data_ptr(): storage.nbytes() for storage in plain if storage.data_ptr()}
 
 

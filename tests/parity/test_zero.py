@@ -112,7 +112,7 @@ def _spoil(run: Trainer, value: float, *, on: int) -> None:
             out.register_hook(lambda gradient: gradient * value)
 
     if run.mesh.rank == on:
-        run.models[0].get_submodule("layers.1.ffn_norm").register_forward_hook(spoil)
+        run.models[0].get_submodule("layers.1.attn_norm").register_forward_hook(spoil)
 
 
 def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> None:
@@ -126,7 +126,7 @@ def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> Non
     except MegaError as error:
         line = str(error)
     run.mesh.leave()
-    assert f"gradient norm nan, first in layers.1.ffn_norm.bias{named}, wanted" in line
+    assert f"gradient norm nan, first in layers.1.attn_norm.bias{named}, wanted" in line
     assert line.startswith("iteration 2: loss or gradient is not finite: found loss 4.")
     assert all(torch.equal(a, b) for a, b in zip(before, run.shards.main, strict=True))
 

@@ -5,7 +5,8 @@
 GPT of 6 layers, hidden 384, 6 heads, vocabulary 50,304, sequence 512, micro-batch 4: forward, backward,
 clipping, AdamW, on the same tokens. bf16 is bfloat16 with float32 main weights here and autocast there; fp32
 is float32 in both. Each way is a process of its own, started in turn, `rounds` times; the quickest step
-counts, as the others were held up by something. The losses of the first step must agree.
+counts, as the others were held up by something. All begin near ln 50,304 = 10.83, each from random weights
+of its own (`beside_gpt2.py` holds the losses of equal weights against each other).
 
 The share is of the rate torch itself reaches in matrix products of that precision on this machine, the best
 of this model's shapes, measured in the same run: the products of a step (6 per parameter of a matrix and

@@ -24,12 +24,10 @@ from mega_data.clean.spans import SpanPass, Spans
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import MEMORY, Deduplication
+from mega_data.readers.inputs import DROPPED, QUARANTINE
 from mega_data.shards import documents, identity, output_name, parted, pass_over, refuse, size
 from mega_data.steps import Result, Stage, plan, result, results
 from mega_schema.errors import ConfigError
-
-DROPPED = "dropped"
-QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def clean(
     from mega_data.clean.registry import from_flag, from_toml
     from mega_data.clean.report import page
     from mega_data.clean.run import Cleaning
+    from mega_data.readers.inputs import QUARANTINE, REPORT
     from mega_data.shards import shards
     from mega_data.steps import write
     from mega_schema.errors import ConfigError
@@ -94,7 +95,7 @@ def clean(
         return
     report, skipped = job.report(), job.skipped()
     values = {"skipped": skipped, "steps": report}
-    write(output / "report.json", json.dumps(values, indent=1, ensure_ascii=False))
+    write(output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
     write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
     if not work:
         shutil.rmtree(folder)
@@ -103,4 +104,4 @@ def clean(
         for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
-    tell_skipped(skipped, output / "quarantine")
+    tell_skipped(skipped, output / QUARANTINE)

@@ -59,6 +59,7 @@ def dedup(
 
     from mega_data.dedup.presets import PRESETS
     from mega_data.dedup.run import Deduplication
+    from mega_data.readers.inputs import DROPPED, QUARANTINE
     from mega_data.shards import shards
     from mega_schema.errors import ConfigError
 
@@ -69,8 +70,8 @@ def dedup(
                 "--jaccard", "says nothing of equal texts", hint="leave it out with --preset exact"
             )
         how = replace(how, jaccard=jaccard)
-    dropped = output / "dropped" if keep_dropped else None
-    quarantine = output / "quarantine" if on_error == "skip" else None
+    dropped = output / DROPPED if keep_dropped else None
+    quarantine = output / QUARANTINE if on_error == "skip" else None
     with work_folder(work, output / ".work", output, alone=only is None) as folder:
         job = Deduplication(
             tuple(shards(inputs)),
@@ -94,4 +95,4 @@ def dedup(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
     )
-    tell_skipped(counts["skipped"], output / "quarantine")
+    tell_skipped(counts["skipped"], output / QUARANTINE)

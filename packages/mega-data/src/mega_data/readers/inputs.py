@@ -19,7 +19,8 @@ STDIN = "-"
 FORMS = ("jsonl", "text", "table")
 NAMED = "named"
 # what clean and dedup write beside the documents they keep
-_NOT_KEPT = frozenset({"dropped", "quarantine", "report.json"})
+DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
+_NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
 _FORM_OF = MappingProxyType(
     {
         ".arrow": "table",

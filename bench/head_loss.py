@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mega_model.linear import computing_dtype
 from mega_model.loss import head_loss
 from mega_model.mesh import Axis
+from mega_model.products import computing_dtype
 from mega_model.weight_gradients import WeightGradients
 from mega_train.launch import keep_freed_memory
 

@@ -38,7 +38,7 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
 def test_values_and_gradients_are_torchs_up_to_one_rounding(
     dtype: torch.dtype, tokens: int, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_model.linear._native", lambda half: native)
+    monkeypatch.setattr("mega_model.products.native", lambda half: native)
     x, weight, bias = (t.to(dtype) for t in (_random(tokens, 3), _random(4, 3), _random(4)))
     exact = F.linear(x.double(), weight.double(), bias.double())
     rounding = torch.finfo(dtype).eps

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mega_model.mesh import Axis
+from mega_model.products import computing_dtype
 from mega_model.weight_gradients import WeightGradients
 
 
@@ -65,24 +66,6 @@ def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> T
     return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
         x_TI.dtype
     )
-
-
-def computing_dtype(x: Tensor) -> torch.dtype:
-    """What products of x are made in.
-
-    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
-    (bench/cpu_training.py).
-    """
-    half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
-    return torch.float32 if half and not _native(x.dtype) else x.dtype
-
-
-def _native(half: torch.dtype) -> bool:
-    """Whether torch has this CPU's own instructions for products of a half precision."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    ops = torch.ops.mkldnn
-    return (ops._is_mkldnn_bf16_supported if half == torch.bfloat16 else ops._is_mkldnn_fp16_supported)()
 
 
 def _gathered_product(

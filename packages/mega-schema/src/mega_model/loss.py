@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from mega_model.kernels.record import CrossEntropy
 from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
-from mega_model.linear import computing_dtype
 from mega_model.mesh import Axis
+from mega_model.products import computing_dtype
 from mega_model.weight_gradients import WeightGradients, add_product
 from mega_schema.chunk import loss_tokens
 

@@ -11,7 +11,7 @@ import torch
 
 from mega_model.kernels.check import checked
 from mega_model.kernels.choice import PACKAGES, choose, found
-from mega_model.linear import computing_dtype
+from mega_model.products import computing_dtype
 from mega_train.config.training import Kernels
 
 _ALSO = ("transformer_engine", "torchao")  # found and told of; nothing here uses them

@@ -121,11 +121,11 @@ def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | 
     The shapes and what becomes of the logits: `record.CrossEntropy`.
     """
     mine_C, counts_C = target_C >= 0, target_C != IGNORED
-    column_C1 = target_C.clamp(min=0)[:, None]
+    token_C, column_C = torch.arange(len(target_C), device=target_C.device), target_C.clamp(min=0)
     at_target_C = logits_CV.new_zeros(len(logits_CV), dtype=torch.float32)
     local_C = torch.full_like(at_target_C, -torch.inf)  # a rank may hold nothing but padding
     if logits_CV.shape[1]:
-        at_target_C = torch.where(mine_C, logits_CV.gather(1, column_C1)[:, 0].float(), 0.0)
+        at_target_C = torch.where(mine_C, logits_CV[token_C, column_C].float(), 0.0)
         local_C = _softmax_(logits_CV, 1.0 if scale is None else scale)
     whole_C = local_C
     if tp.size > 1:
@@ -138,8 +138,8 @@ def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | 
             logits_CV.mul_((local_C - whole_C).exp_().mul_(counts_C)[:, None])
         # p - 1 is rounded once; a token of another rank's keeps what column 0 has
         less_one_C = ((at_target_C - whole_C).expm1() * scale).to(logits_CV.dtype)
-        kept_C = logits_CV.gather(1, column_C1)[:, 0]
-        logits_CV.scatter_(1, column_C1, torch.where(mine_C, less_one_C, kept_C)[:, None])
+        # by index and not scatter_, which on a CPU copies all the logits of a half precision
+        logits_CV[token_C, column_C] = torch.where(mine_C, less_one_C, logits_CV[token_C, column_C])
     return torch.where(counts_C, whole_C - at_target_C, 0.0)
 
 

@@ -13,6 +13,7 @@ from mega_ckpt import config_json, dtypes, huggingface, safetensors
 from mega_ckpt.layouts import Alias, by_parameter, gather, whole_slab
 from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.saving import check_free, saving
+from mega_ckpt.stored import Stored
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Box, Checkpoint
@@ -117,7 +118,7 @@ def _check(
     load: Path,
     rows: Sequence[Param],
     parts: Mapping[str, Sequence[Alias]],
-    entries: Mapping[str, safetensors.Entry],
+    entries: Mapping[str, Stored],
 ) -> None:
     """Every tensor of the list is there with its shape, and no other."""
     known = set()
@@ -138,7 +139,7 @@ def _check(
             raise FormatError(load, "has a tensor that the model has not", found=name)
 
 
-def _common_dtype(load: Path, parts: Sequence[Alias], entries: Mapping[str, safetensors.Entry]) -> str:
+def _common_dtype(load: Path, parts: Sequence[Alias], entries: Mapping[str, Stored]) -> str:
     """The dtype of a parameter of ours, which all the tensors it is made of have to share."""
     found = {entries[alias.foreign].dtype for alias in parts}
     if len(found) > 1:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import config_json, safetensors
+from mega_ckpt.stored import Stored
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
@@ -36,7 +37,7 @@ class Source:
     """A folder that was opened: the model, and where each of its tensors lies."""
 
     spec: ModelSpec
-    entries: Mapping[str, safetensors.Entry]
+    entries: Mapping[str, Stored]
 
 
 def open_folder(folder: Path) -> Source:
@@ -148,7 +149,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def _entries(folder: Path) -> dict[str, safetensors.Entry]:
+def _entries(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).is_file():
         return _indexed(folder)
     if (folder / WEIGHTS).is_file():
@@ -163,7 +164,7 @@ def _entries(folder: Path) -> dict[str, safetensors.Entry]:
     raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS} or {INDEX}")
 
 
-def _indexed(folder: Path) -> dict[str, safetensors.Entry]:
+def _indexed(folder: Path) -> dict[str, Stored]:
     index = folder / INDEX
     where = _json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
@@ -181,7 +182,7 @@ def _indexed(folder: Path) -> dict[str, safetensors.Entry]:
     return {tensor: files[file][tensor] for tensor, file in where.items()}
 
 
-def _bits(entry: safetensors.Entry) -> np.ndarray:
+def _bits(entry: Stored) -> np.ndarray:
     return np.frombuffer(entry.values(), np.uint8)
 
 

@@ -16,56 +16,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from mega_ckpt.stored import WIDTHS, Stored
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
 _LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more
 
-# bytes of a number of every dtype a file may hold; buffers beside the weights have the odd ones
-_WIDTHS: Mapping[str, int] = MappingProxyType(
-    dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
-    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
-    | dict.fromkeys(("U32", "I32", "F32"), 4)
-    | dict.fromkeys(("U64", "I64", "F64"), 8)
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of a file.
-
-    Attributes:
-        dtype: safetensors' name for it.
-        offset: of its first byte, from the beginning of the file.
-    """
-
-    file: Path
-    dtype: str
-    shape: Shape
-    offset: int
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * _WIDTHS[self.dtype]
-
-    def values(self) -> np.ndarray:
-        """The tensor as it is stored, mapped from the file, bfloat16 as its bits; for a dtype of DTYPES."""
-        if self.bytes == 0:  # nothing to map
-            return np.empty(self.shape, DTYPES[self.dtype])
-        return np.memmap(self.file, DTYPES[self.dtype], "r", self.offset, self.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class File:
     """What the header of a file says."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Stored]
     metadata: Mapping[str, str]
 
 
@@ -102,13 +69,13 @@ def read(path: Path) -> File:
     return File(dict(named), metadata)
 
 
-def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> Entry:
+def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> Stored:
     dtype, shape, (first, last) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    if dtype not in _WIDTHS:
+    if dtype not in WIDTHS:
         raise ValueError(f"dtype {dtype}")
     if any(type(n) is not int or n < 0 for n in (*shape, first, last)):
         raise ValueError(f"shape {shape} at {first}:{last}")
-    entry = Entry(path, dtype, shape, begin + first)
+    entry = Stored(path, dtype, shape, begin + first)
     if last - first != entry.bytes:
         raise ValueError(f"{last - first} bytes for {dtype} {shape}")
     return entry

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mega_ckpt import safetensors
+from mega_ckpt.stored import Stored
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint, Piece
 from mega_schema.errors import FormatError
@@ -114,11 +115,11 @@ def _meeting(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
 
 def check_headers(checkpoint: Checkpoint) -> None:
     """Every file is a safetensors file that says of its pieces what the manifest says."""
-    said: dict[str, dict[str, safetensors.Entry]] = {name: {} for name in checkpoint.files}
+    said: dict[str, dict[str, Stored]] = {name: {} for name in checkpoint.files}
     for _, name, tensor, piece in checkpoint.pieces():
         file = checkpoint.folder / piece.file
         key = piece_key(name, tensor.shape, piece.start, piece.shape)
-        said[piece.file][key] = safetensors.Entry(file, tensor.dtype, piece.shape, piece.offset)
+        said[piece.file][key] = Stored(file, tensor.dtype, piece.shape, piece.offset)
     for name, wanted in said.items():
         path = checkpoint.folder / name
         header = safetensors.read(path)

@@ -1,0 +1,56 @@
+"""One tensor in a file of another program: where its numbers lie, and the numbers, mapped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from mega_schema.checkpoint import DTYPES
+from mega_schema.shard import Shape
+
+# bytes of a number of every dtype a file may hold; buffers beside the weights have the odd ones
+WIDTHS: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
+    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
+    | dict.fromkeys(("U32", "I32", "F32"), 4)
+    | dict.fromkeys(("U64", "I64", "F64"), 8)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file.
+
+    Attributes:
+        dtype: safetensors' name for it.
+        offset: of its first number, in bytes from the beginning of the file.
+        strides: numbers from one index to the next, a dimension each; None where the tensor lies in C order.
+    """
+
+    file: Path
+    dtype: str
+    shape: Shape
+    offset: int
+    strides: Shape | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of its numbers, each counted once."""
+        return math.prod(self.shape) * WIDTHS[self.dtype]
+
+    def values(self) -> np.ndarray:
+        """The tensor as it is stored, mapped from the file, bfloat16 as its bits; for a dtype of DTYPES."""
+        kind = DTYPES[self.dtype]
+        if self.bytes == 0:  # nothing to map
+            return np.empty(self.shape, kind)
+        if self.strides is None:
+            return np.memmap(self.file, kind, "r", self.offset, self.shape)
+        span = 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        flat = np.memmap(self.file, kind, "r", self.offset, (span,))
+        steps = tuple(step * kind.itemsize for step in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)

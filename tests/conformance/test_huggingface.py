@@ -15,7 +15,8 @@ import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from mega_ckpt import safetensors
-from mega_ckpt.convert import from_hugging_face, to_hugging_face
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Target, Written
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -59,6 +60,14 @@ CASES: dict[str, Any] = {
     ),
     "llama with wide heads": lambda: LlamaConfig(**LLAMA, **NONE, head_dim=16),
 }
+
+
+def from_hugging_face(load: Path, run: Path, **target: Any) -> Written:
+    return convert(load, run, "hf", "mega", target=Target(**target)).written
+
+
+def to_hugging_face(run: Path, folder: Path, **target: Any) -> Written:
+    return convert(run, folder, "mega", "hf", target=Target(**target)).written
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mega_ckpt import config_json, safetensors
-from mega_ckpt.convert import from_hugging_face, to_hugging_face
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Target, Written
 from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
@@ -19,6 +20,14 @@ from mega_schema.tokenizer import open_tokenizer
 
 Tensors = dict[str, np.ndarray]
 C_ATTN = "transformer.h.1.attn.c_attn.weight"
+
+
+def from_hugging_face(load: Path, run: Path, **target: Any) -> Written:
+    return convert(load, run, "hf", "mega", target=Target(**target)).written
+
+
+def to_hugging_face(run: Path, folder: Path, **target: Any) -> Written:
+    return convert(run, folder, "mega", "hf", target=Target(**target)).written
 
 
 def _without(tensors: Tensors, name: str) -> Tensors:
@@ -310,15 +319,15 @@ def test_what_is_there_is_replaced_only_when_asked(
     with pytest.raises(ConfigError, match="there is something already.*--overwrite"):
         to_hugging_face(run, folder)
     assert (folder / "model.safetensors").read_bytes() == before
-    to_hugging_face(run, folder, overwrite=True)
+    to_hugging_face(run, folder, force=True)
     assert (folder / "model.safetensors").read_bytes() != before
     with pytest.raises(ConfigError, match="something else than a model"):
-        to_hugging_face(run, run, overwrite=True)
+        to_hugging_face(run, run_folder(small_gpt, "another"), force=True)
     new = tmp_path / "new"
     from_hugging_face(folder, new)
     with pytest.raises(ConfigError, match="there is a checkpoint already"):
         from_hugging_face(folder, new)
-    from_hugging_face(folder, new, dtype="bf16", overwrite=True)
+    from_hugging_face(folder, new, dtype="bf16", force=True)
     assert Checkpoint.open(new).tensors[MODEL]["embed.weight"].dtype == "BF16"
     assert not [p.name for p in (*tmp_path.iterdir(), *new.iterdir()) if p.name.startswith(".")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mega_ckpt.layouts import Alias, by_parameter, gather, huggingface, megatron, scatter
+from mega_ckpt.layouts import Alias, by_parameter, huggingface, in_parts, megatron, whole_slab
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec, gpt, llama
 
@@ -41,17 +41,26 @@ def test_every_element_has_one_foreign_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_is_scattered_is_gathered_again(name: str) -> None:
+def test_what_is_assembled_is_gathered_again(name: str) -> None:
     rng = np.random.default_rng(0)
-    rows = {row.name: row for row in table(SPECS[name]) if row.tied_to is None}
-    ours = {row.name: rng.integers(0, 1 << 30, row.shape) for row in rows.values()}
-    for known in _lists(SPECS[name]):
-        foreign = scatter(rows, known, lambda name, slab: ours[name][slab.in_global])
-        for alias in known:
-            assert foreign[alias.foreign].shape == alias.foreign_shape(rows[alias.ours])
-        for row_name, aliases in by_parameter(known).items():
-            back = gather(rows[row_name], aliases, foreign.__getitem__)
-            assert np.array_equal(back, ours[row_name]), row_name
+    for row in (row for row in table(SPECS[name]) if row.tied_to is None):
+        ours = rng.integers(0, 1 << 30, row.shape)
+        for known in _lists(SPECS[name]):
+            back = np.zeros_like(ours)
+            for foreign in (alias.whole(row) for alias in by_parameter(known)[row.name]):
+                stored = foreign.assembled(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
+                assert stored.shape == foreign.shape
+                for box in foreign.boxes:
+                    back[box.in_global] = foreign.part(stored, box.in_local)
+            assert np.array_equal(back, ours), row.name
+
+
+@pytest.mark.parametrize(("shape", "width"), [((3, 4), 1), ((5,), 1 << 26), ((7, 3), 1 << 24), ((0, 2), 4)])
+def test_parts_of_a_box_are_its_rows_in_order(shape: tuple[int, ...], width: int) -> None:
+    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    parts = [whole[part.in_global] for part in in_parts(whole_slab(shape), width)]
+    assert all(len(part) == 1 or part.size * width <= 1 << 26 for part in parts)
+    assert np.array_equal(np.concatenate([*parts, whole[:0]]), whole)
 
 
 def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:

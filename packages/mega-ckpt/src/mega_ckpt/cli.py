@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from mega_ckpt import __version__
+from mega_ckpt.format_names import NAMES
 from mega_schema import command
 
 PATH = click.Path(path_type=Path)
 DEGREE = click.IntRange(min=1)
+TP = click.option(
+    "--tp",
+    "--tensor-model-parallel-size",
+    "--target-tensor-parallel-size",
+    "tp",
+    type=DEGREE,
+    default=1,
+    show_default=True,
+    help="Ranks that share every layer.",
+)
+PP = click.option(
+    "--pp",
+    "--pipeline-model-parallel-size",
+    "--target-pipeline-parallel-size",
+    "pp",
+    type=DEGREE,
+    default=1,
+    show_default=True,
+    help="Stages of the pipeline.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,26 +47,8 @@ def cli() -> None:
 @cli.command()
 @click.option("--load", required=True, type=PATH, help="Folder of a run, or of one checkpoint of it.")
 @click.option("--save", required=True, type=PATH, help="Folder of the run to write into; another one.")
-@click.option(
-    "--tp",
-    "--tensor-model-parallel-size",
-    "--target-tensor-parallel-size",
-    "tp",
-    type=DEGREE,
-    default=1,
-    show_default=True,
-    help="Ranks that share every layer.",
-)
-@click.option(
-    "--pp",
-    "--pipeline-model-parallel-size",
-    "--target-pipeline-parallel-size",
-    "pp",
-    type=DEGREE,
-    default=1,
-    show_default=True,
-    help="Stages of the pipeline.",
-)
+@TP
+@PP
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint of this iteration.")
 def reshard(load: Path, save: Path, tp: int, pp: int, no_optim: bool, overwrite: bool) -> None:
@@ -87,10 +91,10 @@ def verify(folder: Path) -> None:
 
 
 @cli.command()
-@click.option("--from", "source", required=True, type=click.Choice(["hf", "mega"]), help="What --load is.")
-@click.option("--to", "target", required=True, type=click.Choice(["hf", "mega"]), help="What --save will be.")
-@click.option("--load", required=True, type=PATH, help="Folder to read.")
-@click.option("--save", required=True, type=PATH, help="Folder to write.")
+@click.option("--from", "have", required=True, type=click.Choice([*NAMES]), help="What --load is.")
+@click.option("--to", "want", required=True, type=click.Choice([*NAMES]), help="What --save will be.")
+@click.option("--load", "--load-dir", required=True, type=PATH, help="Folder or file to read.")
+@click.option("--save", "--save-dir", required=True, type=PATH, help="Folder to write.")
 @click.option(
     "--dtype",
     type=click.Choice(["keep", "fp32", "bf16", "fp16"]),
@@ -98,27 +102,53 @@ def verify(folder: Path) -> None:
     show_default=True,
     help="Of the weights that are written.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace what --save holds.")
-def convert(source: str, target: str, load: Path, save: Path, dtype: str, overwrite: bool) -> None:
-    """Convert weights from or to a Hugging Face folder of a GPT-2 or a Llama."""
-    from mega_ckpt import convert as ways
+@TP
+@PP
+@click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
+@click.option("--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where --load has padded rows.")
+@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
+@click.option("--model-type", type=click.Choice(["GPT"]), default="GPT", hidden=True)
+@click.option("--force", "--overwrite", is_flag=True, help="Replace what --save holds.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object instead of a line.")
+def convert(
+    have: str,
+    want: str,
+    load: Path,
+    save: Path,
+    dtype: str,
+    tp: int,
+    pp: int,
+    no_optim: bool,
+    true_vocab_size: int | None,
+    tokenizer: Path | None,
+    model_type: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Convert a checkpoint of one format to another: docs/howto/convert.md has a line for every pair."""
+    from mega_ckpt.convert import convert as rewrite
+    from mega_ckpt.formats import Reading, Target
     from mega_schema.errors import ConfigError
+    from mega_schema.layout import Layout
 
-    if source == target:
-        raise ConfigError(
-            "--to",
-            "is what --from is",
-            found=target,
-            wanted="the other",
-            hint=f"mega-ckpt reshard --load {load} --save {save}" if target == "mega" else "",
-        )
+    if have == want == "mega":
+        hint = f"mega-ckpt reshard --load {load} --save {save}"
+        raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
     begun = time.monotonic()
-    way = ways.from_hugging_face if source == "hf" else ways.to_hugging_face
-    done = way(load, save, dtype=dtype, overwrite=overwrite)
+    reading = Reading(true_vocab_size, tokenizer)
+    target = Target(dtype, Layout(tp=tp, pp=pp), not no_optim, force)
+    done = rewrite(load, save, have, want, reading=reading, target=target)
+    seconds, written = time.monotonic() - begun, done.written
+    if as_json:
+        told = {**asdict(written), "folder": str(written.folder), "left": done.left, "seconds": seconds}
+        click.echo(json.dumps(told))
+        return
     click.echo(
-        f"{done.folder}: {done.parameters:,} parameters, {done.bytes:,} bytes in "
-        f"{time.monotonic() - begun:.1f} s, {'with' if done.tokenizer else 'without'} a tokenizer"
+        f"{written.folder}: {written.parameters:,} parameters, {written.bytes:,} bytes in "
+        f"{seconds:.1f} s, {'with' if written.tokenizer else 'without'} a tokenizer"
     )
+    if done.left:
+        click.echo(f"left behind: {', '.join(done.left)}", err=True)
 
 
 def _lines(told: dict[str, Any]) -> list[str]:

@@ -68,8 +68,8 @@ def open_folder(folder: Path) -> Source:
     return Source(spec, entries)
 
 
-def tokenizer_of(folder: Path, spec: ModelSpec, to: Path) -> Path | None:
-    """Save the folder's tokenizer in our form under `to`; None where the folder has none.
+def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
+    """The folder's tokenizer; None where it has none.
 
     Raises:
         FormatError: it is damaged, or has ids that the model has not.
@@ -87,8 +87,7 @@ def tokenizer_of(folder: Path, spec: ModelSpec, to: Path) -> Path | None:
             found=tokenizer.identity.vocab_size,
             wanted=f"at most the model's {spec.vocab}",
         )
-    tokenizer.save(to)
-    return to
+    return tokenizer
 
 
 def write_folder(

@@ -6,8 +6,10 @@ ours and converting back read the same list, so the round trip is exact by const
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,21 +45,100 @@ class Alias:
             start[dim], shape[dim] = sum(runs[: self.block]), runs[self.block]
         return Slab(tuple(start), tuple(shape), tuple(start))
 
-    def foreign_shape(self, row: Param) -> Shape:
-        """Shape of the foreign tensor."""
-        shape = self.slab(row).shape
-        return shape[::-1] if self.transpose else shape
+    def whole(self, row: Param) -> Foreign:
+        """The foreign tensor of a program that cuts none."""
+        box = self.slab(row)
+        shape = box.shape[::-1] if self.transpose else box.shape
+        boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
+        return Foreign(self.foreign, self.ours, shape, boxes, self.transpose, self.order)
 
-    def to_ours(self, foreign: np.ndarray) -> np.ndarray:
-        """The box of our parameter, from the foreign tensor."""
-        ours = foreign.T if self.transpose else foreign
-        return ours if self.order is None else ours[list(self.order)]
+    def of_rank(self, row: Param, rank: int, tp: int) -> Foreign:
+        """The foreign tensor that rank `rank` of `tp` has, cut as ours are; `order` is of the rank's rows.
 
-    def to_foreign(self, ours: np.ndarray) -> np.ndarray:
-        """The foreign tensor, from the box of our parameter."""
-        if self.order is not None:
-            ours = ours[np.argsort(self.order)]
-        return ours.T if self.transpose else ours
+        Raises:
+            LayoutError: the parameter cannot be cut so.
+        """
+        boxes, shape = row.slabs(rank, tp), row.local_shape(tp)
+        if self.block is not None:
+            assert row.split is not None
+            dim, (box,) = row.split.dim, boxes[self.block : self.block + 1]
+            boxes = (Slab(box.start, box.shape, (0,) * len(box.shape)),)
+            shape = (*shape[:dim], box.shape[dim], *shape[dim + 1 :])
+        return Foreign(
+            self.foreign,
+            self.ours,
+            shape[::-1] if self.transpose else shape,
+            boxes,
+            self.transpose,
+            self.order,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One tensor as a foreign file has it, and the boxes of a parameter of ours that fill it.
+
+    Attributes:
+        name: its key there.
+        shape: as it is there.
+        boxes: of ours; `at` is where each begins in the tensor, once that is arranged as ours is. Rows
+            that no box fills are padding.
+        transpose, order: as in `Alias`.
+    """
+
+    name: str
+    ours: str
+    shape: Shape
+    boxes: tuple[Slab, ...]
+    transpose: bool = False
+    order: tuple[int, ...] | None = None
+
+    def part(self, stored: np.ndarray, at: tuple[slice, ...]) -> np.ndarray:
+        """Numbers of the tensor, arranged as ours are.
+
+        Args:
+            stored: the whole of it, as it is there.
+            at: which, in the arrangement of ours.
+        """
+        arranged = stored.T if self.transpose else stored
+        part: np.ndarray = arranged[self._at(at)]
+        return part
+
+    def assembled(self, dtype: np.dtype[Any], read: Callable[[Slab], np.ndarray]) -> np.ndarray:
+        """The tensor as it is there, padding zero.
+
+        Args:
+            read: gives a box of ours in this dtype; asked for a few rows at a time.
+        """
+        out = np.zeros(self.shape, dtype)
+        arranged = out.T if self.transpose else out
+        for box in self.boxes:
+            for some in in_parts(box, dtype.itemsize):
+                arranged[self._at(some.in_local)] = read(some)
+        return out
+
+    def _at(self, at: tuple[slice, ...]) -> tuple[Any, ...]:
+        """Numbers of ours, as an index of the foreign tensor."""
+        return at if self.order is None else (np.asarray(self.order[at[0]]), *at[1:])
+
+
+_PART = 1 << 26  # bytes of a parameter that are on their way at once
+
+
+def in_parts(box: Slab, width: int) -> Iterator[Slab]:
+    """The box a few rows at a time.
+
+    Args:
+        width: bytes of a number.
+    """
+    if not box.shape:
+        yield box
+        return
+    rows, *rest = box.shape
+    step = max(1, _PART // max(1, width * math.prod(rest)))
+    for first in range(0, rows, step):
+        start, at = (box.start[0] + first, *box.start[1:]), (box.at[0] + first, *box.at[1:])
+        yield Slab(start, (min(step, rows - first), *rest), at)
 
 
 def whole_slab(shape: Shape) -> Slab:
@@ -72,19 +153,3 @@ def by_parameter(aliases: Iterable[Alias]) -> dict[str, list[Alias]]:
     for alias in aliases:
         found.setdefault(alias.ours, []).append(alias)
     return found
-
-
-def gather(row: Param, aliases: Iterable[Alias], read: Callable[[str], np.ndarray]) -> np.ndarray:
-    """One whole parameter of ours from the foreign tensors that make it up; dtype of the first of them."""
-    parts = [(alias.slab(row), alias.to_ours(read(alias.foreign))) for alias in aliases]
-    out = np.empty(row.shape, parts[0][1].dtype)
-    for slab, values in parts:
-        out[slab.in_global] = values
-    return out
-
-
-def scatter(
-    rows: Mapping[str, Param], aliases: Iterable[Alias], read: Callable[[str, Slab], np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Every foreign tensor, from a source of boxes of our parameters."""
-    return {a.foreign: a.to_foreign(read(a.ours, a.slab(rows[a.ours]))) for a in aliases}

@@ -1,0 +1,14 @@
+"""The names of the formats, apart from what reads them: the command line asks before anything is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# name on the command line -> module of this package, which has a FORMAT, and what it is
+NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mega": ("mega", "a checkpoint of ours, or a run's folder"),
+        "hf": ("huggingface", "a Hugging Face folder"),
+    }
+)

@@ -1,0 +1,101 @@
+"""Every format a checkpoint may have, by name. Each is a module with a reader and, for most, a writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from mega_ckpt.format_names import NAMES
+from mega_ckpt.source import Source
+from mega_schema.errors import ConfigError
+from mega_schema.layout import WHOLE, Layout
+
+KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a person adds to files that do not say everything.
+
+    Attributes:
+        vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
+        tokenizer: folder of a tokenizer, for a format that has none.
+    """
+
+    vocab: int | None = None
+    tokenizer: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How files are to be written.
+
+    Attributes:
+        dtype: of the weights: "keep", or a key of `dtypes.NAMES`.
+        layout: tp, pp and vp of a format that is cut.
+        optimizer: carry the optimizer's state where the format has a place for it.
+        force: replace what is there.
+        shard: most bytes of one file, of a format that has several.
+    """
+
+    dtype: str = KEEP
+    layout: Layout = WHOLE
+    optimizer: bool = True
+    force: bool = False
+    shard: int = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: where, parameters (a tied one once), bytes of numbers, and whether a tokenizer."""
+
+    folder: Path
+    parameters: int
+    bytes: int
+    tokenizer: bool
+
+
+Free = Callable[[Source, Path, Target], None]
+Write = Callable[[Source, Path, Target], Written]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a format is read and written.
+
+    Attributes:
+        read: opens a folder or file; checks everything that can be told without reading all numbers.
+        free: refuses, before numbers are read, a model that the format has not, a layout that cannot be, and
+            a place that is taken: with a ConfigError or LayoutError. None where the format is read only.
+        write: called after `free`.
+        holds: what beside weights has a place there: "optimizer", "schedule", "tokenizer", "configuration".
+    """
+
+    read: Callable[[Path, Reading], Source]
+    free: Free | None = None
+    write: Write | None = None
+    holds: frozenset[str] = frozenset()
+
+
+def format_of(name: str) -> Format:
+    """The format of this name."""
+    found = import_module(f"mega_ckpt.formats.{NAMES[name][0]}").FORMAT
+    assert isinstance(found, Format)
+    return found
+
+
+def writing(
+    name: str,
+) -> tuple[Callable[[Source, Path, Target], None], Callable[[Source, Path, Target], Written]]:
+    """`free` and `write` of a format.
+
+    Raises:
+        ConfigError: it is read only.
+    """
+    found = format_of(name)
+    if found.write is None or found.free is None:
+        names = [each for each in NAMES if format_of(each).write is not None]
+        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(names))
+    return found.free, found.write

@@ -1,0 +1,59 @@
+"""A Hugging Face folder, read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mega_ckpt import config_json, dtypes, huggingface, safetensors
+from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
+from mega_ckpt.layouts.huggingface import aliases
+from mega_ckpt.source import Source, gathered, matched
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.params import count
+
+
+def read(load: Path, reading: Reading) -> Source:
+    """The folder, its headers read and held against its config.
+
+    Raises:
+        FormatError: a file is missing or damaged, or the model has something ours has not.
+    """
+    found = huggingface.open_folder(load)
+    rows = {row.name: row for row in table(found.spec)}
+    expected = [alias.whole(rows[alias.ours]) for alias in aliases(found.spec)]
+    spaces, box = gathered(load, found.spec, {MODEL: matched(load, expected, found.entries)})
+    return Source(load, found.spec, spaces, box, tokenizer=huggingface.tokenizer_of(load, found.spec))
+
+
+def free(source: Source, folder: Path, target: Target) -> None:
+    """Refuse a model that none of the classes has, and a folder that is there."""
+    config_json.from_spec(source.spec, source.where)
+    huggingface.check_free(folder, overwrite=target.force)
+
+
+def write(source: Source, folder: Path, target: Target) -> Written:
+    """A folder that `transformers` loads."""
+    config = config_json.from_spec(source.spec, source.where)
+    rows, stored = {row.name: row for row in table(source.spec)}, source.spaces[MODEL]
+    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in aliases(source.spec)}
+    announced = [
+        safetensors.Announced(
+            name, stored[f.ours] if target.dtype == KEEP else dtypes.NAMES[target.dtype], f.shape
+        )
+        for name, f in foreign.items()
+    ]
+
+    def values(tensor: safetensors.Announced) -> np.ndarray:
+        return source.assembled(MODEL, foreign[tensor.name], tensor.dtype)
+
+    huggingface.write_folder(
+        folder, source.spec, config, announced, values, tokenizer=source.tokenizer, overwrite=target.force
+    )
+    has_files = (folder / huggingface.TOKENIZER_JSON).exists()
+    return Written(folder, count(rows.values()), sum(t.bytes for t in announced), has_files)
+
+
+FORMAT = Format(read, free, write, frozenset({"tokenizer"}))

@@ -1,0 +1,142 @@
+"""A checkpoint of any format, opened: the hub between every two of them.
+
+A reader makes a `Source` out of files, a writer makes files out of a `Source`; neither knows the other. What
+goes between is a box of a parameter of ours, as it is stored, so that no value changes on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt import dtypes
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.stored import Stored
+from mega_schema.arch import table
+from mega_schema.checkpoint import DTYPES
+from mega_schema.errors import FormatError
+from mega_schema.shard import Slab, overlap
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import Tokenizer
+
+Boxes = Callable[[str, str, Slab], np.ndarray]
+
+
+UNTRAINED: Mapping[str, int] = MappingProxyType({"iteration": 0, "consumed_samples": 0, "optimizer_steps": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a checkpoint holds, in our names.
+
+    Attributes:
+        where: the folder or file, to begin messages with.
+        spaces: namespace -> parameter -> safetensors' name of its dtype; `MODEL`, and those of `OPTIMIZER`
+            where the optimizer came along. A tied parameter is in none.
+        box: a box of a parameter in a namespace, as it is stored, bfloat16 as its bits.
+        trainer: as our trainer.json says it; {"iteration": 0, ...} where there was no training.
+        run_config: the run's configuration as TOML.
+        left: what is there and has no place in ours, a few words each.
+        verify: reads every number, where checksums tell whether they are sound; a FormatError where not.
+    """
+
+    where: Path
+    spec: ModelSpec
+    spaces: Mapping[str, Mapping[str, str]]
+    box: Boxes
+    trainer: Mapping[str, Any] = UNTRAINED
+    tokenizer: Tokenizer | None = None
+    run_config: str | None = None
+    left: tuple[str, ...] = ()
+    verify: Callable[[], object] = lambda: None
+
+    @property
+    def iteration(self) -> int:
+        return int(self.trainer["iteration"])
+
+    def cast(self, space: str, name: str, slab: Slab, dtype: str) -> np.ndarray:
+        """A box in another dtype.
+
+        Raises:
+            FormatError: a finite number would become infinite.
+        """
+        have = self.spaces[space][name]
+        return dtypes.cast(self.box(space, name, slab), have, dtype, f"{self.where}: {name}")
+
+    def assembled(self, space: str, foreign: Foreign, dtype: str) -> np.ndarray:
+        """A tensor as a foreign file has it; one is in memory at a time, and a few rows beside it."""
+        return foreign.assembled(DTYPES[dtype], lambda slab: self.cast(space, foreign.ours, slab, dtype))
+
+
+Found = Sequence[tuple[Foreign, Stored]]
+
+
+def matched(where: object, expected: Iterable[Foreign], stored: Mapping[str, Stored]) -> Found:
+    """Every expected tensor with the one that is there under its name.
+
+    Args:
+        where: the folder or file, to begin messages with.
+
+    Raises:
+        FormatError: a tensor is missing, unknown, of another shape, or not of floating point.
+    """
+    found = []
+    for foreign in expected:
+        there = stored.get(foreign.name)
+        if there is None:
+            raise FormatError(where, "has no tensor", wanted=foreign.name)
+        at = f"{there.file}: {foreign.name}"
+        if there.shape != foreign.shape:
+            raise FormatError(at, "shape", found=there.shape, wanted=foreign.shape)
+        if there.dtype not in dtypes.FLOATS:
+            raise FormatError(at, "dtype", found=there.dtype, wanted=" | ".join(dtypes.FLOATS))
+        found.append((foreign, there))
+    known = {foreign.name for foreign, _ in found}
+    for name in stored:
+        if name not in known:
+            raise FormatError(where, "has a tensor that the model has not", found=name)
+    return found
+
+
+def gathered(where: Path, spec: ModelSpec, spaces: Mapping[str, Found]) -> tuple[dict[str, Any], Boxes]:
+    """The `spaces` and the `box` of a Source whose numbers lie in foreign tensors.
+
+    Raises:
+        FormatError: a parameter is not covered, or is made of tensors of several dtypes.
+    """
+    rows = {row.name: row for row in table(spec) if row.tied_to is None}
+    parts: dict[str, dict[str, list[tuple[Foreign, Stored]]]] = {}
+    for space, found in spaces.items():
+        for foreign, stored in found:
+            parts.setdefault(space, {}).setdefault(foreign.ours, []).append((foreign, stored))
+    dtype: dict[str, dict[str, str]] = {}
+    for space, mine in parts.items():
+        for name, row in rows.items():
+            made = mine.get(name, [])
+            covered = sum(math.prod(box.shape) for foreign, _ in made for box in foreign.boxes)
+            if covered != row.size:
+                raise FormatError(f"{where}: {space} {name}", "numbers", found=covered, wanted=row.size)
+            kinds = {stored.dtype for _, stored in made}
+            if len(kinds) > 1:
+                names = ", ".join(foreign.name for foreign, _ in made)
+                raise FormatError(f"{where}: {names}", "dtypes differ", found=sorted(kinds))
+            dtype.setdefault(space, {})[name] = kinds.pop()
+
+    def box(space: str, name: str, slab: Slab) -> np.ndarray:
+        out = np.empty(slab.shape, DTYPES[dtype[space][name]])
+        for foreign, stored in parts[space][name]:
+            for have in foreign.boxes:
+                met = overlap(slab.start, slab.shape, have.start, have.shape)
+                if met is not None:
+                    begin = [at + first for at, first in zip(have.at, met.in_b, strict=True)]
+                    at = tuple(slice(b, b + n) for b, n in zip(begin, met.shape, strict=True))
+                    out[met.a] = foreign.part(stored.values(), at)
+        return out
+
+    return dtype, box

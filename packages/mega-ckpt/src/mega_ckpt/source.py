@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,7 +50,7 @@ class Source:
     spec: ModelSpec
     spaces: Mapping[str, Mapping[str, str]]
     box: Boxes
-    trainer: Mapping[str, Any] = UNTRAINED
+    trainer: Mapping[str, Any] = field(default_factory=lambda: UNTRAINED)
     tokenizer: Tokenizer | None = None
     run_config: str | None = None
     left: tuple[str, ...] = ()

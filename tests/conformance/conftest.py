@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from mega_ckpt.reshard import shares
+from mega_ckpt.saving import shares
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MODEL, OPTIMIZER, Box
 from mega_schema.commit import Save

@@ -19,7 +19,7 @@ from mega_schema.tokenizer import open_tokenizer
 DRIVER = """
 import json, os, pathlib, shutil, signal, sys
 import numpy as np
-from mega_ckpt.reshard import shares
+from mega_ckpt.saving import shares
 from mega_ckpt.verify import verify
 from mega_schema import commit
 from mega_schema.checkpoint import Checkpoint

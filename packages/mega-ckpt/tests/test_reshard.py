@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard, shares
+from mega_ckpt.reshard import reshard
+from mega_ckpt.saving import shares
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
@@ -79,7 +80,7 @@ def test_the_source_is_not_written_onto(
     source = Checkpoint.open(run_folder(small_gpt))
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="--save: is where --load is"):
-        reshard(source, tmp_path / onto, Layout(tp=2), overwrite=True)
+        reshard(source, tmp_path / onto, Layout(tp=2), force=True)
     verify(Checkpoint.open(tmp_path / "run"))
 
 
@@ -89,10 +90,10 @@ def test_a_checkpoint_of_the_iteration_is_replaced_only_when_asked(
     source = Checkpoint.open(run_folder(small_gpt))
     there = run_folder(small_gpt, "there", scale=2.0)
     before = Checkpoint.open(there)
-    with pytest.raises(ConfigError, match="there is a checkpoint already.*--overwrite"):
+    with pytest.raises(ConfigError, match="there is a checkpoint already.*--force"):
         reshard(source, there, Layout(tp=2))
     verify(before)
-    reshard(source, there, Layout(tp=2), overwrite=True)
+    reshard(source, there, Layout(tp=2), force=True)
     assert Checkpoint.open(there).written_by["tp"] == 2
 
 

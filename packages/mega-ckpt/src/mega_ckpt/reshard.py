@@ -2,63 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from mega_ckpt.saving import check_free, saving
-from mega_ckpt.verify import verify
-from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Box, Checkpoint, boxes
+from mega_ckpt import dtypes
+from mega_ckpt.bands import Band, stored_bands
+from mega_ckpt.saving import check_free, fill, saving, shares
+from mega_ckpt.threads import Progress, silent
+from mega_ckpt.verify import check_companions, check_cover, check_headers, check_table
+from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Coordinates, Layout
+from mega_schema.layout import Layout
 from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
-from mega_schema.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one rank writes of a namespace."""
+class Taken:
+    """Where the values of a namespace come from, and the dtype they get; None keeps theirs."""
 
-    rank: int
-    boxes: tuple[Box, ...]
+    space: str
+    dtype: str | None = None
 
 
-def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[Share]:
-    """What every rank of the layout writes: the boxes it answers for.
+def plan(source: Checkpoint, *, optimizer: bool = True, dtype: str | None = None) -> dict[str, Taken]:
+    """The namespaces to write, and what each is made from.
+
+    With a dtype, the weights are rounded once, from the float32 ones that the optimizer keeps where there are
+    such. Beside narrower weights the optimizer's state keeps the float32 ones; beside float32 ones, which are
+    the same numbers, it does not.
 
     Args:
-        dtypes: safetensors' name of the dtype of every parameter that is written.
-
-    Raises:
-        LayoutError: the model cannot be cut this way.
+        optimizer: carry its namespaces too.
+        dtype: of the weights, a key of `dtypes.NAMES`; None writes every namespace as it is.
     """
-    rows = [row for row in table(spec) if row.tied_to is None and row.name in dtypes]
-    found = []
-    for pp in range(layout.pp):
-        stage = layout.stage(pp, spec.layers)
-        for tp in range(layout.tp):
-            mine = [row for row in rows if row.on(stage)]
-            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), dtypes[row.name]) for row in mine]
-            rank = layout.rank(Coordinates(tp, 0, pp))
-            found.append(Share(rank, tuple(box for some in cut for box in some)))
-    return found
+    others = [space for space in source.tensors if space not in (MODEL, MAIN)] if optimizer else []
+    has_main = MAIN in source.tensors
+    if dtype is None:
+        kept = [MODEL, MAIN] if optimizer and has_main else [MODEL]
+        return {space: Taken(space) for space in [*kept, *others]}
+    precise, wanted = MAIN if has_main else MODEL, dtypes.NAMES[dtype]
+    found = {MODEL: Taken(precise, wanted)}
+    if wanted != "F32" and (others or (optimizer and has_main)):
+        found[MAIN] = Taken(precise, "F32")
+    return found | {space: Taken(space) for space in others}
 
 
 def reshard(
-    source: Checkpoint, run: Path, layout: Layout, *, optimizer: bool = True, overwrite: bool = False
+    source: Checkpoint,
+    run: Path,
+    layout: Layout,
+    *,
+    optimizer: bool = True,
+    dtype: str | None = None,
+    force: bool = False,
+    progress: Progress = silent,
 ) -> Path:
-    """Write the checkpoint into `run` as `layout` would have; values, trainer state and tokenizer stay.
+    """Write the checkpoint into `run` as `layout` would have; trainer state and tokenizer stay.
 
-    One box is in memory at a time. The source is verified first: a copy of damaged bytes would carry
-    checksums that call them sound.
+    A few megabytes of a tensor are in memory at a time, on every core. What is read is checked on the way: a
+    copy of damaged bytes would carry checksums that call them sound.
 
     Args:
-        layout: tp and pp of the pieces; the optimizer's state is not cut over dp.
-        optimizer: carry the optimizer's namespaces too.
-        overwrite: replace a checkpoint of this iteration.
+        layout: tp, pp and vp of the pieces; the optimizer's state is not cut over dp.
+        optimizer, dtype: as for `plan`.
+        force: replace a checkpoint of this iteration.
+        progress: of the bytes written.
 
     Returns:
         the new checkpoint's folder.
@@ -66,25 +75,28 @@ def reshard(
     Raises:
         LayoutError: the model cannot be cut this way.
         ConfigError: `run` is where the source is, or has this iteration already.
-        FormatError: the source is damaged.
+        FormatError: the source is damaged, or a weight is too large for the dtype.
     """
-    spaces = [space for space in source.tensors if optimizer or space == MODEL]
-    # a layout that cannot be is refused before anything is read
-    shares(source.spec, layout, {row.name: "F32" for row in table(source.spec)})
+    check_table(source)
+    made_from = plan(source, optimizer=optimizer, dtype=dtype)
+    kinds = {space: _kinds(source, taken) for space, taken in made_from.items()}
+    # a layout that cannot be is refused before anything is written
+    spaces = {space: shares(source.spec, layout, of) for space, of in kinds.items()}
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
         raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
-    check_free(run, source.iteration, overwrite=overwrite)
-    verify(source)
+    check_free(run, source.iteration, force=force)
+    for check in (check_cover, check_headers, check_companions):
+        check(source)
+
+    def bands(space: str, name: str) -> Iterator[Band]:
+        taken, want = made_from[space].space, kinds[space][name]
+        have, where = source.tensors[taken][name].dtype, f"{source.folder}: {taken} {name}"
+        for band in stored_bands(source, taken, name):
+            yield Band(band.first, dtypes.cast(band.values, have, want, where))
+
     tokenizer, run_config = source.folder / TOKENIZER, source.folder / RUN_CONFIG
     with saving(run, source.iteration) as save:
-        for space in spaces:
-            dtypes = {name: tensor.dtype for name, tensor in source.tensors[space].items()}
-
-            def values(box: Box, space: str = space) -> np.ndarray:
-                return source.read_raw(space, box.name, box.slab)
-
-            for share in shares(source.spec, layout, dtypes):
-                save.write(space, share.rank, share.boxes, values)
+        fill(save, spaces, bands, progress)
         return save.commit(
             source.spec,
             layout=layout,
@@ -92,3 +104,7 @@ def reshard(
             tokenizer=tokenizer if tokenizer.is_dir() else None,
             run_config=run_config.read_text("utf-8") if run_config.is_file() else None,
         )
+
+
+def _kinds(source: Checkpoint, taken: Taken) -> Mapping[str, str]:
+    return {name: taken.dtype or tensor.dtype for name, tensor in source.tensors[taken.space].items()}

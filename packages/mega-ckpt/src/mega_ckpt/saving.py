@@ -1,28 +1,70 @@
-"""A new checkpoint in a run's folder, or none."""
+"""A new checkpoint in a run's folder, or none; its files filled from bands, on all cores."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from mega_ckpt.bands import Band, Bands, as_bytes
+from mega_ckpt.threads import Progress, Told, each, silent
+from mega_schema import pieces
+from mega_schema.arch import table
+from mega_schema.checkpoint import Box, boxes
 from mega_schema.commit import Save
+from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError
+from mega_schema.layout import Coordinates, Layout
 from mega_schema.run_folder import iteration_folder, replaced_folder
+from mega_schema.shard import overlap
+from mega_schema.spec import ModelSpec
+
+Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensors' name of its dtype
 
 
-def check_free(run: Path, iteration: int, *, overwrite: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank writes of a namespace."""
+
+    rank: int
+    boxes: tuple[Box, ...]
+
+
+def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[Share]:
+    """What every rank of the layout writes: the boxes it answers for.
+
+    Args:
+        dtypes: safetensors' name of the dtype of every parameter that is written.
+
+    Raises:
+        LayoutError: the model cannot be cut this way.
+    """
+    rows = [row for row in table(spec) if row.tied_to is None and row.name in dtypes]
+    found = []
+    for pp in range(layout.pp):
+        stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
+        mine = [row for stage in stages for row in rows if row.on(stage)]
+        for tp in range(layout.tp):
+            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), dtypes[row.name]) for row in mine]
+            rank = layout.rank(Coordinates(tp, 0, pp))
+            found.append(Share(rank, tuple(box for some in cut for box in some)))
+    return found
+
+
+def check_free(run: Path, iteration: int, *, force: bool) -> None:
     """Refuse a run that has this iteration already.
 
     Raises:
-        ConfigError: it has, and `overwrite` is not asked for.
+        ConfigError: it has, and `force` is not asked for.
     """
     taken = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
-    if taken and not overwrite:
+    if taken and not force:
         raise ConfigError(
-            "--save", "there is a checkpoint already", found=taken[0], hint="add --overwrite to replace it"
+            "--save", "there is a checkpoint already", found=taken[0], hint="add --force to replace it"
         )
 
 
@@ -40,3 +82,65 @@ def saving(run: Path, iteration: int) -> Iterator[Save]:
             with contextlib.suppress(OSError):
                 run.rmdir()
         raise
+
+
+def fill(save: Save, spaces: Mapping[str, Sequence[Share]], bands: Bands, progress: Progress = silent) -> None:
+    """Write what the ranks of a layout write, all cores at it, a few bands in memory.
+
+    Args:
+        bands: of every tensor that is in a box, in the dtype of its boxes; called by several threads.
+        progress: of the bytes written.
+
+    Raises:
+        MegaError: the disk is full, or would not write for another reason.
+    """
+    files = [_File(save.folder, space, share) for space, some in spaces.items() for share in some]
+    places: dict[tuple[str, str], list[tuple[_File, int]]] = {}
+    for file in files:
+        for number, box in enumerate(file.boxes):
+            places.setdefault((file.space, box.name), []).append((file, number))
+
+    def tensor(key: tuple[str, str], told: Told) -> None:
+        for band in bands(*key):
+            for file, number in places[key]:
+                told(file.put(number, band))
+
+    with on_disk(save.folder), contextlib.ExitStack() as open_files:
+        for file in files:
+            open_files.callback(file.close)
+        with progress(sum(file.bytes for file in files)) as told:
+            each(list(places), tensor, told)
+
+
+class _File:
+    """One rank's file, open from its first values to its last: a layout may have thousands."""
+
+    def __init__(self, folder: Path, space: str, share: Share) -> None:
+        self.space, self.boxes = space, [box for box in share.boxes if not box.slab.empty]
+        self._folder, self._rank = folder, share.rank
+        self.bytes = self._left = sum(box.bytes for box in self.boxes)
+        self._one = threading.Lock()
+        self._file: pieces.PieceFile | None = None
+
+    def put(self, number: int, band: Band) -> int:
+        """Write what a box has of a band, and end the file with its last; returns the bytes."""
+        slab, values = self.boxes[number].slab, band.values
+        met = overlap(slab.start, slab.shape, (band.first, *(0,) * (values.ndim - 1)), values.shape)
+        if met is None:
+            return 0
+        taken = as_bytes(values[met.b])
+        with self._one:
+            if self._file is None:
+                records = [box.record() for box in self.boxes]
+                self._file = pieces.PieceFile(self._folder, self.space, self._rank, records)
+        self._file.put(number, taken)
+        with self._one:
+            self._left -= len(taken)
+            last = not self._left
+        if last:
+            self._file.finish()
+        return len(taken)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -31,7 +31,8 @@ from mega_schema.shard import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 
 MODEL = "model"
-OPTIMIZER = ("optim.main", "optim.exp_avg", "optim.exp_avg_sq")  # float32 weights, first and second moments
+MAIN = "optim.main"  # the weights in float32, where the model's are narrower
+OPTIMIZER = (MAIN, "optim.exp_avg", "optim.exp_avg_sq")  # and the first and second moments
 
 # safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(

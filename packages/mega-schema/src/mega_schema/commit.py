@@ -94,6 +94,8 @@ class Save:
 def described(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
     """What a manifest says beside the files and tensors."""
     cut = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
+    if layout.vp > 1:
+        cut["vp"] = layout.vp
     return {"model": spec.to_dict(), "layout": cut}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import zlib
@@ -13,7 +15,7 @@ from mega_schema.disk import write_text
 from mega_schema.run_folder import FORMAT, PIECES
 
 CHUNK = 1 << 24  # bytes between two signs of life
-_FLUSH = 1 << 28  # bytes that may wait to reach the disk: a flush at the end alone would be long and silent
+FLUSH = 1 << 28  # bytes that may wait to reach the disk: a flush at the end alone would be long and silent
 
 
 def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> str:
@@ -21,6 +23,68 @@ def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequ
     if tuple(shape) == tuple(whole):
         return name
     return f"{name}[{','.join(f'{s}:{s + n}' for s, n in zip(start, shape, strict=True))}]"
+
+
+class PieceFile:
+    """A rank's file of a namespace while it is written: every box has its place from the start.
+
+    Boxes may be filled in any order and by several threads, each box by one of them and from its first byte
+    to its last.
+
+    Attributes:
+        name: of the file.
+    """
+
+    def __init__(self, folder: Path, namespace: str, rank: int, boxes: Sequence[Mapping[str, Any]]) -> None:
+        """
+        Args:
+            boxes: of each its name, whole (the tensor's shape), dtype, start, shape and bytes.
+        """
+        stem = f"{namespace}-{rank:05d}"
+        self.name, self._namespace, self._list = f"{stem}.safetensors", namespace, folder / f"{stem}{PIECES}"
+        self._boxes, header = boxes, _header(boxes)
+        self._next, self._checksums = [0] * len(boxes), [0] * len(boxes)
+        ends = list(itertools.accumulate((box["bytes"] for box in boxes), initial=len(header)))
+        self._places, self._size = ends[:-1], ends[-1]
+        self._file = (folder / self.name).open("wb", buffering=0)
+        self._write(memoryview(header), 0)
+
+    def put(self, number: int, values: memoryview) -> None:
+        """Write the next bytes of box `number`.
+
+        Raises:
+            OSError: the disk is full, or would not write for another reason.
+        """
+        self._checksums[number] = zlib.crc32(values, self._checksums[number])
+        self._write(values, self._places[number] + self._next[number])
+        self._next[number] += len(values)
+
+    def flush(self) -> None:
+        """Have the disk take what was written so far."""
+        os.fsync(self._file.fileno())
+
+    def finish(self) -> None:
+        """Flush the file, and write the list of what is in it beside it."""
+        for box, written in zip(self._boxes, self._next, strict=True):
+            assert written == box["bytes"], f"{box['name']}: {written} bytes for {box['bytes']}"
+        self.flush()
+        self._file.close()
+        found = zip(self._boxes, self._places, self._checksums, strict=True)
+        records = [
+            {key: box[key] for key in _KEYS} | {"file": self.name, "offset": at, "crc32": checksum}
+            for box, at, checksum in found
+        ]
+        told = {"namespace": self._namespace, "file": self.name, "size": self._size, "pieces": records}
+        write_text(self._list, json.dumps(told))
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        self._file.close()
+
+    def _write(self, values: memoryview, at: int) -> None:
+        while len(values):  # a disk may take less than it is given
+            taken = os.pwrite(self._file.fileno(), values, at)
+            values, at = values[taken:], at + taken
 
 
 def write(
@@ -44,29 +108,18 @@ def write(
     """
     if not boxes:
         return
-    name = f"{namespace}-{rank:05d}"
-    file = folder / f"{name}.safetensors"
-    records, waiting = [], 0
-    with file.open("wb") as out:
-        out.write(_header(boxes))
-        for number, box in enumerate(boxes):
-            at, checksum, values = out.tell(), 0, payload(number)
-            assert len(values) == box["bytes"], f"{box['name']}: {len(values)} bytes for {box['bytes']}"
+    out, waiting = PieceFile(folder, namespace, rank, boxes), 0
+    with contextlib.closing(out):
+        for number in range(len(boxes)):
+            values = payload(number)
             for begin in range(0, len(values), CHUNK):
                 chunk = values[begin : begin + CHUNK]
-                checksum = zlib.crc32(chunk, checksum)
-                out.write(chunk)
-                if (waiting := waiting + len(chunk)) >= _FLUSH:
+                out.put(number, chunk)
+                if (waiting := waiting + len(chunk)) >= FLUSH:
                     out.flush()
-                    os.fsync(out.fileno())
                     waiting = 0
                 yield len(chunk)
-            place = {"file": file.name, "offset": at, "crc32": checksum}
-            records.append({key: box[key] for key in _KEYS} | place)
-        out.flush()
-        os.fsync(out.fileno())
-    told = {"namespace": namespace, "file": file.name, "size": file.stat().st_size, "pieces": records}
-    write_text(folder / f"{name}{PIECES}", json.dumps(told))
+        out.finish()
 
 
 _KEYS = ("name", "whole", "dtype", "start", "shape", "bytes")

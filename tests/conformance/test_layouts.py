@@ -5,20 +5,26 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mega_ckpt import bands
+from mega_ckpt.layouts import whole_slab
 from mega_ckpt.reshard import reshard
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint import MODEL, Box, Checkpoint
+from mega_schema.commit import Save
+from mega_schema.flat import fragments
 from mega_schema.layout import Layout
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 
 TP, PP = st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3))
+BANDS = st.sampled_from((1, 100, 1 << 22))  # bytes in memory of a tensor
 LAYOUTS = st.builds(lambda tp, pp: Layout(tp=tp, pp=pp), TP, PP)
 
 
@@ -54,12 +60,19 @@ def _whole(checkpoint: Checkpoint) -> dict[tuple[str, str], tuple[str, bytes]]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(specs(), LAYOUTS, LAYOUTS, st.sampled_from(("F32", "BF16", "F16")), st.booleans())
+@given(specs(), LAYOUTS, LAYOUTS, st.sampled_from(("F32", "BF16", "F16")), st.booleans(), BANDS)
 def test_resharding_there_and_back_changes_no_bit(
-    random_whole: Any, save_whole: Any, spec: ModelSpec, a: Layout, b: Layout, dtype: str, optimizer: bool
+    random_whole: Any,
+    save_whole: Any,
+    spec: ModelSpec,
+    a: Layout,
+    b: Layout,
+    dtype: str,
+    optimizer: bool,
+    band: int,
 ) -> None:
     whole = random_whole(spec, dtype, optimizer=optimizer)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, patch.object(bands, "BAND", band):
         one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
         first = Checkpoint(save_whole(one, spec, whole, dtype=dtype, layout=a, iteration=7))
         second = Checkpoint(reshard(first, two, b))
@@ -72,6 +85,36 @@ def test_resharding_there_and_back_changes_no_bit(
         assert second.trainer == first.trainer
         for file in first.files:
             assert (third.folder / file).read_bytes() == (first.folder / file).read_bytes()
+
+
+@settings(max_examples=12, deadline=None)
+@given(specs(), LAYOUTS, st.integers(1, 9), BANDS)
+def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
+    random_whole: Any, spec: ModelSpec, layout: Layout, ranks: int, band: int
+) -> None:
+    """Pieces of stretches of flattened tensors begin and end within rows, as those of the zero stages do."""
+    whole = random_whole(spec)[MODEL]
+    with tempfile.TemporaryDirectory() as scratch, patch.object(bands, "BAND", band):
+        save = Save(Path(scratch, "one"), 1)
+        save.begin()
+        for rank in range(ranks):
+            held = [
+                Box(name, values.shape, part.slab, "F32")
+                for name, values in whole.items()
+                for part in fragments(
+                    [whole_slab(values.shape)],
+                    values.shape,
+                    values.size * rank // ranks,
+                    values.size * (rank + 1) // ranks,
+                )
+            ]
+            save.write(MODEL, rank, held, lambda box: whole[box.name][box.slab.in_global])
+        first = Checkpoint(save.commit(spec, layout=Layout(), trainer={"iteration": 1}))
+        second = Checkpoint(reshard(first, Path(scratch, "two"), layout))
+        verify(second)
+        assert {name: bits for (_, name), (_, bits) in _whole(second).items()} == {
+            name: values.tobytes() for name, values in whole.items()
+        }
 
 
 @settings(max_examples=25, deadline=None)

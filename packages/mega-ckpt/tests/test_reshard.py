@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mega_ckpt import bands
 from mega_ckpt.layouts import whole_slab
 from mega_ckpt.reshard import reshard
 from mega_ckpt.saving import shares
@@ -118,7 +119,7 @@ def test_an_interruption_leaves_nothing_behind(
     def interrupted(*_: object) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(source, "read_raw", interrupted)
+    monkeypatch.setattr(bands.PieceReader, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reshard(source, tmp_path / "new", Layout(tp=2))
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""A whole tensor in bands: some of its rows at a time, from the first to the last, whatever pieces it lies in.
+"""A whole tensor in bands: some of its rows at a time, first to last, whatever pieces it lies in.
 
 The rows of a piece lie end to end in its file. So every piece is read once, from its first byte to its last,
 and its checksum is taken on the way. Files are read into memory, not mapped: what is in memory is one band.

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, Bands, as_bytes
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_schema import pieces
 from mega_schema.arch import table
-from mega_schema.checkpoint import Box, boxes
+from mega_schema.checkpoint import MAIN, MODEL, Box, boxes
 from mega_schema.commit import Save
 from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError
@@ -27,6 +28,35 @@ Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensor
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A namespace to write: the one that its values come from, and the dtypes that they get."""
+
+    space: str
+    dtypes: Mapping[str, str]
+
+
+def taken(stored: Dtypes, *, optimizer: bool = True, dtype: str | None = None) -> dict[str, Taken]:
+    """The namespaces to write of those that are stored.
+
+    With a dtype, the weights are rounded once, from the float32 ones that the optimizer keeps where there are
+    such. Beside narrower weights the optimizer's state keeps the float32 ones; beside float32 ones, which are
+    the same numbers, it does not.
+
+    Args:
+        optimizer: carry the optimizer's namespaces too.
+        dtype: of the weights, a key of `dtypes.NAMES`; None writes every namespace as it is.
+    """
+    state = [space for space in stored if space != MODEL] if optimizer else []
+    if dtype is None:
+        return {space: Taken(space, stored[space]) for space in (MODEL, *state)}
+    precise, want = MAIN if MAIN in stored else MODEL, dtypes.NAMES[dtype]
+    found = {MODEL: Taken(precise, dict.fromkeys(stored[precise], want))}
+    if state and want != "F32":
+        found[MAIN] = Taken(precise, dict.fromkeys(stored[precise], "F32"))
+    return found | {space: Taken(space, stored[space]) for space in state if space != MAIN}
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """What one rank writes of a namespace."""
 
@@ -34,22 +64,22 @@ class Share:
     boxes: tuple[Box, ...]
 
 
-def shares(spec: ModelSpec, layout: Layout, dtypes: Mapping[str, str]) -> list[Share]:
+def shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[Share]:
     """What every rank of the layout writes: the boxes it answers for.
 
     Args:
-        dtypes: safetensors' name of the dtype of every parameter that is written.
+        kinds: safetensors' name of the dtype of every parameter that is written.
 
     Raises:
         LayoutError: the model cannot be cut this way.
     """
-    rows = [row for row in table(spec) if row.tied_to is None and row.name in dtypes]
+    rows = [row for row in table(spec) if row.tied_to is None and row.name in kinds]
     found = []
     for pp in range(layout.pp):
         stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
         mine = [row for stage in stages for row in rows if row.on(stage)]
         for tp in range(layout.tp):
-            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), dtypes[row.name]) for row in mine]
+            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), kinds[row.name]) for row in mine]
             rank = layout.rank(Coordinates(tp, 0, pp))
             found.append(Share(rank, tuple(box for some in cut for box in some)))
     return found
@@ -84,17 +114,21 @@ def saving(run: Path, iteration: int) -> Iterator[Save]:
         raise
 
 
-def fill(save: Save, spaces: Mapping[str, Sequence[Share]], bands: Bands, progress: Progress = silent) -> None:
+def fill(save: Save, spaces: Mapping[str, Sequence[Share]], bands: Bands, progress: Progress = silent) -> int:
     """Write what the ranks of a layout write, all cores at it, a few bands in memory.
 
     Args:
         bands: of every tensor that is in a box, in the dtype of its boxes; called by several threads.
         progress: of the bytes written.
 
+    Returns:
+        the bytes of all boxes.
+
     Raises:
         MegaError: the disk is full, or would not write for another reason.
     """
     files = [_File(save.folder, space, share) for space, some in spaces.items() for share in some]
+    size = sum(file.bytes for file in files)
     places: dict[tuple[str, str], list[tuple[_File, int]]] = {}
     for file in files:
         for number, box in enumerate(file.boxes):
@@ -108,8 +142,9 @@ def fill(save: Save, spaces: Mapping[str, Sequence[Share]], bands: Bands, progre
     with on_disk(save.folder), contextlib.ExitStack() as open_files:
         for file in files:
             open_files.callback(file.close)
-        with progress(sum(file.bytes for file in files)) as told:
+        with progress(size) as told:
             each(list(places), tensor, told)
+    return size
 
 
 class _File:

@@ -7,7 +7,7 @@ goes between is a box of a parameter of ours, as it is stored, so that no value 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import dtypes
+from mega_ckpt.bands import Band, rows_at_once
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
-from mega_schema.shard import Slab, overlap
+from mega_schema.shard import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer
 
@@ -68,6 +69,22 @@ class Source:
         """
         have = self.spaces[space][name]
         return dtypes.cast(self.box(space, name, slab), have, dtype, f"{self.where}: {name}")
+
+    def bands(self, space: str, name: str, shape: Shape, dtype: str) -> Iterator[Band]:
+        """A whole parameter in another dtype, some rows at a time.
+
+        Args:
+            shape: of the parameter.
+
+        Raises:
+            FormatError: a finite number would become infinite.
+        """
+        step = rows_at_once(shape, self.spaces[space][name])
+        at = (0,) * len(shape)
+        for first in range(0, shape[0], step):
+            rows = min(step, shape[0] - first)
+            slab = Slab((first, *at[1:]), (rows, *shape[1:]), at)
+            yield Band(first, self.cast(space, name, slab, dtype))
 
     def assembled(self, space: str, foreign: Foreign, dtype: str) -> np.ndarray:
         """A tensor as a foreign file has it; one is in memory at a time, and a few rows beside it."""

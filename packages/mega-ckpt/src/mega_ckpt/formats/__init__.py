@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mega_ckpt.format_names import NAMES
 from mega_ckpt.source import Source
+from mega_ckpt.threads import Progress, silent
 from mega_schema.errors import ConfigError
 from mega_schema.layout import WHOLE, Layout
 
@@ -38,6 +39,7 @@ class Target:
         optimizer: carry the optimizer's state where the format has a place for it.
         force: replace what is there.
         shard: most bytes of one file, of a format that has several.
+        progress: of the bytes written.
     """
 
     dtype: str = KEEP
@@ -45,6 +47,7 @@ class Target:
     optimizer: bool = True
     force: bool = False
     shard: int = 5_000_000_000
+    progress: Progress = silent
 
 
 @dataclass(frozen=True, slots=True)

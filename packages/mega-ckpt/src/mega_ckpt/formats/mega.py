@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from mega_ckpt import dtypes
+from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
-from mega_ckpt.reshard import shares
-from mega_ckpt.saving import check_free, saving
+from mega_ckpt.saving import check_free, fill, saving, shares, taken
 from mega_ckpt.source import Source
 from mega_ckpt.verify import verify
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Box, Checkpoint
+from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.params import count
 from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
 from mega_schema.tokenizer import open_folder
@@ -43,28 +41,26 @@ def read(load: Path, reading: Reading) -> Source:
 def free(source: Source, run: Path, target: Target) -> None:
     """Refuse a layout that the model cannot have, and a run that has this iteration already."""
     shares(source.spec, target.layout, source.spaces[MODEL])
-    check_free(run, source.iteration, overwrite=target.force)
+    check_free(run, source.iteration, force=target.force)
 
 
 def write(source: Source, run: Path, target: Target) -> Written:
     """A checkpoint in the run's folder `run`."""
-    written = 0
+    dtype = None if target.dtype == KEEP else target.dtype
+    made_from = taken(source.spaces, optimizer=target.optimizer, dtype=dtype)
+    spaces = {space: shares(source.spec, target.layout, of.dtypes) for space, of in made_from.items()}
+
+    shape = {row.name: row.shape for row in table(source.spec)}
+
+    def bands(space: str, name: str) -> Iterator[Band]:
+        made = made_from[space]
+        return source.bands(made.space, name, shape[name], made.dtypes[name])
+
     with tempfile.TemporaryDirectory() as scratch, saving(run, source.iteration) as save:
         tokenizer = Path(scratch) / TOKENIZER if source.tokenizer else None
         if source.tokenizer and tokenizer:
             source.tokenizer.save(tokenizer)
-        for space, stored in source.spaces.items():
-            if space != MODEL and not target.optimizer:
-                continue
-            keep = space != MODEL or target.dtype == KEEP
-            kinds = dict(stored) if keep else dict.fromkeys(stored, dtypes.NAMES[target.dtype])
-
-            def values(box: Box, space: str = space) -> np.ndarray:
-                return source.cast(space, box.name, box.slab, box.dtype)
-
-            for share in shares(source.spec, target.layout, kinds):
-                save.write(space, share.rank, share.boxes, values)
-                written += sum(box.bytes for box in share.boxes)
+        written = fill(save, spaces, bands, target.progress)
         folder = save.commit(
             source.spec,
             layout=target.layout,

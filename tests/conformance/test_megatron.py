@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.layouts.megatron import aliases
+from mega_ckpt.layouts.megatron import LEGACY, LEGACY_NORM, Names, aliases, core_aliases, of_chunk
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.loss import IGNORED
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
+from mega_schema.layout import Layout
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.config import Data
@@ -22,13 +24,15 @@ from mega_train.step import of_samples
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
 WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}
-CASES: dict[str, tuple[ModelSpec, str]] = {
-    "gpt_erf_gelu": (gpt(**SMALL, activation="gelu_erf"), "layernorm"),
-    "gpt_tanh_gelu_fused": (gpt(**SMALL, activation="gelu_tanh"), "layernorm"),
-    "gpt_postln": (gpt(**SMALL, activation="gelu_erf", post_norm_residual=True), "layernorm"),
-    "gpt_swiglu_rope_untied_nobias": (gpt(**WIDE, tied=False, bias=False, qkv_bias=False), "layernorm"),
-    "gpt_no_qk_scaling": (gpt(**SMALL, activation="gelu_erf"), "layernorm"),
-    "llama_legacy09": (llama(**SMALL, ffn=24, kv_heads=2), "norm"),
+KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "context": 16, "vocab_multiple": 64}
+KEYED_WIDE = {**KEYED, "ffn": 64, "activation": "swiglu", "positions": "rope"}
+CASES: dict[str, tuple[ModelSpec, Names]] = {
+    "gpt_erf_gelu": (gpt(**SMALL, activation="gelu_erf"), LEGACY),
+    "gpt_tanh_gelu_fused": (gpt(**SMALL, activation="gelu_tanh"), LEGACY),
+    "gpt_postln": (gpt(**SMALL, activation="gelu_erf", post_norm_residual=True), LEGACY),
+    "gpt_swiglu_rope_untied_nobias": (gpt(**WIDE, tied=False, bias=False, qkv_bias=False), LEGACY),
+    "gpt_no_qk_scaling": (gpt(**SMALL, activation="gelu_erf"), LEGACY),
+    "llama_legacy09": (llama(**SMALL, ffn=24, kv_heads=2), LEGACY_NORM),
 }
 # float32 over sums of at most 128 terms: a few units in the last place of the largest logit
 RELATIVE = 1e-5
@@ -36,9 +40,9 @@ RELATIVE = 1e-5
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_megatrons(golden: Path, case: str) -> None:
-    spec, norm = CASES[case]
+    spec, names = CASES[case]
     weights = dict(np.load(golden / "numerics" / f"{case}_weights.npz"))
-    known = list(aliases(spec, norm=norm))
+    known = list(aliases(spec, names))
     assert {alias.foreign for alias in known} == weights.keys()
     rows = {row.name: row for row in table(spec)}
     foreign = {alias.ours: alias.whole(rows[alias.ours]) for alias in known}
@@ -88,3 +92,47 @@ def _seen_by_each_token(attend: Packed, length: int) -> torch.Tensor:
     even = torch.zeros(length, 1, length)
     value = torch.eye(length)[:, None]
     return attend(0, even, even, value)[:, 0] > 0
+
+
+KEYS: dict[str, ModelSpec] = {
+    "legacy_gpt_tp1_pp1": gpt(**KEYED),
+    "legacy_gpt_tp2_pp2": gpt(**KEYED),
+    "legacy_gpt_swiglu_rope_untied_nobias_tp2_pp2": gpt(**KEYED_WIDE, tied=False, bias=False, qkv_bias=False),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str) -> None:
+    told = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
+    layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
+    for rank, wanted in told.items():
+        tp, pp = (int(place) for place in [*rank.split("_")[2:], 0][:2])
+        found = of_chunk(KEYS[case], LEGACY, layout, tp=tp, pp=pp)
+        assert [(foreign.name, foreign.shape) for foreign in found] == [
+            (name.replace(" > ", "."), tuple(shape)) for name, (shape, _) in wanted.items()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("case", "spec"),
+    [
+        ("mcore_gpt_local", gpt(**KEYED)),
+        (
+            "mcore_gpt_local_swiglu_gqa_rope_untied",
+            gpt(**KEYED_WIDE, kv_heads=2, tied=False, bias=False, qkv_bias=False),
+        ),
+    ],
+)
+def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str, spec: ModelSpec) -> None:
+    told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
+    rows = {row.name: row for row in table(spec)}
+    assert [(alias.foreign, alias.whole(rows[alias.ours]).shape) for alias in core_aliases(spec)] == [
+        (name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")
+    ]
+
+
+def test_the_core_class_with_fused_norms_has_the_names_of_a_distributed_checkpoint(golden: Path) -> None:
+    told = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))["tensors"]
+    spec = gpt(**KEYED_WIDE, kv_heads=2, tied=False, bias=False, qkv_bias=False)
+    names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in core_aliases(spec, fused=True)}
+    assert names == {name for name, shape in told.items() if isinstance(shape, list)}

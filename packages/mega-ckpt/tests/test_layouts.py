@@ -7,6 +7,8 @@ import pytest
 
 from mega_ckpt.layouts import Alias, by_parameter, huggingface, in_parts, megatron, whole_slab
 from mega_schema.arch import table
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}
@@ -16,13 +18,21 @@ SPECS: dict[str, ModelSpec] = {
     "llama": llama(**SMALL, ffn=6),
     "llama grouped tied": llama(**SMALL, ffn=6, kv_heads=2, tied=True),
 }
+# a share of every kind: groups of heads, gated halves, padding, a tied copy, a stage without it
+CUTS = {
+    "gpt": SPECS["gpt"],
+    "llama grouped tied": llama(**{**SMALL, "layers": 4}, ffn=6, kv_heads=2, tied=True, vocab_multiple=4),
+    "llama": llama(**{**SMALL, "layers": 4}, ffn=6, vocab_multiple=4),
+}
 
 
 def _lists(spec: ModelSpec) -> list[list[Alias]]:
     return [
         huggingface.aliases(spec),
         list(megatron.aliases(spec)),
-        list(megatron.aliases(spec, norm="norm")),
+        list(megatron.aliases(spec, megatron.LEGACY_NORM)),
+        list(megatron.core_aliases(spec)),
+        list(megatron.core_aliases(spec, fused=True)),
     ]
 
 
@@ -72,3 +82,51 @@ def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
         for head in range(heads)
         for _ in range(2)
     ]
+
+
+def test_every_era_is_told_from_every_other_by_its_names() -> None:
+    spec = SPECS["gpt"]
+    for names in megatron.ERAS:
+        assert megatron.era({alias.foreign for alias in megatron.aliases(spec, names)}) is names
+    assert megatron.era({alias.foreign for alias in huggingface.aliases(spec)}) is None
+
+
+@pytest.mark.parametrize(("name", "tp", "pp", "vp"), [("gpt", 4, 2, 1), ("llama", 2, 2, 2)])
+def test_every_element_is_on_some_rank(name: str, tp: int, pp: int, vp: int) -> None:
+    spec, layout = CUTS[name], Layout(tp=tp, pp=pp, vp=vp)
+    rows = {row.name: row for row in table(spec) if row.tied_to is None}
+    covered = {ours: np.zeros(row.shape, int) for ours, row in rows.items()}
+    for rank, stage, chunk in np.ndindex(tp, pp, vp):
+        for foreign in megatron.of_chunk(spec, megatron.CORE, layout, tp=rank, pp=stage, chunk=chunk):
+            for box in foreign.boxes:
+                covered[foreign.ours][box.in_global] += 1
+    for ours, row in rows.items():
+        copies = 2 if spec.tied and ours == "embed.weight" else 1
+        assert (covered[ours] == (tp if row.split is None else copies)).all(), ours
+
+
+@pytest.mark.parametrize("version", [0.0, 1.0, 2.0, 3.0])
+def test_rows_of_q_k_and_v_are_mixed_as_the_version_says(version: float) -> None:
+    """Against the views and transpositions that Megatron's loader does."""
+    spec, tp = gpt(layers=1, hidden=24, heads=6, vocab=11, context=6), 2
+    heads, width = spec.heads // tp, spec.head_width
+    q_k_v = np.arange(3 * spec.hidden).reshape(3, spec.heads, width)
+    for rank in range(tp):
+        mine = q_k_v[:, rank * heads : (rank + 1) * heads]
+        stored = {0: mine, 1: mine.transpose(1, 2, 0), 2: mine.transpose(1, 0, 2)}[
+            min(int(version), 2)
+        ].ravel()
+        order = megatron.rank_order(spec, tp, version)
+        assert np.array_equal(stored if order is None else stored[list(order)], mine.ravel())
+
+
+def test_a_group_of_heads_is_not_cut() -> None:
+    with pytest.raises(
+        ConfigError, match="--tp: Megatron cuts between groups of heads: found 4, wanted a divisor"
+    ):
+        megatron.rank_order(CUTS["llama grouped tied"], 4, 3.0)
+
+
+def test_a_part_that_an_era_has_no_name_for_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"layers\.0\.q_norm\.weight: has no name there"):
+        list(megatron.aliases(llama(**SMALL, ffn=6, qk_norm=True)))

@@ -1,0 +1,354 @@
+"""Files of `torch.save`, and other pickles, opened without torch and without running what they say.
+
+    with Unpickler() as unpickler:                   # a process; for one file: open_file(path)
+        opened = unpickler.open(path)
+    opened.at("model.language_model.encoder.layers.0.mlp.dense_h_to_4h.weight").values()
+
+The pickle is read by a process without files or network (`unpickling.server`), which answers what it says.
+Numbers stay in the file: a tensor is a `Stored`, mapped where it lies. Tensors that share a storage lie at
+overlapping places, as they did in memory.
+
+    in the file                                  in the tree
+    dict, OrderedDict, defaultdict, Counter      dict
+    list, tuple, set, bytes, numbers, text       the same
+    tensor, parameter, storage                   Stored
+    array or number of numpy                     numpy's array, or Python's number
+    member of an enum                            Member
+    object of a class that is on the list        Record
+    torch.float32, list and the like             Name, a text
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from mega_ckpt import torch_archive
+from mega_ckpt.stored import WIDTHS, Stored
+from mega_ckpt.torch_archive import MAGIC, Span
+from mega_ckpt.unpickling import names, server
+from mega_schema.errors import FormatError
+
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from mega_ckpt.unpickling.server import main; main()"
+_OURS = str(Path(__file__).parents[1])
+_PATIENCE = 2 * server.SECONDS  # for the next word of the other process
+_ANSWERED = 2 * server.LONGEST  # bytes; JSON says some characters in six
+_MOST_DIMS = 64
+_BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+_NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
+_HINT = "where you trust the file: torch.load it, and torch.save its tensors, dicts, lists and numbers alone"
+
+
+class Name(str):
+    """Of something that the file names and nothing is made of."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Of an enum; `name` is empty where `names.ENUMS` does not tell it."""
+
+    enum: str
+    value: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """An object of a class that is not here.
+
+    Attributes:
+        kind: its class, with the module.
+        args: what it was made with.
+        fields: its attributes; "state" alone where its class has a way of its own to say them.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """What is in a file."""
+
+    file: Path
+    tree: Any
+
+    def at(self, name: str) -> Any:
+        """The value under a dotted name; keys may have dots themselves, and attributes count as keys.
+
+        Raises:
+            FormatError: there is none.
+        """
+        found = list(_under(self.tree, name))
+        if not found:
+            raise FormatError(self.file, "has no such entry", wanted=name)
+        return found[0]
+
+    def tensors(self) -> dict[str, Stored]:
+        """Every tensor under its dotted name."""
+        return dict(_tensors(self.tree, ""))
+
+
+def open_file(path: Path, begin: int = 0, length: int | None = None) -> Pickled:
+    """Open one file; see `Unpickler.open`."""
+    with Unpickler() as unpickler:
+        return unpickler.open(path, begin, length)
+
+
+class Unpickler:
+    """A process that reads pickles, for as many files as it is asked about; to be used in a `with`."""
+
+    def __init__(self) -> None:
+        self._order, theirs = socket.socketpair()
+        keep = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOT, _OURS, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                env=keep,  # nothing of ours that could be told
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._order.close()
+        self._process.wait()
+
+    def open(self, path: Path, begin: int = 0, length: int | None = None) -> Pickled:
+        """Open a file of torch.save, or one that is a pickle alone.
+
+        Args:
+            begin, length: in bytes, of a file that stands in another.
+
+        Raises:
+            FormatError: the file is missing, damaged, too large to read, or asks for what is not allowed.
+        """
+        if not path.is_file():
+            raise FormatError(path, "no such file")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            whole = Span(begin, size - begin if length is None else length)
+            if begin < 0 or whole.bytes < 0 or whole.end > size:
+                raise FormatError(path, "size in bytes", found=size, wanted=f"{whole.end} or more")
+            try:
+                return Pickled(path, self._tree(path, file, whole))
+            except _BROKEN as error:
+                raise FormatError(
+                    path, "is not what torch.save writes", found=f"{type(error).__name__} {error}"
+                ) from error
+
+    def _tree(self, path: Path, file: BinaryIO, whole: Span) -> Any:
+        file.seek(whole.begin)
+        head = file.read(min(512, whole.bytes))
+        if torch_archive.is_zip(head):
+            archive = torch_archive.read_archive(path, file, whole)
+            answer = self._ask(path, torch_archive.checked_blocks(path, file, archive), 1)
+            return _Tree(path, answer["storages"], archive.storages).value(answer["values"][0])
+        if torch_archive.is_legacy(head):
+            answer = self._ask(path, torch_archive.blocks(file, whole), 5)
+            storages = _legacy_storages(path, file, whole, answer)
+            return _Tree(path, answer["storages"], storages).value(answer["values"][3])
+        if torch_archive.is_tar(head):
+            raise FormatError(path, "is of torch before 0.2", hint=torch_archive.AGAIN)
+        if not head.startswith(b"\x80"):
+            raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
+        answer = self._ask(path, torch_archive.blocks(file, whole), 1)
+        return _Tree(path, answer["storages"], {}).value(answer["values"][0])
+
+    def _ask(self, path: Path, blocks: Iterator[bytes], pickles: int) -> dict[str, Any]:
+        """What the process answers about so many pickles in these bytes."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.settimeout(_PATIENCE)
+            try:
+                with theirs:
+                    socket.send_fds(self._order, [bytes([pickles])], [theirs.fileno()])
+                while (word := server.take(ours, 1)) == server.MORE:
+                    block = next(blocks, b"")
+                    ours.sendall(struct.pack("<I", len(block)) + block)
+                (length,) = struct.unpack("<Q", server.take(ours, 8))
+                if word != server.ANSWER or length > _ANSWERED:
+                    raise EOFError
+                answer = json.loads(server.take(ours, length))
+            except (EOFError, OSError, ValueError, RecursionError) as error:
+                limits = f"an answer in {server.SECONDS} s and {server.MEMORY:,} bytes of memory"
+                raise FormatError(
+                    path, "the process that reads pickles ended", found="no answer", wanted=limits
+                ) from error
+        if "refused" in answer:
+            raise FormatError(path, answer["refused"], found=_printable(answer["found"]), hint=_HINT)
+        for _ in blocks:  # so that what they check is checked
+            pass
+        return dict(answer)
+
+
+def _legacy_storages(path: Path, file: BinaryIO, whole: Span, answer: Mapping[str, Any]) -> dict[str, Span]:
+    """Where each storage lies behind the pickles of the form before torch 1.6."""
+    magic, _, system, _, keys = answer["values"]
+    order = dict(zip(system[1::2], system[2::2], strict=True)).get("little_endian")
+    if magic != ["int", f"{MAGIC:x}"] or order is not True or keys[0] != "list":
+        raise FormatError(path, "of the numbers' bytes: little endian", found=order, wanted=True)
+    spans, at = {}, whole.begin + answer["end"]
+    for key in keys[1:]:
+        file.seek(at)
+        head = file.read(8) if at + 8 <= whole.end else b""
+        type_, numbers = answer["storages"].get(key, (None, None))
+        width = WIDTHS.get(names.STORAGES.get(type_, ""))
+        if len(head) < 8 or width is None or int.from_bytes(head, "little") != numbers:
+            raise FormatError(f"{path}: storage {key}", "count of numbers", found=head.hex(), wanted=numbers)
+        spans[key] = Span(at + 8, numbers * width)
+        at = spans[key].end
+    if at > whole.end:
+        raise FormatError(path, "size in bytes", found=whole.end, wanted=at)
+    return spans
+
+
+class _Tree:
+    """Values from what the other process says of them, none of which is taken on trust."""
+
+    def __init__(self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Span]) -> None:
+        self._path, self._spans = path, spans
+        for key, (type_, numbers) in said.items():
+            width = WIDTHS[self._dtype(names.STORAGES, type_)]
+            found = spans[key].bytes if key in spans else "none"
+            if found != numbers * width:
+                raise FormatError(f"{path}: storage {key}", "bytes", found=found, wanted=numbers * width)
+
+    def value(self, node: Any) -> Any:
+        if not isinstance(node, list):
+            return node
+        tag, *parts = node
+        match tag:
+            case "list":
+                return [self.value(part) for part in parts]
+            case "tuple":
+                return tuple(self.value(part) for part in parts)
+            case "set":
+                return {self.value(part) for part in parts}
+            case "dict":
+                keys, values = map(self.value, parts[::2]), map(self.value, parts[1::2])
+                return dict(zip(keys, values, strict=True))
+            case "int":
+                return int(parts[0], 16)
+            case "bytes":
+                return base64.b64decode(parts[0])
+            case "name":
+                return Name(parts[0])
+            case "record":
+                return _record(parts[0][1], *map(self.value, parts[1:]))
+            case "array":
+                return self._array(*parts)
+            case "storage":
+                key, type_, first = parts
+                width = WIDTHS[names.STORAGES[type_]]
+                return self._tensor(
+                    key, type_, first, ["tuple", self._spans[key].bytes // width], ["tuple", 1]
+                )
+            case "tensor":
+                return self._tensor(*parts)
+        raise ValueError(f"a {tag}")
+
+    def _dtype(self, known: Mapping[str, str], type_: str) -> str:
+        if type_ not in known:
+            raise FormatError(self._path, "has numbers of a type that is not read", found=_printable(type_))
+        return known[type_]
+
+    def _tensor(self, key: str, type_: Any, first: int, shape: list[Any], strides: list[Any]) -> Stored:
+        if isinstance(type_, list):  # its own, not its storage's
+            dtype = self._dtype(names.DTYPES, type_[1])
+        else:
+            dtype = self._dtype(names.STORAGES, type_)
+        counts, steps = tuple(shape[1:]), tuple(strides[1:])
+        span, width = self._spans[key], WIDTHS[dtype]
+        if any(type(n) is not int or n < 0 for n in (first, *counts, *steps)) or len(counts) > _MOST_DIMS:
+            raise ValueError(f"shape {counts}, strides {steps} from {first}")
+        dims = list(zip(counts, steps, strict=True))
+        numbers = math.prod(counts)
+        last = first + sum((n - 1) * step for n, step in dims)
+        # a tensor that names a number twice may name it any number of times
+        if numbers and (last >= span.bytes // width or numbers > span.bytes // width):
+            raise FormatError(
+                f"{self._path}: storage {key}",
+                "bytes",
+                found=span.bytes,
+                wanted=f"enough for shape {counts}, strides {steps} from {first}, of {dtype}",
+            )
+        if not numbers:
+            return Stored(self._path, dtype, counts, span.begin)
+        whole = all(n == 1 or step == math.prod(counts[dim + 1 :]) for dim, (n, step) in enumerate(dims))
+        return Stored(self._path, dtype, counts, span.begin + first * width, None if whole else steps)
+
+    def _array(self, code: str, shape: list[Any], fortran: bool, raw: str) -> Any:
+        if not _NUMPY_CODE.fullmatch(code):
+            raise FormatError(self._path, "has an array of a type that is not read", found=_printable(code))
+        flat = np.frombuffer(base64.b64decode(raw), code)
+        counts = tuple(shape[1:])
+        return flat.reshape(counts, order="F" if fortran else "C") if counts else flat[0].item()
+
+
+def _record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Member:
+    enum = kind.rpartition(".")[2]
+    if enum in names.ENUMS and len(args) == 1:
+        known = dict(enumerate(names.ENUMS[enum], 1))
+        return Member(kind, args[0], known.get(args[0], ""))
+    if state is None or isinstance(state, dict):
+        return Record(kind, args, state or {})
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of a class with slots
+        return Record(kind, args, {**(state[0] or {}), **state[1]})
+    return Record(kind, args, {"state": state})
+
+
+def _children(value: Any) -> Mapping[Any, Any]:
+    if isinstance(value, Record):
+        return value.fields
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
+
+
+def _under(value: Any, name: str) -> Iterator[Any]:
+    children, parts = _children(value), name.split(".")
+    for count in range(len(parts), 0, -1):
+        key: Any = ".".join(parts[:count])
+        if key not in children and key.isdigit():
+            key = int(key)
+        if key in children and count == len(parts):
+            yield children[key]
+        elif key in children:
+            yield from _under(children[key], ".".join(parts[count:]))
+
+
+def _tensors(value: Any, prefix: str) -> Iterator[tuple[str, Stored]]:
+    for key, child in _children(value).items():
+        if isinstance(child, Stored):
+            yield f"{prefix}{key}", child
+        else:
+            yield from _tensors(child, f"{prefix}{key}.")
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() and text.isascii() else ascii(text)

@@ -1,0 +1,208 @@
+"""Where the pickle and the numbers lie in a file of `torch.save`, of either form.
+
+Since torch 1.6 the file is a zip whose members are stored as they are:
+
+    NAME/data.pkl       the pickle, in which a tensor names its storage by key
+    NAME/data/KEY       the numbers of a storage, little endian
+    NAME/byteorder      "little" or "big", since torch 2.1
+    NAME/version        of the form, in decimal
+
+Before, five pickles and the storages stood one behind the other: a magic number, 1001, a dict that says
+"little_endian", the pickle itself, the storages' keys; for each key a u64 that counts its numbers, and them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mega_schema.errors import FormatError
+
+BLOCK = 1 << 16  # bytes
+MAGIC = 0x1950A86A20F9469CFC6C
+_LATEST = 10  # version of the zip's form that torch 2 still reads
+AGAIN = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
+_BROKEN = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError, LookupError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a file."""
+
+    begin: int
+    bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The zip form.
+
+    Attributes:
+        crc: of the pickle.
+        storages: by key.
+    """
+
+    pickle: Span
+    crc: int
+    storages: Mapping[str, Span]
+
+
+def is_zip(head: bytes) -> bool:
+    """Whether a file that begins so is one."""
+    return head.startswith(b"PK\x03\x04")
+
+
+def is_legacy(head: bytes) -> bool:
+    """Whether a file that begins so has the form before torch 1.6."""
+    return MAGIC.to_bytes(10, "little") in head[:32]
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that begins so has the form before torch 0.2."""
+    return head[257:262] == b"ustar"
+
+
+class Window(io.RawIOBase):
+    """Some bytes of a file as if they were all."""
+
+    def __init__(self, file: BinaryIO, span: Span) -> None:
+        self._file, self._span, self._at = file, span, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._span.bytes)[whence]
+        if at < 0:
+            raise ValueError(f"seek to {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        count = max(0, min(len(view), self._span.bytes - self._at))
+        self._file.seek(self._span.begin + self._at)
+        data = self._file.read(count)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def read_archive(path: Path, file: BinaryIO, whole: Span) -> Archive:
+    """The zip in these bytes of a file.
+
+    Raises:
+        FormatError: it is not a whole zip as torch writes it.
+    """
+    try:
+        with zipfile.ZipFile(io.BufferedReader(Window(file, whole))) as archive:
+            return _archive(path, file, whole, archive)
+    except _BROKEN as error:
+        hint = "the file was cut off or written to; copy it again"
+        raise FormatError(path, "is not a whole zip", found=error, hint=hint) from error
+
+
+def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) -> Archive:
+    members = {info.filename: info for info in archive.infolist()}
+    if len(members) != len(archive.infolist()):
+        raise FormatError(path, "has two members of one name")
+    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise FormatError(
+            path, "is a zip of something else", found=f"{len(pickles)} members NAME/data.pkl", wanted="one"
+        )
+    root = pickles[0].removesuffix("data.pkl")
+    if f"{root}constants.pkl" in members:
+        raise FormatError(
+            path,
+            "is a TorchScript program, and weights are needed",
+            hint="torch.save(model.state_dict(), file)",
+        )
+    for name, info in members.items():
+        if (
+            info.compress_type != zipfile.ZIP_STORED
+            or info.flag_bits & 1
+            or info.compress_size != info.file_size
+        ):
+            raise FormatError(f"{path}: {name}", "is compressed or encrypted", hint=AGAIN)
+    if (order := _short(archive, members.get(f"{root}byteorder"), b"little")) != b"little":
+        raise FormatError(f"{path}: {root}byteorder", "of the numbers", found=order, wanted=b"little")
+    version = _short(archive, members.get(f"{root}version"), b"3").strip()
+    if not version.isdigit() or int(version) > _LATEST:
+        raise FormatError(f"{path}: {root}version", "of the file", found=version, wanted=f"{_LATEST} or less")
+    prefix = f"{root}data/"
+    storages = {
+        name.removeprefix(prefix): _span(file, whole, info)
+        for name, info in members.items()
+        if name.startswith(prefix) and not name.endswith("/")
+    }
+    pickle = members[pickles[0]]
+    return Archive(_span(file, whole, pickle), pickle.CRC, storages)
+
+
+def _short(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
+    """A member that is a word."""
+    if info is None:
+        return otherwise
+    with archive.open(info) as member:
+        return member.read(32)
+
+
+def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
+    """Of a member's bytes, behind a header whose length the directory does not tell."""
+    form = struct.Struct("<4s22xHH")
+    file.seek(whole.begin + info.header_offset)
+    magic, name, extra = form.unpack(file.read(form.size))
+    written = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+    if magic != b"PK\x03\x04" or file.read(name) != written:
+        raise zipfile.BadZipFile(f"no {info.orig_filename} at byte {info.header_offset}")
+    span = Span(whole.begin + info.header_offset + form.size + name + extra, info.file_size)
+    if info.header_offset < 0 or span.end > whole.end:
+        raise zipfile.BadZipFile(
+            f"{info.orig_filename} ends at byte {span.end - whole.begin} of {whole.bytes}"
+        )
+    return span
+
+
+def blocks(file: BinaryIO, span: Span) -> Iterator[bytes]:
+    """Bytes of a file, in parts."""
+    at = span.begin
+    while at < span.end:
+        file.seek(at)
+        block = file.read(min(BLOCK, span.end - at))
+        if not block:
+            return
+        at += len(block)
+        yield block
+
+
+def checked_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[bytes]:
+    """Bytes of the pickle of a zip.
+
+    Raises:
+        FormatError: after the last of them, if they are not those that were written.
+    """
+    crc = 0
+    for block in blocks(file, archive.pickle):
+        crc = zlib.crc32(block, crc)
+        yield block
+    if crc != archive.crc:
+        raise FormatError(
+            f"{path}: data.pkl", "checksum (crc32)", found=f"{crc:08x}", wanted=f"{archive.crc:08x}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from mega_ckpt import config_json, safetensors
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target, Written
+from mega_ckpt.layouts import whole_slab
 from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
@@ -78,10 +80,10 @@ def test_parts_of_one_tensor_have_one_dtype(hf_folder: Any, small_llama: ModelSp
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
-        {"model_type": "mistral"},
-        "config.json: model_type: unknown architecture: found mistral",
+        {"model_type": "mixtral"},
+        "config.json: model_type: unknown architecture: found mixtral, wanted llama | mistral | ",
     ),
-    "no architecture": ({"model_type": None}, "unknown architecture: found None, wanted gpt2 | llama"),
+    "no architecture": ({"model_type": None}, "unknown architecture: found None, wanted llama | mistral"),
     "scaled positions": (
         {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}},
         "config.json: rope_scaling: positions scaled in this way are not supported: found dynamic",
@@ -103,7 +105,32 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "attention_bias: is not supported: found True, wanted False",
     ),
     "mlp bias": ({"mlp_bias": True}, "mlp_bias: is not supported"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act: is not supported: found gelu, wanted silu"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act: is not supported: found gelu, wanted swish | silu"),
+    "quantized": (
+        {"quantization_config": {"bits": 4}},
+        "quantization_config: is not supported: found",
+    ),
+    "null where a count is": ({"hidden_size": None}, "config.json: hidden_size: is null"),
+    "a bias of queries, keys and values in a qwen 3": (
+        {"model_type": "qwen3", "attention_bias": True},
+        "attention_bias: is not supported: found True, wanted False",
+    ),
+    "a window in some layers": (
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        "max_window_layers: a window in some of the layers is not supported: found 1 of 2 layers",
+    ),
+    "a list of layers with a window and without": (
+        {
+            "model_type": "qwen3",
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        "layer_types: a window in some of the layers is not supported: found 1 of 2 layers, wanted all",
+    ),
+    "layers with a window that is switched off": (
+        {"model_type": "qwen2", "layer_types": ["sliding_attention", "sliding_attention"]},
+        "layer_types: a window in some of the layers is not supported: found 2 of 2 layers",
+    ),
     "count that is a text": ({"num_hidden_layers": "2"}, "model.layers: not a count: found 2"),
     "heads that do not divide": ({"num_attention_heads": 3, "head_dim": None}, "heads do not divide"),
     "width that is a text": ({"hidden_size": "x", "head_dim": None}, "config.json"),
@@ -130,7 +157,7 @@ def test_a_config_of_something_else_is_refused(
     [
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: is not supported"),
         ({"scale_attn_weights": False}, "scale_attn_weights: is not supported"),
-        ({"activation_function": "tanh"}, "activation_function: unknown: found tanh"),
+        ({"activation_function": "tanh"}, "activation_function: is not supported: found tanh"),
     ],
 )
 def test_a_gpt2_of_another_kind_is_refused(
@@ -162,19 +189,25 @@ def test_specs_survive_the_way_there_and_back(small_gpt: ModelSpec, small_llama:
     ("change", "said"),
     [
         (
-            {"positions": "rope"},
-            "model.positions: GPT2LMHeadModel has no such thing: found rope, wanted learned",
+            {"positions": "sinusoidal"},
+            "model.positions: no class of Hugging Face's has such",
         ),
-        ({"activation": "swiglu"}, "model.activation: GPT2LMHeadModel has no such thing"),
-        ({"norm": "rmsnorm"}, "model.norm"),
-        ({"bias": False}, "model.bias"),
+        ({"positions": "none"}, "model.positions: no class .* found none, wanted rope | learned | alibi"),
+        ({"scale_embedding": True}, "model.scale_embedding: no class .* found True, wanted False"),
+        ({"norm_1p": True}, "model.norm_1p: no class"),
+        ({"activation": "geglu"}, "model.activation: no class .*: found geglu, wanted silu | gelu"),
+        (
+            {"norm": "rmsnorm"},
+            "model.norm: GPT2LMHeadModel .*: found rmsnorm, wanted layernorm",
+        ),
+        ({"bias": False}, "model.bias: GPT2LMHeadModel has no such thing: found False, wanted True"),
         ({"embed_norm": True}, "model.embed_norm: GPT2LMHeadModel has no such thing: found True"),
-        ({"qk_norm": True}, "model.qk_norm"),
-        ({"norm_1p": True}, "model.norm_1p"),
+        ({"qk_norm": True}, "model.qk_norm: GPT2LMHeadModel has no such thing"),
         ({"window": 3}, "model.window: GPT2LMHeadModel has no such thing: found 3, wanted None"),
+        ({"positions": "alibi"}, "model.embed_norm: BloomForCausalLM has no such thing: found False, wanted"),
     ],
 )
-def test_a_model_that_hugging_faces_class_cannot_be_is_refused(
+def test_a_model_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     run = run_folder(gpt(layers=1, hidden=8, heads=2, vocab=11, context=4, **change))
@@ -186,21 +219,70 @@ def test_a_model_that_hugging_faces_class_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"window": 3}, "model.window: LlamaForCausalLM has no such thing"),
-        ({"qkv_bias": True}, "model.qkv_bias: LlamaForCausalLM has no such thing"),
-        ({"qk_norm": True}, "model.qk_norm"),
+        ({"rope_share": 0.5, "head_width": 4}, "model.rope_share: .*: found 0.5, wanted 1.0"),
+        ({"rope_interleaved": True}, "model.rope_interleaved: no class .*: found True, wanted False"),
+        (
+            {"qkv_bias": True, "qk_norm": True},
+            "model.qk_norm: Qwen2ForCausalLM has no such thing: found True",
+        ),
         (
             {"rope_scaling": 8.0, "rope_interpolation": 2.0},
-            "model.rope_interpolation: LlamaForCausalLM with scaled positions has no such thing",
+            "model.rope_interpolation: .*: found 2.0, wanted 1, with positions that are scaled",
         ),
     ],
 )
-def test_a_llama_that_hugging_faces_class_cannot_be_is_refused(
+def test_a_llama_that_no_class_of_hugging_faces_can_be_is_refused(
     run_folder: Any, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     run = run_folder(llama(layers=1, hidden=8, heads=2, ffn=6, vocab=11, context=4, **change))
     with pytest.raises(ConfigError, match=said):
         to_hugging_face(run, tmp_path / "out")
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"window": 3},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("kind", CHOICES)
+def test_a_model_is_written_as_the_class_that_has_what_it_has(kind: str, windowed: bool) -> None:
+    window = {"window": 3} if windowed else {}
+    spec = llama(layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, **{**window, **CHOICES[kind]})
+    config = config_json.from_spec(spec, "x")
+    assert config["model_type"] == ("mistral" if windowed and kind == "llama" else kind)
+    assert config_json.to_spec(json.loads(json.dumps(config)), "x") == spec
+
+
+def test_a_gated_gpt_is_written_as_a_llama_and_is_one_when_it_comes_back(
+    run_folder: Any, tmp_path: Path
+) -> None:
+    gated = gpt(
+        layers=2,
+        hidden=8,
+        heads=4,
+        kv_heads=2,
+        ffn=6,
+        vocab=11,
+        context=6,
+        norm="rmsnorm",
+        activation="swiglu",
+        positions="rope",
+        bias=False,
+        qkv_bias=False,
+        tied=False,
+    )
+    to_hugging_face(run_folder(gated), tmp_path / "hf")
+    from_hugging_face(tmp_path / "hf", tmp_path / "back")
+    back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
+    assert back.spec == dataclasses.replace(gated, family="llama")
+    for name, tensor in before.tensors[MODEL].items():
+        slab = whole_slab(tensor.shape)
+        theirs = back.read_raw(MODEL, name.replace(".up.", ".gate_up."), slab)
+        assert np.array_equal(before.read_raw(MODEL, name, slab), theirs)
 
 
 def test_a_pickle_is_refused_with_what_to_do(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:

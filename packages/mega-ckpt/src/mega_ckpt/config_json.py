@@ -1,4 +1,4 @@
-"""Hugging Face's config.json of a GPT-2 or a Llama, to our spec and back.
+"""Hugging Face's config.json to our spec and back, by the tables of `config_classes`.
 
 What our model does not compute is refused by name: weights that load and mean something else are the worst
 a converter can do.
@@ -6,31 +6,17 @@ a converter can do.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from mega_ckpt.config_classes import CLASSES, NEEDED, Class, Key
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
-# theirs to ours; the last of equal ones is what we write
-_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "gelu_fast": "gelu_tanh",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "gelu_new": "gelu_tanh",
-        "gelu": "gelu_erf",
-        "relu2": "squared_relu",
-    }
-)
-# keys that change what is computed, with the one value that is ours
-_GPT2_ONLY: Mapping[str, object] = MappingProxyType(
-    {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-)
-_LLAMA_ONLY: Mapping[str, object] = MappingProxyType(
-    {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
-)
-
+# keys that change what the tensors of any class are
+_FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None})
 _LLAMA3: Mapping[str, str] = MappingProxyType(
     {
         "rope_scaling": "factor",
@@ -38,15 +24,9 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
         "rope_scaling_high": "high_freq_factor",
     }
 )
-# what none of their classes has
-_PLAIN: Mapping[str, object] = MappingProxyType(
-    {
-        "norm_1p": False,
-        "qk_norm": False,
-        "window": None,
-        "rope_interleaved": False,
-    }
-)
+_DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
+# no config.json says how matrices began, and the same tensors serve both families
+_FREE = frozenset({"family", "vocab_multiple", "init"})
 
 
 def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
@@ -56,15 +36,17 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
         where: the file, to begin messages with.
 
     Raises:
-        FormatError: the architecture is neither gpt2 nor llama, it has something ours has not, or a key is
-            missing or out of range.
+        FormatError: the architecture is unknown, it has something ours has not, or a key is missing or out of
+            range.
     """
+    kinds = {each.model_type: each for each in CLASSES}
     kind = config.get("model_type")
-    reader = {"gpt2": _from_gpt2, "llama": _from_llama}.get(kind) if isinstance(kind, str) else None
-    if reader is None:
-        raise FormatError(f"{where}: model_type", "unknown architecture", found=kind, wanted="gpt2 | llama")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise FormatError(
+            f"{where}: model_type", "unknown architecture", found=kind, wanted=" | ".join(kinds)
+        )
     try:
-        return ModelSpec.from_dict(reader(config, where))
+        return ModelSpec.from_dict(_fields(kinds[kind], config, where))
     except ConfigError as error:
         raise FormatError(where, str(error)) from error
     except KeyError as error:
@@ -80,180 +62,215 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
         where: the checkpoint, to begin messages with.
 
     Raises:
-        ConfigError: Hugging Face's class has not what the model has.
+        ConfigError: no class of theirs has all that the model has.
     """
-    return {"gpt": _to_gpt2, "llama": _to_llama}[spec.family](spec, where)
+    theirs = class_of(spec, where)
+    config: dict[str, Any] = {"model_type": theirs.model_type, "architectures": [theirs.architecture]}
+    for key in theirs.keys:
+        value = getattr(spec, key.ours)
+        config[key.theirs] = value if key.values is None else _spelled(key.values)[value]
+    return config | _rope_keys(theirs, spec) | _window_keys(theirs, spec)
 
 
-def _from_gpt2(config: Mapping[str, Any], where: object) -> dict[str, object]:
-    _only(config, _GPT2_ONLY, where)
-    hidden, heads = config["n_embd"], config["n_head"]
-    activation = config.get("activation_function", "gelu_new")
-    if activation not in _ACTIVATIONS:
-        raise FormatError(
-            f"{where}: activation_function", "unknown", found=activation, wanted=" | ".join(_ACTIVATIONS)
-        )
-    return {
-        "family": "gpt",
-        "layers": config["n_layer"],
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_width": _head_width(hidden, heads, where),
-        "ffn": 4 * hidden if config.get("n_inner") is None else config["n_inner"],
-        "vocab": config["vocab_size"],
-        "context": config["n_positions"],
-        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
-        "activation": _ACTIVATIONS[activation],
-        "tied": config.get("tie_word_embeddings", True),
-        "init_std": config.get("initializer_range", 0.02),
-    }
+def class_of(spec: ModelSpec, where: object) -> Class:
+    """The first class of theirs that has all that the model has.
 
-
-def _from_llama(config: Mapping[str, Any], where: object) -> dict[str, object]:
-    _only(config, _LLAMA_ONLY, where)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads, head_width = config.get("num_key_value_heads"), config.get("head_dim")
-    return {
-        "family": "llama",
-        "layers": config["num_hidden_layers"],
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads if kv_heads is None else kv_heads,
-        "head_width": _head_width(hidden, heads, where) if head_width is None else head_width,
-        "ffn": config["intermediate_size"],
-        "vocab": config["vocab_size"],
-        "context": config.get("max_position_embeddings", 2048),
-        "norm": "rmsnorm",
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "activation": "swiglu",
-        "positions": "rope",
-        **_rope(config, where),
-        "tied": config.get("tie_word_embeddings", False),
-        "bias": False,
-        "qkv_bias": False,
-        "init_std": config.get("initializer_range", 0.02),
-    }
-
-
-def _rope(config: Mapping[str, Any], where: object) -> dict[str, object]:
-    """The base, which moved into `rope_parameters` with transformers 5, and scalings that are ours too."""
-    found: dict[str, object] = {"rope_base": float(config.get("rope_theta", 10000.0))}
-    for key in ("rope_scaling", "rope_parameters"):
-        values = config.get(key)
-        if not values:
-            continue
-        kind = values.get("rope_type", values.get("type", "default"))
-        if kind not in ("default", "linear", "llama3"):
-            raise FormatError(
-                f"{where}: {key}",
-                "positions scaled in this way are not supported",
-                found=kind,
-                wanted="default | linear | llama3",
+    Raises:
+        ConfigError: there is none. The message names the first field whose value no class has; where each
+            has a class, but none has all, the first that the nearest class lacks.
+    """
+    lacking = [(each, _lacking(each, spec)) for each in CLASSES]
+    for each, fields in lacking:
+        if not fields:
+            return each
+    for name in _DEFAULTS:
+        if all(name in fields for _, fields in lacking):
+            raise ConfigError(
+                f"{where}: model.{name}",
+                "no class of Hugging Face's has such a thing",
+                found=getattr(spec, name),
+                wanted=" | ".join(dict.fromkeys(str(fields[name]) for _, fields in lacking)),
             )
-        _only(values, {"partial_rotary_factor": 1.0}, f"{where}: {key}")
-        if "rope_theta" in values:
-            found["rope_base"] = float(values["rope_theta"])
-        if kind == "linear":
-            found["rope_interpolation"] = float(values["factor"])
-        elif kind == "llama3":
-            found |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
-            found["rope_scaling_context"] = values["original_max_position_embeddings"]
+    nearest, fields = min(lacking, key=lambda pair: ("positions" in pair[1], len(pair[1])))
+    name = next(iter(fields))
+    raise ConfigError(
+        f"{where}: model.{name}",
+        f"{nearest.architecture} has no such thing",
+        found=getattr(spec, name),
+        wanted=fields[name],
+    )
+
+
+def _fields(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    _only(config, {**_FIXED, **theirs.fixed}, where)
+    found: dict[str, object] = {"family": theirs.family}
+    for key in theirs.keys:
+        found[key.ours] = _read(key, config, found, where)
+    for name, rule in theirs.implied.items():
+        found[name] = _by_rule(rule, found, where)
+    if theirs.rope is not None:
+        found |= _rope(theirs, config, where)
+    if theirs.window is not None:
+        found["window"] = _window(theirs, config, found, where)
     return found
 
 
-def _head_width(hidden: int, heads: int, where: object) -> int:
-    if hidden % heads:
-        raise FormatError(where, "heads do not divide the hidden size", found=f"{heads} heads, {hidden}")
-    return hidden // heads
+def _read(key: Key, config: Mapping[str, Any], found: Mapping[str, object], where: object) -> object:
+    name = next((name for name in (key.theirs, *key.older) if name in config), None)
+    if name is None or config[name] is None:
+        rule = key.missing if name is None else key.null
+        if rule is NEEDED:
+            raise FormatError(f"{where}: {name or key.theirs}", "missing" if name is None else "is null")
+        return _by_rule(rule, found, where)
+    if key.values is None:
+        return config[name]
+    if config[name] not in key.values:
+        wanted = " | ".join(key.values)
+        raise FormatError(f"{where}: {name}", "is not supported", found=config[name], wanted=wanted)
+    return key.values[config[name]]
+
+
+def _by_rule(rule: object, found: Mapping[str, object], where: object) -> object:
+    if not callable(rule):
+        return rule
+    value = rule(found)
+    if value is None:
+        said = f"{found['heads']} heads, {found['hidden']}"
+        raise FormatError(where, "heads do not divide the hidden size", found=said)
+    return value
+
+
+def _rope(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    """The base and the share, which moved into `rope_parameters` with transformers 5, and the scalings that
+    are ours too; `rope_scaling` goes before the parameters there.
+    """
+    assert theirs.rope is not None
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    values = config.get(name) or {}
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise FormatError(
+            f"{where}: {name}",
+            "positions scaled in this way are not supported",
+            found=kind,
+            wanted="default | linear | llama3",
+        )
+    base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
+    found: dict[str, object] = {"rope_base": float(base)}
+    if theirs.rope.share is None:
+        _only(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
+    else:
+        share = config.get(theirs.rope.share, theirs.rope.missing)
+        found["rope_share"] = float(values.get("partial_rotary_factor", share))
+    if kind == "linear":
+        found["rope_interpolation"] = float(values["factor"])
+    elif kind == "llama3":
+        found |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
+        found["rope_scaling_context"] = values["original_max_position_embeddings"]
+    return found
+
+
+def _rope_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
+    if theirs.rope is None:
+        return {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
+    if spec.rope_scaling != 1:
+        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
+        rope["original_max_position_embeddings"] = spec.rope_scaling_context
+    elif spec.rope_interpolation != 1:
+        rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
+    keys: dict[str, Any] = {theirs.rope.base: spec.rope_base}
+    if theirs.rope.share is not None:
+        rope["partial_rotary_factor"] = keys[theirs.rope.share] = spec.rope_share
+    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
+    scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
+    return keys | {"rope_parameters": rope} | scaling
+
+
+def _window(theirs: Class, config: Mapping[str, Any], found: Mapping[str, Any], where: object) -> int | None:
+    """Tokens that a token sees: in every layer of ours or in none."""
+    layers = min(
+        found["layers"], 1 << 20
+    )  # a count gone wrong is refused later, and must not fill the memory
+    if theirs.window == "key":
+        window, first = found["window"], 0
+    else:
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+        first = layers if window is None else min(config.get("max_window_layers", 28), layers)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        slides = layers - first if window is not None else 0
+        said, name = f"{slides} of {layers} layers", "max_window_layers"
+    else:
+        slides, layers = sum(kind == "sliding_attention" for kind in kinds), len(kinds)
+        said, name = f"{slides} of {layers} layers", "layer_types"
+    if slides not in (0, layers) or (slides and window is None):
+        raise FormatError(
+            f"{where}: {name}",
+            "a window in some of the layers is not supported",
+            found=said,
+            wanted="all of them, or none",
+        )
+    return window if slides else None
+
+
+def _window_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
+    if theirs.window != "switch":
+        return {}
+    slides = spec.window is not None
+    return {
+        "use_sliding_window": slides,
+        "sliding_window": spec.window,
+        "max_window_layers": 0 if slides else spec.layers,
+        "layer_types": ["sliding_attention" if slides else "full_attention"] * spec.layers,
+    }
+
+
+def _lacking(theirs: Class, spec: ModelSpec) -> dict[str, object]:
+    """Fields in which the model is not of the class, with what it would have to be."""
+    keys, fields = {key.ours: key for key in theirs.keys}, spec.to_dict()
+    lacking: dict[str, object] = {}
+    for name, value in fields.items():
+        if name in _FREE or (name == "window" and theirs.window is not None):
+            continue
+        if name in keys:
+            values = keys[name].values
+            if values is not None and value not in values.values():
+                lacking[name] = " | ".join(_spelled(values))
+        elif name in theirs.implied:
+            rule = theirs.implied[name]
+            wanted = rule(fields) if callable(rule) else rule
+            if value != wanted:
+                lacking[name] = wanted
+        elif not name.startswith("rope_"):
+            if value != _DEFAULTS[name]:
+                lacking[name] = _DEFAULTS[name]
+        elif wanted := _rope_lacks(theirs, spec, name):
+            lacking[name] = wanted
+    return lacking
+
+
+def _rope_lacks(theirs: Class, spec: ModelSpec, name: str) -> str | None:
+    """What a field of rotary positions would have to be; None where it is that, or where it means nothing."""
+    if spec.positions != "rope":
+        return None
+    if theirs.rope is None:
+        return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
+    if name == "rope_interleaved" and spec.rope_interleaved:
+        return "False"
+    if name == "rope_share" and theirs.rope.share is None and spec.rope_share != 1:
+        return "1.0"
+    if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
+        return "1, with positions that are scaled"
+    return None
+
+
+def _spelled(values: Mapping[str, str]) -> dict[str, str]:
+    """Ours to theirs."""
+    return {ours: theirs for theirs, ours in values.items()}
 
 
 def _only(config: Mapping[str, Any], wanted: Mapping[str, object], where: object) -> None:
     for key, value in wanted.items():
         if config.get(key, value) != value:
             raise FormatError(f"{where}: {key}", "is not supported", found=config[key], wanted=value)
-
-
-def _to_gpt2(spec: ModelSpec, where: object) -> dict[str, Any]:
-    _has(
-        spec,
-        where,
-        "GPT2LMHeadModel",
-        norm="layernorm",
-        positions="learned",
-        bias=True,
-        qkv_bias=True,
-        post_norm_residual=False,
-        scale_embedding=False,
-        embed_norm=False,
-        **_PLAIN,
-        kv_heads=spec.heads,
-        head_width=spec.hidden // spec.heads,
-    )
-    theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
-    if spec.activation not in theirs:
-        raise ConfigError(
-            f"{where}: model.activation",
-            "GPT2LMHeadModel has no such thing",
-            found=spec.activation,
-            wanted=" | ".join(theirs),
-        )
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": spec.vocab,
-        "n_positions": spec.context,
-        "n_embd": spec.hidden,
-        "n_layer": spec.layers,
-        "n_head": spec.heads,
-        "n_inner": None if spec.ffn == 4 * spec.hidden else spec.ffn,
-        "activation_function": theirs[spec.activation],
-        "layer_norm_epsilon": spec.norm_eps,
-        "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied,
-    }
-
-
-def _to_llama(spec: ModelSpec, where: object) -> dict[str, Any]:
-    _has(spec, where, "LlamaForCausalLM", rope_share=1.0, qkv_bias=False, **_PLAIN)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
-    if spec.rope_scaling != 1:
-        _has(spec, where, "LlamaForCausalLM with scaled positions", rope_interpolation=1.0)
-        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
-        rope["original_max_position_embeddings"] = spec.rope_scaling_context
-    elif spec.rope_interpolation != 1:
-        rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
-    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
-    scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": spec.vocab,
-        "max_position_embeddings": spec.context,
-        "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_width,
-        "intermediate_size": spec.ffn,
-        "hidden_act": "silu",
-        "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
-        "rope_parameters": rope,
-        **scaling,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied,
-    }
-
-
-def _has(spec: ModelSpec, where: object, theirs: str, **wanted: object) -> None:
-    for name, value in wanted.items():
-        if getattr(spec, name) != value:
-            raise ConfigError(
-                f"{where}: model.{name}",
-                f"{theirs} has no such thing",
-                found=getattr(spec, name),
-                wanted=value,
-            )

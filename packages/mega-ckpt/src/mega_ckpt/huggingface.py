@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import config_json, safetensors
+from mega_ckpt.layouts.huggingface import BUFFERS, names_of
 from mega_ckpt.stored import Stored
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import MANIFEST
@@ -24,11 +25,6 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 GENERATION, TOKENIZER_JSON = "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, VOCAB, MERGES = "tokenizer_config.json", "vocab.json", "merges.txt"
 
-# what older versions of the classes kept beside the weights: masks and angles, which are computed
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".self_attn.rotary_emb.inv_freq")
-_HEAD: Mapping[str, str] = MappingProxyType(
-    {"gpt": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
-)
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
 
@@ -51,20 +47,22 @@ def open_folder(folder: Path) -> Source:
         hint = "--from mega --to hf" if ours else ""
         raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
     spec = config_json.to_spec(_json(folder / CONFIG), folder / CONFIG)
-    entries = {n: e for n, e in _entries(folder).items() if not n.endswith(_BUFFERS)}
-    if spec.family == "gpt" and "wte.weight" in entries:  # saved without its head, as OpenAI's own were
-        entries = {n if n == "lm_head.weight" else f"transformer.{n}": e for n, e in entries.items()}
+    names, entries = names_of(spec), _entries(folder)
     if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
-    head, embedding = entries.get("lm_head.weight"), entries.get(_HEAD[spec.family])
-    if spec.tied and head is not None and embedding is not None:
-        if head.dtype != embedding.dtype or not np.array_equal(_bits(head), _bits(embedding)):
+    embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
+    heads = (head, f"{names.older_head}.weight")
+    entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
+    if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
+        entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
+    if spec.tied and head in entries and embedding in entries:
+        mine, other = entries.pop(head), entries[embedding]
+        if mine.dtype != other.dtype or not np.array_equal(_bits(mine), _bits(other)):
             raise FormatError(
-                f"{folder}: lm_head.weight",
+                f"{folder}: {head}",
                 "is not the embedding, which it is tied to",
                 hint=f'"tie_word_embeddings": false in {CONFIG}',
             )
-        del entries["lm_head.weight"]
     return Source(spec, entries)
 
 

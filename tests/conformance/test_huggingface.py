@@ -12,14 +12,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from mega_ckpt import safetensors
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target, Written
 from mega_model.attend import Packed
 from mega_model.build import build, fill
+from mega_model.generate import generate
 from mega_model.runtime import Runtime
+from mega_model.stage import Decoder
 from mega_schema.checkpoint import Checkpoint
 
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
@@ -31,7 +41,9 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 24,
 }
+BLOOM = {"vocab_size": 61, "hidden_size": 32, "n_layer": 2}
 NONE = {"bos_token_id": None, "eos_token_id": None}
+SOME = {**LLAMA, **NONE, "num_key_value_heads": 2}
 CASES: dict[str, Any] = {
     "gpt2": lambda: GPT2Config(**GPT2, **NONE),
     "gpt2 with its own width and gelu": lambda: GPT2Config(
@@ -59,6 +71,22 @@ CASES: dict[str, Any] = {
         **LLAMA, **NONE, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     ),
     "llama with wide heads": lambda: LlamaConfig(**LLAMA, **NONE, head_dim=16),
+    "mistral": lambda: MistralConfig(**SOME, sliding_window=5),
+    "qwen 2": lambda: Qwen2Config(**SOME, rope_theta=1000000.0),
+    "qwen 2 tied with a window": lambda: Qwen2Config(
+        **SOME, use_sliding_window=True, sliding_window=5, max_window_layers=0, tie_word_embeddings=True
+    ),
+    "qwen 3": lambda: Qwen3Config(**SOME, head_dim=12),
+    "qwen 3 with a window": lambda: Qwen3Config(
+        **SOME, head_dim=8, use_sliding_window=True, sliding_window=7, max_window_layers=0
+    ),
+    "bloom": lambda: BloomConfig(**BLOOM, **NONE, n_head=4),
+    "bloom with six heads, untied": lambda: BloomConfig(
+        **BLOOM | {"hidden_size": 48}, **NONE, n_head=6, tie_word_embeddings=False, layer_norm_epsilon=1e-6
+    ),
+    "bloom with residuals after the norm": lambda: BloomConfig(
+        **BLOOM, **NONE, n_head=4, apply_residual_connection_post_layernorm=True
+    ),
 }
 
 
@@ -96,14 +124,19 @@ def _logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _ours(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
-    spec = checkpoint.spec
-    model = build(spec, Runtime.alone(spec))
+def _built(checkpoint: Checkpoint) -> Decoder:
+    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
     fill(model, checkpoint.model_slab)
+    return model
+
+
+def _ours(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
     rows, length = token_BS.shape
     with torch.no_grad():
-        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
-    return logits[:, : spec.vocab].unflatten(0, (rows, length))
+        logits = _built(checkpoint)(
+            token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length)
+        )
+    return logits[:, : checkpoint.spec.vocab].unflatten(0, (rows, length))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -122,6 +155,18 @@ def test_logits_are_hugging_faces_and_every_tensor_comes_back(case: str, tmp_pat
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", local_files_only=True)
     assert type(loaded) is type(theirs)
     assert torch.equal(_logits(loaded.eval(), token_BS), wanted)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_are_those_that_transformers_generates(case: str, tmp_path: Path) -> None:
+    theirs = _save(CASES[case](), tmp_path / "hf")
+    from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    token_BS = torch.randint(0, 61, (3, 6), generator=torch.Generator().manual_seed(3))
+    wanted = theirs.generate(
+        token_BS, attention_mask=torch.ones_like(token_BS), max_new_tokens=18, do_sample=False
+    )
+    model = _built(Checkpoint.open(tmp_path / "run"))
+    assert generate(model, token_BS.tolist(), new_tokens=18, top_k=1).rows == wanted.tolist()
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama grouped"])

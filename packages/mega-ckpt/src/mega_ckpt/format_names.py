@@ -10,5 +10,6 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mega": ("mega", "a checkpoint of ours, or a run's folder"),
         "hf": ("huggingface", "a Hugging Face folder"),
+        "llama2c": ("llama2c", "a model's .bin of llama2.c"),
     }
 )

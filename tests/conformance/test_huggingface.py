@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -79,6 +81,27 @@ CASES: dict[str, Any] = {
     "qwen 3": lambda: Qwen3Config(**SOME, head_dim=12),
     "qwen 3 with a window": lambda: Qwen3Config(
         **SOME, head_dim=8, use_sliding_window=True, sliding_window=7, max_window_layers=0
+    ),
+    "pythia": lambda: GPTNeoXConfig(**LLAMA, **NONE, rotary_pct=0.25),
+    "gpt-neox with one branch after the other, tied": lambda: GPTNeoXConfig(
+        **LLAMA,
+        **NONE,
+        use_parallel_residual=False,
+        rotary_pct=1.0,
+        rotary_emb_base=500,
+        hidden_act="gelu_new",
+        tie_word_embeddings=True,
+        layer_norm_eps=1e-6,
+    ),
+    "gpt-neox interpolated": lambda: GPTNeoXConfig(
+        **LLAMA,
+        **NONE,
+        rope_parameters={
+            "rope_type": "linear",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "partial_rotary_factor": 0.5,
+        },
     ),
     "bloom": lambda: BloomConfig(**BLOOM, **NONE, n_head=4),
     "bloom with six heads, untied": lambda: BloomConfig(
@@ -186,19 +209,44 @@ def test_a_sharded_folder_reads_as_a_whole_one(tmp_path: Path) -> None:
     assert (a / "model-00000.safetensors").read_bytes() == (b / "model-00000.safetensors").read_bytes()
 
 
-def test_names_without_the_head_are_read_too(tmp_path: Path) -> None:
-    """OpenAI's own gpt2 was saved from the model inside, with its masks beside the weights."""
-    theirs = _save(CASES["gpt2"](), tmp_path / "hf")
-    inner = {
-        n.removeprefix("transformer."): e
-        for n, e in safetensors.read(tmp_path / "hf" / "model.safetensors").entries.items()
-    }
-    values = {name: np.array(entry.values()) for name, entry in inner.items()}
-    values["h.0.attn.bias"] = np.ones((1, 1, 24, 24), np.float32)
-    announced = [safetensors.Announced(name, "F32", array.shape) for name, array in values.items()]
-    safetensors.write(
-        tmp_path / "hf" / "model.safetensors", announced, lambda t: values[t.name], {"format": "pt"}
-    )
+def _rename(folder: Path, name: Callable[[str], str], more: dict[str, np.ndarray]) -> None:
+    """Write the weights again under other names, with others beside them."""
+    file = folder / "model.safetensors"
+    values = {name(n): np.array(e.values()) for n, e in safetensors.read(file).entries.items()} | more
+    announced = [safetensors.Announced(n, "F32", array.shape) for n, array in values.items()]
+    safetensors.write(file, announced, lambda t: values[t.name], {"format": "pt"})
+
+
+MASK, RATES = np.ones((1, 1, 24, 24), np.float32), np.ones(4, np.float32)
+OLDER: dict[str, tuple[str, Callable[[str], str], dict[str, np.ndarray]]] = {
+    "gpt-2 of OpenAI's: the model inside, with its masks": (
+        "gpt2",
+        lambda n: n.removeprefix("transformer."),
+        {"h.0.attn.bias": MASK, "h.1.attn.masked_bias": RATES[0]},
+    ),
+    "the bloom of BigScience": ("bloom", lambda n: n.removeprefix("transformer."), {}),
+    "llama with its angles": ("llama", str, {"model.layers.1.self_attn.rotary_emb.inv_freq": RATES}),
+    "pythia with masks and angles": (
+        "pythia",
+        str,
+        {
+            "gpt_neox.layers.0.attention.bias": MASK,
+            "gpt_neox.layers.0.attention.masked_bias": RATES[0],
+            "gpt_neox.layers.1.attention.rotary_emb.inv_freq": RATES,
+        },
+    ),
+    "gpt-neox by its names in transformers 5": ("pythia", lambda n: n.replace("embed_out", "lm_head"), {}),
+    "a tied head beside the embedding": ("bloom", str, {"lm_head.weight": RATES}),
+}
+
+
+@pytest.mark.parametrize("form", OLDER)
+def test_other_forms_of_a_folder_are_read_too(form: str, tmp_path: Path) -> None:
+    case, name, more = OLDER[form]
+    theirs = _save(CASES[case](), tmp_path / "hf")
+    if "lm_head.weight" in more:
+        more = {"lm_head.weight": theirs.get_input_embeddings().weight.detach().numpy()}
+    _rename(tmp_path / "hf", name, more)
     from_hugging_face(tmp_path / "hf", tmp_path / "run")
     token_BS = torch.arange(20)[None]
     torch.testing.assert_close(

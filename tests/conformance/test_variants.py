@@ -195,6 +195,23 @@ CASES: dict[str, Case] = {
         gpt(**OURS, ffn=40, positions="rope", rope_share=0.5, activation="gelu_erf", tied=False),
         _neox,
     ),
+    "two branches beside each other of pythia": Case(
+        lambda: transformers.GPTNeoXConfig(
+            **{key: value for key, value in WIDE.items() if key != "num_key_value_heads"},
+            **NONE,
+            use_parallel_residual=True,
+        ),
+        gpt(
+            **OURS,
+            ffn=40,
+            positions="rope",
+            rope_share=0.25,
+            activation="gelu_erf",
+            parallel_residual=True,
+            tied=False,
+        ),
+        _neox,
+    ),
     "norms of 1 + weight and squared relu of nemotron": Case(
         lambda: transformers.NemotronConfig(**WIDE, **NONE, partial_rotary_factor=0.5, norm_eps=1e-5),
         gpt(

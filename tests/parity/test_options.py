@@ -22,6 +22,7 @@ BLOOM = {"model__positions": "alibi", "model__embed_norm": True}
 WINDOW = {"model__window": "4,0"}
 SGD = {"optimizer__name": "sgd", "optimizer__lr": 0.1, "optimizer__weight_decay": 0.1}
 MUON = {"optimizer__name": "muon", "optimizer__weight_decay": 0.1}
+NEOX = {"model__parallel_residual": True, "model__positions": "rope", "model__rope_share": 0.5}
 HEAD_NORMS = {"model__qk_norm": True, "model__norm_1p": True}
 
 
@@ -64,6 +65,12 @@ CASES: dict[int, dict[str, Body]] = {
         "a_window_over_context_2": _cut("llama", **WINDOW, **CP2),
         "a_normed_embedding_over_pipeline_2": _cut("gpt", **BLOOM, **PP2),
         "a_normed_embedding_over_data_2_zero_3": _cut("gpt", **BLOOM, parallel__zero_stage=3),
+        "branches_beside_each_other_over_tensor_2_sequence_with_dropout": _cut(
+            "gpt", **NEOX, **DROPOUT, **TP2, **SP
+        ),
+        "branches_beside_each_other_over_pipeline_2_computed_again": _cut(
+            "gpt", **NEOX, **PP2, recompute__granularity="full"
+        ),
         "head_norms_over_tensor_2": _cut("gpt", **HEAD_NORMS, **TP2),
         "head_norms_over_tensor_2_sequence": _cut("llama", **HEAD_NORMS, **TP2, **SP),
         "head_norms_of_one_key_head_over_tensor_2": _cut("llama", **HEAD_NORMS, model__kv_heads=1, **TP2),

@@ -46,6 +46,11 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, norms of heads": ("gpt", {"model__qk_norm": True}),
     "llama, norms of heads": ("llama", {"model__ffn": 160, "model__qk_norm": True}),
     "gpt, gates": ("gpt", {"model__glu": "geglu"}),
+    "gpt, branches beside each other": ("gpt", {"model__parallel_residual": True}),
+    "gpt, branches beside each other, bfloat16": (
+        "gpt",
+        {"model__parallel_residual": True, "train__bf16": True},
+    ),
     "gpt, one layer again": (
         "gpt",
         {"recompute__granularity": "full", "recompute__method": "block"},

@@ -46,6 +46,9 @@ SPECS: dict[str, ModelSpec] = {
     ),
     "gpt of fairseq": gpt(**SMALL, activation="gelu_erf", positions="sinusoidal", scale_embedding=True),
     "gpt squared": gpt(**SMALL, activation="squared_relu", norm="rmsnorm", post_norm_residual=True),
+    "gpt of two branches beside each other": gpt(
+        **SMALL, positions="rope", rope_share=0.5, parallel_residual=True, tied=False
+    ),
     "gpt without positions": gpt(**SMALL, positions="none"),
     "gpt of bloom": gpt(**SMALL, positions="alibi", embed_norm=True, window=3),
     "gpt with head norms": gpt(**SMALL, qk_norm=True, norm_1p=True, activation="geglu", kv_heads=2, window=5),
@@ -113,8 +116,8 @@ def _linear(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def _block(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     y = _norm(spec, weights, "attn_norm", x)
-    x = (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
-    y = _norm(spec, weights, "ffn_norm", x)
+    entered, x = x, (y if spec.post_norm_residual else x) + _attention(spec, weights, y)
+    y = _norm(spec, weights, "ffn_norm", entered if spec.parallel_residual else x)
     inner = _linear(weights, "gate_up" if spec.family == "llama" else "up", y)
     if spec.gated:
         gate, up = inner[..., : spec.ffn], inner[..., spec.ffn :]

@@ -84,6 +84,10 @@ def test_an_unknown_preset_is_answered_with_a_near_one() -> None:
         ({"positions": "rope", "rope_share": 2.0}, "found 8 of 4, wanted an even number, at most 4"),
         ({"window": 0}, "model.window: not a count: found 0, wanted a whole number above 0"),
         ({"window": 2.0}, "model.window: not a count: found 2.0"),
+        (
+            {"parallel_residual": True, "post_norm_residual": True},
+            "model.parallel_residual: two branches beside each other have two normed streams: found",
+        ),
         ({"rope_scaling": 0.0}, "model.rope_scaling: not above 0: found 0, wanted 1 or more"),
         (
             {"rope_scaling_low": 4.0},

@@ -26,6 +26,7 @@ class Planned(Protocol):
         ({"embed_norm": True}, {"embed_norm": True}),
         ({"qk_norm": True}, {"qk_norm": True}),
         ({"post_norm_residual": True}, {"post_norm_residual": True}),
+        ({"parallel_residual": True}, {"parallel_residual": True}),
         ({"positions": "alibi"}, {"positions": "alibi"}),
         ({"rope_share": 0.25, "positions": "rope"}, {"rope_share": 0.25, "turning": 2}),
         ({"rope_interleaved": True}, {"rope_interleaved": True}),

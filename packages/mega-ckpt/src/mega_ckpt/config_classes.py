@@ -153,6 +153,28 @@ _BLOOM = Class(
     },
 )
 
+_NEOX = Class(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    "gpt",
+    (
+        Key("vocab_size", "vocab"),
+        Key("max_position_embeddings", "context", 2048),
+        Key("hidden_size", "hidden"),
+        Key("num_hidden_layers", "layers"),
+        Key("num_attention_heads", "heads"),
+        Key("intermediate_size", "ffn"),
+        Key("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
+        Key("layer_norm_eps", "norm_eps", 1e-5),
+        Key("use_parallel_residual", "parallel_residual", True),
+        _INIT,
+        Key("tie_word_embeddings", "tied", False),
+    ),
+    fixed={"attention_bias": True},
+    implied={"kv_heads": same_heads, "head_width": even_width, "positions": "rope"},
+    rope=Rope("rotary_emb_base", "rotary_pct", 0.25),
+)
+
 
 def _like_llama(
     model_type: str,
@@ -225,4 +247,5 @@ CLASSES: tuple[Class, ...] = (
     ),
     _GPT2,
     _BLOOM,
+    _NEOX,
 )

@@ -51,7 +51,7 @@ def open_folder(folder: Path) -> Source:
     if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
-    heads = (head, f"{names.older_head}.weight")
+    heads = (head, f"{names.other_head}.weight")
     entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
     if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}

@@ -2,7 +2,7 @@
 
 x = E[token] + P[position]      or the embedding normed first, or other positions
 for every layer:  x = x + O · attend(Q, K, V of norm(x))
-                  x = x + W₂ · act(W₁ · norm(x))
+                  x = x + W₂ · act(W₁ · norm(x))        or of the x before it, beside each other
 scores = norm(x) · Eᵀ
 """
 
@@ -49,12 +49,15 @@ class GPT(Decoder):
 
 
 class Block(Attention):
-    """One layer: attention, then the feed-forward, each on the normed stream and added to it."""
+    """One layer: attention, then the feed-forward, each on the normed stream and added to it.
+
+    In a model with `parallel_residual` both read what enters the layer.
+    """
 
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__(rt, layer)
         m, at = rt.spec, f"layers.{layer}."
-        self.normed_residual = m.post_norm_residual
+        self.normed_residual, self.parallel = m.post_norm_residual, m.parallel_residual
         self.ffn_norm = norm(rt, at + "ffn_norm")
         self.up = ColumnLinear(rt, at + "up", bias=m.bias)
         self.activated = feed_forward(rt)
@@ -64,6 +67,9 @@ class Block(Attention):
         y_TD = self.attn_norm(x_TD)
         add_TD, residual_TD = self.attention(y_TD, angles, attend), y_TD if self.normed_residual else x_TD
         at = f"layers.{self.layer}."
+        if self.parallel:
+            sum_TD = drop(at + "out", add_TD, x_TD)
+            return drop(at + "down", self.down(self.activated(self.up, self.ffn_norm(x_TD))), sum_TD)
         x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, residual_TD)
         add_TD, residual_TD = self.down(self.activated(self.up, y_TD)), y_TD if self.normed_residual else x_TD
         return drop(at + "down", add_TD, residual_TD)

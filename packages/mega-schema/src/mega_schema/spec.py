@@ -45,6 +45,8 @@ class ModelSpec:
         bias, qkv_bias: linears have biases; the qkv linear has one.
         post_norm_residual: the residual branch carries the normed input (Megatron's
             --apply-residual-connection-post-layernorm).
+        parallel_residual: the feed-forward reads what enters the layer, as attention does, and both are added
+            to it (GPT-J, GPT-NeoX: arXiv:2204.06745 §2.1).
         scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
         embed_norm: the embedding of a token is normed, before positions are added (BLOOM).
         qk_norm: every head of queries and of keys is normed before it turns (arXiv:2302.05442).
@@ -81,6 +83,7 @@ class ModelSpec:
     bias: bool = True
     qkv_bias: bool = True
     post_norm_residual: bool = False
+    parallel_residual: bool = False
     scale_embedding: bool = False
     embed_norm: bool = False
     qk_norm: bool = False
@@ -112,6 +115,13 @@ class ModelSpec:
                 "rotary components come in pairs",
                 found=f"{self.turning} of {self.head_width}",
                 wanted=f"an even number, at most {self.head_width}",
+            )
+        if self.parallel_residual and self.post_norm_residual:
+            raise ConfigError(
+                "model.parallel_residual",
+                "two branches beside each other have two normed streams",
+                found="model.post_norm_residual too",
+                wanted="one of the two",
             )
         for name in ("rope_base", "rope_interpolation", "rope_scaling"):
             if not getattr(self, name):

@@ -26,7 +26,7 @@ class Names:
         whole: names outside the layers.
         layer: names in one.
         head: of the scores' own matrix.
-        older_head: as older or newer versions call it.
+        other_head: as transformers 5 calls it in memory.
         transposed: linears that are OpenAI's Conv1D there: (in, out).
         by_head: rows of the fused weight are q, k and v of one head after another, as in Megatron.
     """
@@ -36,7 +36,7 @@ class Names:
     whole: Mapping[str, str]
     layer: Mapping[str, Part]
     head: str = "lm_head"
-    older_head: str | None = None
+    other_head: str | None = None
     transposed: frozenset[str] = frozenset()
     by_head: bool = False
 
@@ -96,8 +96,25 @@ _BLOOM = Names(
     },
     by_head=True,
 )
+_NEOX = Names(
+    "gpt_neox.",
+    "layers",
+    {"embed": "embed_in", "final_norm": "final_layer_norm"},
+    {
+        "attn_norm": "input_layernorm",
+        "qkv": "attention.query_key_value",
+        "out": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "up": "mlp.dense_h_to_4h",
+        "down": "mlp.dense_4h_to_h",
+    },
+    head="embed_out",
+    other_head="lm_head",
+    by_head=True,
+)
 _NAMES: Mapping[str, Names] = MappingProxyType(
-    {"gpt2": _GPT2, "bloom": _BLOOM} | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
+    {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
+    | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 )
 
 

@@ -19,6 +19,7 @@ _FIXED: Mapping[str, object] = MappingProxyType(
         "positions": "rope",
         "bias": False,
         "post_norm_residual": False,
+        "parallel_residual": False,
         "scale_embedding": False,
         "embed_norm": False,
     }

@@ -49,6 +49,9 @@ class Model:
     post_norm_residual: bool = option(
         "--apply-residual-connection-post-layernorm", False, "branches are added to the normed stream"
     )
+    parallel_residual: bool = option(
+        "--parallel-residual", False, "the feed-forward reads what enters the layer, as attention (GPT-NeoX)"
+    )
     activation: Activation | None = option("--activation", None, "feed-forward activation")
     swiglu: bool = option("--swiglu", False, "gated SiLU feed-forward, as --activation swiglu")
     glu: Literal["geglu", "liglu", "reglu", "swiglu"] | None = option(

@@ -7,6 +7,7 @@ ranks of tp and cp:
 | part | keeps |
 |---|---|
 | LayerNorm | its input n'·h·e, and two float32 statistics of a token |
+| LayerNorm | with two branches beside each other (parallel residual) the two of a layer keep one input |
 | RMSNorm | its input in float32 n'·h·4, what it scales n'·h·e, and a statistic |
 | a column-cut linear | its input n'·h·e: with sequence parallelism it is gathered again |
 | attention | q, k and v as one n·(q + 2k)·e; with cp whole rows of k and v too, n·c·2k·e |
@@ -55,7 +56,9 @@ def layer_bytes(job: Job) -> float:
     m, e, t = job.spec, job.precision.weight, job.layout.tp
     norm = m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" else m.hidden * e + 8
     masks = 2 * m.hidden if job.software.keeps_masks else 0
-    outer = 2 * (norm + m.hidden * e) + masks
+    # a float32 copy of the input is each RMSNorm's own
+    shared = m.hidden * e if m.parallel_residual and (m.norm == "layernorm" or e == 4) else 0
+    outer = 2 * (norm + m.hidden * e) + masks - shared
     inner = (4 if m.gated else 2) * m.ffn * e
     core = 0 if job.recompute.granularity == "selective" else core_bytes(job)
     return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core

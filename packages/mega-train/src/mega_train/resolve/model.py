@@ -54,6 +54,7 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
         "embed_norm": m.embed_norm or None,
         "qk_norm": m.qk_norm or None,
         "post_norm_residual": m.post_norm_residual or None,
+        "parallel_residual": m.parallel_residual or None,
         "activation": _activation(m, family),
         "positions": "learned" if m.positions == "learned_absolute" else m.positions,
         "rope_base": m.rope_base,

@@ -222,7 +222,7 @@ OLDER: dict[str, tuple[str, Callable[[str], str], dict[str, np.ndarray]]] = {
     "gpt-2 of OpenAI's: the model inside, with its masks": (
         "gpt2",
         lambda n: n.removeprefix("transformer."),
-        {"h.0.attn.bias": MASK, "h.1.attn.masked_bias": RATES[0]},
+        {"h.0.attn.bias": MASK, "h.1.attn.masked_bias": RATES[:1]},
     ),
     "the bloom of BigScience": ("bloom", lambda n: n.removeprefix("transformer."), {}),
     "llama with its angles": ("llama", str, {"model.layers.1.self_attn.rotary_emb.inv_freq": RATES}),
@@ -231,7 +231,7 @@ OLDER: dict[str, tuple[str, Callable[[str], str], dict[str, np.ndarray]]] = {
         str,
         {
             "gpt_neox.layers.0.attention.bias": MASK,
-            "gpt_neox.layers.0.attention.masked_bias": RATES[0],
+            "gpt_neox.layers.0.attention.masked_bias": RATES[:1],
             "gpt_neox.layers.1.attention.rotary_emb.inv_freq": RATES,
         },
     ),

@@ -1,0 +1,170 @@
+"""Classic checkpoints of Megatron-LM, a file per rank: every version, the names of every release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mega_ckpt import megatron_args
+from mega_ckpt.formats import Format, Reading
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts.megatron import Names, name, of_chunk
+from mega_ckpt.megatron_shards import RELEASE, Shard, layout_of, names_of, open_shards
+from mega_ckpt.megatron_state import Weight, optimizer_spaces, trainer
+from mega_ckpt.source import Found, Source, gathered, matched
+from mega_ckpt.stored import Stored
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.errors import ConfigError, FormatError, LayoutError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import open_tokenizer
+
+_BLOCK = 1 << 24  # bytes of two tensors that are held against each other at once
+
+
+def read(load: Path, reading: Reading) -> Source:
+    """The checkpoint of a run's folder, or of one of its iterations.
+
+    Raises:
+        FormatError: a rank's file is missing, damaged or of another checkpoint, or the model has something
+            that ours has not.
+    """
+    shards = open_shards(load)
+    names, layout, first = names_of(shards), layout_of(shards), shards[0]
+    if not first.args:
+        raise FormatError(f"{first.file}: args", "missing", wanted="the arguments of the training")
+    padded = _padded(shards, names)
+    vocab = reading.vocab or megatron_args.known_vocab(first.args) or padded
+    if vocab > padded:
+        raise FormatError(
+            f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=f"{vocab} or more"
+        )
+    spec = megatron_args.to_spec(first.args, vocab, first.file)
+    if spec.layers != sum(layout.dealt):
+        raise FormatError(load, "layers in the files", found=sum(layout.dealt), wanted=spec.layers)
+    held = _Held(spec, names, layout, padded // layout.tp)
+    weights = [(shard, held.take(shard)) for shard in shards]
+    released = first.file.parent.parent.name == RELEASE
+    state, left = trainer(first, released=released)
+    optimizer = {} if released else optimizer_spaces(weights)
+    if optimizer is None:
+        left.append("the optimizer's state, whose layout is not known")
+    if vocab < padded:
+        left.append(f"{padded - vocab:,} rows of padding")
+    left += [f"copies of {name} that differ between ranks" for name in held.differing()]
+    spaces, box = gathered(load, spec, {MODEL: held.found, **(optimizer or {})})
+    return Source(
+        first.file.parent.parent,
+        spec,
+        spaces,
+        box,
+        state,
+        open_tokenizer("NullTokenizer", vocab_size=vocab - 1)
+        if first.args.get("tokenizer_type") == "NullTokenizer" and vocab > 1
+        else None,
+        left=tuple(left),
+        verify=held.check_tied,
+    )
+
+
+def _padded(shards: list[Shard], names: Names) -> int:
+    """Rows of the embedding, all ranks together."""
+    embedding = name(names, "embed.weight")
+    found = [shard.chunks[0][embedding] for shard in shards if embedding in shard.chunks[0]]
+    if not found or len(found[0].shape) != 2:
+        raise FormatError(shards[0].file, "has no tensor", wanted=embedding)
+    return found[0].shape[0] * len({shard.tp for shard in shards})
+
+
+@dataclass(slots=True)
+class _Held:
+    """The weights that ranks hold, each held against what it must be, and one of every copy kept.
+
+    Attributes:
+        rows: of a rank's share of the vocabulary.
+        found: what the model is made of.
+    """
+
+    spec: ModelSpec
+    names: Names
+    layout: Layout
+    rows: int
+    found: list[tuple[Foreign, Stored]] = field(default_factory=list)
+    _firsts: dict[tuple[int, int, str], tuple[str, Stored]] = field(default_factory=dict)
+    _alike: list[tuple[str, Stored, Stored]] = field(default_factory=list)
+    _tied: dict[int, list[tuple[str, Stored]]] = field(default_factory=dict)
+
+    def take(self, shard: Shard) -> list[list[Weight]]:
+        """The weights of each chunk of a rank, in the order of the file.
+
+        Raises:
+            FormatError: a tensor is missing, unknown, or of another shape.
+        """
+        return [list(self._chunk(shard, number)) for number in range(len(shard.chunks))]
+
+    def _chunk(self, shard: Shard, number: int) -> Iterator[Weight]:
+        rows = {row.name: row for row in table(self.spec)}
+        place = {each: count for count, each in enumerate(shard.chunks[number])}
+        for foreign, there in sorted(self._matched(shard, number), key=lambda pair: place[pair[0].name]):
+            row = rows[foreign.ours]
+            if foreign.ours == "embed.weight" and self.spec.tied:
+                self._tied.setdefault(shard.tp, []).append((f"{shard.file}: {foreign.name}", there))
+            copy = foreign.ours == "embed.weight" and foreign.name != name(self.names, "embed.weight")
+            if row.split is None:
+                key = (shard.pp, number, foreign.name)
+                ours, kept = self._firsts.setdefault(key, (foreign.ours, there))
+                if kept is not there:
+                    self._alike.append((ours, kept, there))
+                    copy = True
+            if not copy:
+                self.found.append((foreign, there))
+            yield Weight(there, row.decay, None if copy else foreign)
+
+    def _matched(self, shard: Shard, number: int) -> Found:
+        try:
+            expected = list(
+                of_chunk(
+                    self.spec,
+                    self.names,
+                    self.layout,
+                    tp=shard.tp,
+                    pp=shard.pp,
+                    chunk=number,
+                    version=shard.version,
+                    rows=self.rows,
+                )
+            )
+        except (ConfigError, LayoutError) as error:
+            raise FormatError(f"{shard.file}: args", "are not of these files", found=f"({error})") from error
+        return matched(shard.file, expected, shard.chunks[number])
+
+    def check_tied(self) -> None:
+        """Refuse a last stage whose copy of the embedding is another matrix.
+
+        Raises:
+            FormatError: it is.
+        """
+        for held in self._tied.values():
+            for where, copy in held[1:]:
+                if not _same(held[0][1], copy):
+                    raise FormatError(where, "is not the embedding, which it is tied to", hint=held[0][0])
+
+    def differing(self) -> list[str]:
+        """Parameters that every rank of tp has whole, and not all alike."""
+        return sorted({ours for ours, one, other in self._alike if not _same(one, other)})
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    """Whether two tensors of one shape are alike, bit by bit."""
+    if one.dtype != other.dtype:
+        return False
+    a, b = (each.values().view(f"u{each.values().itemsize}") for each in (one, other))
+    step = max(1, _BLOCK // max(1, a[:1].nbytes))
+    return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step))
+
+
+FORMAT = Format(read)

@@ -46,7 +46,7 @@ def test_every_command_line_in_a_document_is_one_its_program_takes() -> None:
         "mega-train gpt --tensor-parallel 2",
         "mega-train t5 --lr 1",
         "mega-ckpt reshard --load A",
-        "mega-ckpt convert --from hf --to megatron --load A --save B",
+        "mega-ckpt convert --from hf --to keras --load A --save B",
         "python -m mega_data sample --output x --megabyte 3",
         "torchrun --nproc-per-node 2 -m mega_train gpt --lr high",
         "CUDA_VISIBLE_DEVICES=0 mega-serve --load A --port 70000 &",

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.kernels.check import checked
+from mega_model.kernels.check import Checked, checked
 from mega_model.kernels.choice import PACKAGES, choose, found
 from mega_model.products import computing_dtype
 from mega_train.config.training import Kernels
+from mega_train.optimizers import adam, checked_adam
 
 _ALSO = ("transformer_engine", "torchao")  # found and told of; nothing here uses them
 
@@ -27,29 +28,36 @@ def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[s
         device = "cuda" if torch.cuda.is_available() else "cpu"
     began, where = time.perf_counter(), torch.device(device)
     choice = choose(kernels, where)
-    results = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for result in checked(choice.kernels, where, dtype):
-            results.append(
-                {
-                    "kernel": result.name,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "seconds": round(result.seconds, 4),
-                    "error": round(result.error, 3) if result.error < float("inf") else None,
-                    "failure": result.failure,
-                    "ok": result.ok,
-                }
-            )
+    adamw = adam(kernels, where)
+    results = [
+        _result(result, str(dtype).removeprefix("torch."))
+        for dtype in (torch.float32, torch.bfloat16)
+        for result in checked(choice.kernels, where, dtype)
+    ]
+    results.append(_result(checked_adam(adamw.kind, where), "float32"))
+    taken = {name: {"whose": whose, "why": choice.why[name]} for name, whose in choice.whose.items()}
+    taken["adamw"] = {"whose": adamw.whose, "why": adamw.why}
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "devices": _devices(),
         "packages": {name: found(name) for name in (*PACKAGES, *_ALSO)},
         "device": device,
-        "kernels": {name: {"whose": whose, "why": choice.why[name]} for name, whose in choice.whose.items()},
+        "kernels": taken,
         "tests": results,
         "seconds": round(time.perf_counter() - began, 2),
         "healthy": all(result["ok"] for result in results),
+    }
+
+
+def _result(result: Checked, dtype: str) -> dict[str, Any]:
+    return {
+        "kernel": result.name,
+        "dtype": dtype,
+        "seconds": round(result.seconds, 4),
+        "error": round(result.error, 3) if result.error < float("inf") else None,
+        "failure": result.failure,
+        "ok": result.ok,
     }
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from mega_model.kernels.choice import choose
+from mega_model.kernels.choice import Choice, choose
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
@@ -33,6 +33,7 @@ from mega_train.data.named import check_said, folder_of, named
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
+from mega_train.optimizers import adam
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
 from mega_train.signals import Told
@@ -233,8 +234,15 @@ def began(trainer: Trainer) -> Began:
         global_batch_size=trainer.samples,
         seq_length=plan.length,
         device=torch.cuda.get_device_name(trainer.mesh.device) if plan.device == "cuda" else plan.device,
-        kernels=trainer.choice.summary,
+        kernels=taken(plan.run, trainer.choice, trainer.mesh.device),
         loaded=str(trainer.loaded or ""),
         config=asdict(plan.run),
         time=time.time(),
     )
+
+
+def taken(run: Run, choice: Choice, device: torch.device) -> str:
+    """Whose kernels a run computes with, and whose AdamW where it is not torch's."""
+    its = adam(run.train.kernels, device).whose
+    named = f", {its} (adamw)" if its != "torch" and run.optimizer.name != "sgd" else ""
+    return choice.summary + named

@@ -115,11 +115,13 @@ class Muon:
         replicas: Axis,
         sharded: bool,
         dtype: torch.dtype,
+        adam: type[AdamW] = AdamW,
     ) -> None:
         """
         Args:
             sharded: replicas keep different stretches; else each of them keeps all.
             dtype: of the Newton-Schulz iteration.
+            adam: whose AdamW.
         """
         self.momentum, self.tp, self.replicas, self.sharded = momentum, tp, replicas, sharded
         self.dtype, self.steps = dtype, 0
@@ -130,7 +132,7 @@ class Muon:
         self._matrices = list(matrices(self.stretches, tp))
         rest = [stretches[number] for number in self._rest]
         # of a stage of its own, an embedding has a stretch; every other stage has norms
-        self._adam = AdamW(rest, [main[number] for number in self._rest], betas=betas, eps=eps)
+        self._adam = adam(rest, [main[number] for number in self._rest], betas=betas, eps=eps)
 
     @torch.no_grad()
     def step(

@@ -92,6 +92,9 @@ class AdamW:
         for group in self._adam.param_groups:
             group["lr"] = rate if ends is None or not group["end"] else ends
             group["weight_decay"] = weight_decay if group["decays"] else 0.0
+        self._update()
+
+    def _update(self) -> None:
         self._adam.step()
 
     def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import io
+import random
 import sys
 import types
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 
 from mega_ckpt.pickles import Member, Pickled, Record, Unpickler, open_file
 from mega_ckpt.stored import Stored
+from mega_schema.errors import FormatError
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DTYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -171,3 +174,24 @@ def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
 
 def test_a_set_is_a_set(tmp_path: Path) -> None:
     assert saved(tmp_path, [{1, 2}, frozenset({"a"})]).tree == [{1, 2}, {"a"}]
+
+
+def test_a_file_from_before_1_6_that_was_written_to_is_refused_or_read(tmp_path: Path) -> None:
+    path, rng = tmp_path / "model.pt", random.Random(6)
+    tree = {"model": torch.nn.Linear(3, 5).state_dict(), "args": argparse.Namespace(layers=3)}
+    torch.save(tree, path, _use_new_zipfile_serialization=False)
+    raw = path.read_bytes()
+    outcomes: Counter[bool] = Counter()
+    with Unpickler() as unpickler:
+        for _ in range(1000):
+            changed = bytearray(raw)
+            for _ in range(rng.randrange(1, 4)):
+                changed[rng.randrange(16, len(raw))] = rng.randrange(256)
+            path.write_bytes(changed[: rng.choice([len(raw), len(raw), rng.randrange(16, len(raw))])])
+            with contextlib.suppress(FormatError):
+                for stored in unpickler.open(path).tensors().values():
+                    assert len(stored_bits(stored)) == stored.bytes
+                outcomes[True] += 1
+                continue
+            outcomes[False] += 1
+    assert min(outcomes[True], outcomes[False]) > 20

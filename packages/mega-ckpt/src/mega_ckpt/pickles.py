@@ -44,7 +44,7 @@ from mega_ckpt.unpickling import names, server
 from mega_schema.errors import FormatError
 
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from mega_ckpt.unpickling.server import main; main()"
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).resolve().parents[1])
 _PATIENCE = 2 * server.SECONDS  # for the next word of the other process
 _ANSWERED = 2 * server.LONGEST  # bytes; JSON says some characters in six
 _MOST_DIMS = 64
@@ -166,27 +166,30 @@ class Unpickler:
         head = file.read(min(512, whole.bytes))
         if torch_archive.is_zip(head):
             archive = torch_archive.read_archive(path, file, whole)
-            answer = self._ask(path, torch_archive.checked_blocks(path, file, archive), 1)
+            blocks = torch_archive.checked_blocks(path, file, archive)
+            answer = self._ask(path, blocks, archive.pickle.bytes)
+            for _ in blocks:  # behind the last of them they are checked
+                pass
             return _Tree(path, answer["storages"], archive.storages).value(answer["values"][0])
         if torch_archive.is_legacy(head):
-            answer = self._ask(path, torch_archive.blocks(file, whole), 5)
+            answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes, 5)
             storages = _legacy_storages(path, file, whole, answer)
             return _Tree(path, answer["storages"], storages).value(answer["values"][3])
         if torch_archive.is_tar(head):
             raise FormatError(path, "is of torch before 0.2", hint=torch_archive.AGAIN)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
-        answer = self._ask(path, torch_archive.blocks(file, whole), 1)
+        answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes)
         return _Tree(path, answer["storages"], {}).value(answer["values"][0])
 
-    def _ask(self, path: Path, blocks: Iterator[bytes], pickles: int) -> dict[str, Any]:
-        """What the process answers about so many pickles in these bytes."""
+    def _ask(self, path: Path, blocks: Iterator[bytes], size: int, pickles: int = 1) -> dict[str, Any]:
+        """What the process answers about so many pickles in blocks of so many bytes altogether."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.settimeout(_PATIENCE)
             try:
                 with theirs:
-                    socket.send_fds(self._order, [bytes([pickles])], [theirs.fileno()])
+                    socket.send_fds(self._order, [server.ORDER.pack(pickles, size)], [theirs.fileno()])
                 while (word := server.take(ours, 1)) == server.MORE:
                     block = next(blocks, b"")
                     ours.sendall(struct.pack("<I", len(block)) + block)
@@ -195,14 +198,16 @@ class Unpickler:
                     raise EOFError
                 answer = json.loads(server.take(ours, length))
             except (EOFError, OSError, ValueError, RecursionError) as error:
-                limits = f"an answer in {server.SECONDS} s and {server.MEMORY:,} bytes of memory"
+                limits = f"an answer in {server.SECONDS} s and {server.memory(size):,} bytes of memory"
                 raise FormatError(
                     path, "the process that reads pickles ended", found="no answer", wanted=limits
                 ) from error
+        if "broken" in answer:
+            raise FormatError(
+                path, "is not a whole pickle", found=_printable(answer["broken"]), hint=torch_archive.DAMAGED
+            )
         if "refused" in answer:
             raise FormatError(path, answer["refused"], found=_printable(answer["found"]), hint=_HINT)
-        for _ in blocks:  # so that what they check is checked
-            pass
         return dict(answer)
 
 
@@ -260,6 +265,8 @@ class _Tree:
                 return Name(parts[0])
             case "record":
                 return _record(parts[0][1], *map(self.value, parts[1:]))
+            case "dtype":
+                return np.dtype(self._code(parts[1] + parts[0]))
             case "array":
                 return self._array(*parts)
             case "storage":
@@ -282,7 +289,7 @@ class _Tree:
             dtype = self._dtype(names.DTYPES, type_[1])
         else:
             dtype = self._dtype(names.STORAGES, type_)
-        counts, steps = tuple(shape[1:]), tuple(strides[1:])
+        counts, steps = _items(shape), _items(strides)
         span, width = self._spans[key], WIDTHS[dtype]
         if any(type(n) is not int or n < 0 for n in (first, *counts, *steps)) or len(counts) > _MOST_DIMS:
             raise ValueError(f"shape {counts}, strides {steps} from {first}")
@@ -302,12 +309,22 @@ class _Tree:
         whole = all(n == 1 or step == math.prod(counts[dim + 1 :]) for dim, (n, step) in enumerate(dims))
         return Stored(self._path, dtype, counts, span.begin + first * width, None if whole else steps)
 
-    def _array(self, code: str, shape: list[Any], fortran: bool, raw: str) -> Any:
+    def _code(self, code: str) -> str:
         if not _NUMPY_CODE.fullmatch(code):
             raise FormatError(self._path, "has an array of a type that is not read", found=_printable(code))
-        flat = np.frombuffer(base64.b64decode(raw), code)
-        counts = tuple(shape[1:])
+        return code
+
+    def _array(self, code: str, shape: list[Any], fortran: bool, raw: str) -> Any:
+        flat = np.frombuffer(base64.b64decode(raw), self._code(code))
+        counts = _items(shape)
         return flat.reshape(counts, order="F" if fortran else "C") if counts else flat[0].item()
+
+
+def _items(said: Any) -> tuple[Any, ...]:
+    word, *parts = said
+    if word not in ("tuple", "list"):
+        raise ValueError(f"a {word}")
+    return tuple(parts)
 
 
 def _record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Member:

@@ -28,7 +28,17 @@ BLOCK = 1 << 16  # bytes
 MAGIC = 0x1950A86A20F9469CFC6C
 _LATEST = 10  # version of the zip's form that torch 2 still reads
 AGAIN = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
-_BROKEN = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError, LookupError, OverflowError)
+DAMAGED = "the file was cut off or written to; copy it again"
+_LONGEST = 1 << 26  # bytes of a zip's directory, some hundred thousand members
+_BROKEN = (
+    EOFError,
+    zipfile.BadZipFile,
+    struct.error,
+    NotImplementedError,
+    ValueError,
+    LookupError,
+    OverflowError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,8 @@ class Window(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]
+        if len(view) > _LONGEST:
+            raise ValueError(f"a directory of {len(view)} bytes")
         count = max(0, min(len(view), self._span.bytes - self._at))
         self._file.seek(self._span.begin + self._at)
         data = self._file.read(count)
@@ -114,8 +126,7 @@ def read_archive(path: Path, file: BinaryIO, whole: Span) -> Archive:
         with zipfile.ZipFile(io.BufferedReader(Window(file, whole))) as archive:
             return _archive(path, file, whole, archive)
     except _BROKEN as error:
-        hint = "the file was cut off or written to; copy it again"
-        raise FormatError(path, "is not a whole zip", found=error, hint=hint) from error
+        raise FormatError(path, "is not a whole zip", found=error, hint=DAMAGED) from error
 
 
 def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) -> Archive:
@@ -167,13 +178,15 @@ def _short(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, otherwise: by
 def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
     """Of a member's bytes, behind a header whose length the directory does not tell."""
     form = struct.Struct("<4s22xHH")
+    if info.header_offset < 0:
+        raise zipfile.BadZipFile(f"{info.orig_filename} at byte {info.header_offset}")
     file.seek(whole.begin + info.header_offset)
     magic, name, extra = form.unpack(file.read(form.size))
     written = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
     if magic != b"PK\x03\x04" or file.read(name) != written:
         raise zipfile.BadZipFile(f"no {info.orig_filename} at byte {info.header_offset}")
     span = Span(whole.begin + info.header_offset + form.size + name + extra, info.file_size)
-    if info.header_offset < 0 or span.end > whole.end:
+    if span.end > whole.end:
         raise zipfile.BadZipFile(
             f"{info.orig_filename} ends at byte {span.end - whole.begin} of {whole.bytes}"
         )

@@ -11,7 +11,16 @@ from mega_ckpt.unpickling.makers import MAKERS, STATES, Name, Pairs, RefusedErro
 from mega_ckpt.unpickling.names import CLASSES, VALUES
 
 # what a program that no pickler wrote makes Python say
-BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error)
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 _LATEST = 5  # protocol
 _LONGEST_LINE = 1 << 20  # bytes; the first protocol ends its texts with a line break
 _RENAMED = MappingProxyType({"__builtin__": "builtins", "copy_reg": "copyreg"})
@@ -60,7 +69,7 @@ class Source:
             parts.append(self._more())
             have += len(parts[-1])
             if not parts[-1]:
-                raise RefusedError("the pickle ends in the middle", f"{self.end + have} bytes")
+                raise EOFError(f"the end, after {self.end + have} bytes")
         self._before, self._at, self._have = self.end, 0, b"".join(parts)
 
 
@@ -83,7 +92,7 @@ class Machine:
 
         Raises:
             RefusedError: it wants what is not allowed.
-            one of BROKEN: no pickler wrote it.
+            one of BROKEN: it was cut off, or no pickler wrote it.
         """
         self._stack, self._below, self._memo = [], [], {}
         while (code := self.source.take(1)) != b".":

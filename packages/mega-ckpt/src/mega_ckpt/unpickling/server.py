@@ -4,7 +4,8 @@ It is handed one socket per file. Over it the forked process asks for the file's
 their count and them, none at the end), and says what it read: ANSWER, a length and a JSON object,
 
     {"values": [...], "storages": {key: [type, numbers]}, "end": bytes taken}     or
-    {"refused": what, "found": value}
+    {"refused": what, "found": value}      or
+    {"broken": what Python says of it}
 
 in which null, booleans, numbers and strings are themselves, and the rest a list that begins with what it is:
 
@@ -38,9 +39,10 @@ from mega_ckpt.unpickling.machine import BROKEN, Machine, Source
 from mega_ckpt.unpickling.makers import Name, Pairs, RefusedError, Tagged
 
 MORE, ANSWER = b"M", b"A"
-MEMORY = 2 << 30  # bytes of the process that reads a file
+ORDER = struct.Struct("<BQ")  # pickles of a file, and bytes of which they are some
 SECONDS = 120  # of a core, for one file
 LONGEST = 1 << 28  # bytes of an answer, about
+_ROOM, _TIMES = 1 << 20, 1 << 10  # bytes any answer may have, and for each byte of the pickle
 _VALUE = 32  # bytes that a value of an answer counts as, its text aside
 _FOUND = 200  # characters of a value that is refused
 _DEEPEST = 100  # lists within lists; a list within itself is deeper than any number
@@ -53,8 +55,8 @@ class Plainly:
     A value that stands at many places is written down at each, so a short pickle may have a long answer.
     """
 
-    def __init__(self) -> None:
-        self._left = LONGEST
+    def __init__(self, room: int) -> None:
+        self._room = self._left = room
 
     def say(self, value: Any, depth: int = 0) -> Any:
         self._spend(_VALUE)
@@ -92,22 +94,27 @@ class Plainly:
     def _spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise RefusedError("the pickle holds too much", f"more than {LONGEST} bytes when written out")
+            raise RefusedError("the pickle holds too much", f"more than {self._room} bytes when written out")
 
 
-def answer(source: Source, pickles: int) -> bytes:
-    """What is said about so many pickles, one behind the other."""
+def answer(source: Source, pickles: int, size: int) -> bytes:
+    """What is said about so many pickles, one behind the other, that have these bytes at most."""
     try:
-        machine, plainly = Machine(source), Plainly()
-        values = [plainly.say(machine.run()) for _ in range(pickles)]
+        machine, values = Machine(source), []
+        for _ in range(pickles):
+            value = machine.run()
+            values.append(Plainly(min(LONGEST, _ROOM + _TIMES * source.end)).say(value))
         return json.dumps({"values": values, "storages": machine.storages, "end": source.end}).encode("ascii")
     except RefusedError as error:
-        refused, found = error.what, str(error.found)
+        said = {"refused": error.what, "found": str(error.found)[:_FOUND]}
     except MemoryError:
-        refused, found = "the pickle takes too much memory to read", f"more than {MEMORY} bytes"
+        said = {
+            "refused": "the pickle takes too much memory to read",
+            "found": f"more than {memory(size)} bytes",
+        }
     except BROKEN as error:
-        refused, found = "no pickle that was ever written", f"{type(error).__name__} {error}"
-    return json.dumps({"refused": refused, "found": found[:_FOUND]}).encode("ascii")
+        said = {"broken": f"{type(error).__name__} {error}"[:_FOUND]}
+    return json.dumps(said).encode("ascii")
 
 
 def take(connection: socket.socket, count: int) -> bytes:
@@ -135,34 +142,44 @@ def main() -> NoReturn:
     for codec in ("latin-1", "raw_unicode_escape", "unicode_escape"):
         codecs.lookup(codec)  # finds its module while files can be opened
     while True:
-        order, descriptors, _, _ = socket.recv_fds(listen, 1, 1)
+        order, descriptors, _, _ = socket.recv_fds(listen, ORDER.size, 1)
         if not order:
             os._exit(0)
         if os.fork() == 0:
             listen.close()
-            _serve(socket.socket(fileno=descriptors[0]), order[0])
+            pickles, size = ORDER.unpack(order)
+            confine(size)
+            _serve(socket.socket(fileno=descriptors[0]), pickles, size)
         os.close(descriptors[0])
 
 
-def _serve(connection: socket.socket, pickles: int) -> NoReturn:
-    limits = {
-        "RLIMIT_AS": MEMORY,
-        "RLIMIT_CPU": SECONDS,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": 0,
-        "RLIMIT_NOFILE": 0,  # no file and no socket but the one it has
-        "RLIMIT_NPROC": 0,
-    }
-    for name, limit in limits.items():
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system knows all of them
-            resource.setrlimit(getattr(resource, name), (limit, limit))
+def memory(size: int) -> int:
+    """Bytes of the process that reads pickles of so many bytes, itself included."""
+    return min(2 << 30, (1 << 28) + 128 * size)
 
+
+def confine(size: int) -> None:
+    """Take from this process what reading pickles of so many bytes does not need."""
+    limits = {
+        resource.RLIMIT_AS: memory(size),
+        resource.RLIMIT_CPU: SECONDS,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 0,  # no file and no socket but the one it has
+        resource.RLIMIT_NPROC: 0,
+    }
+    for kind, limit in limits.items():
+        with contextlib.suppress(ValueError, OSError):  # not every system has all of them
+            resource.setrlimit(kind, (limit, limit))
+
+
+def _serve(connection: socket.socket, pickles: int, size: int) -> NoReturn:
     def more() -> bytes:
         connection.sendall(MORE)
         return take(connection, struct.unpack("<I", take(connection, 4))[0])
 
     try:
-        text = answer(Source(more), pickles)
+        text = answer(Source(more), pickles, size)
         connection.sendall(ANSWER + struct.pack("<Q", len(text)) + text)
     finally:
         os._exit(0)

@@ -183,7 +183,7 @@ def test_a_tokenizer_that_is_named_is_taken_instead(model: Write, tmp_path: Path
     reading = Reading(tokenizer=tmp_path / "null")
     assert convert(path, tmp_path / "run", "llama2c", "mega", reading=reading).written.tokenizer
     open_tokenizer("NullTokenizer", vocab_size=270).save(tmp_path / "null")
-    with pytest.raises(ConfigError, match="--tokenizer: has ids that the model has not: found 271"):
+    with pytest.raises(FormatError, match="null: has ids that the model has not: found 271"):
         convert(path, tmp_path / "more", "llama2c", "mega", reading=reading)
 
 

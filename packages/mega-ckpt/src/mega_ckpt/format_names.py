@@ -10,6 +10,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mega": ("mega", "a checkpoint of ours, or a run's folder"),
         "hf": ("huggingface", "a Hugging Face folder"),
+        "meta": ("meta", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "llama2c": ("llama2c", "a model's .bin of llama2.c"),
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mega_schema.errors import ConfigError
+from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import IDENTITY, Tokenizer, open_folder, open_tokenizer
 
@@ -13,16 +13,24 @@ def of(folder: Path, spec: ModelSpec) -> Tokenizer:
     """The tokenizer that `Tokenizer.save` wrote to `folder`, or that of a Hugging Face folder.
 
     Raises:
-        ConfigError: it has ids that the model has not.
-        FormatError: there is none, or it is damaged.
+        FormatError: there is none, it is damaged, or it has ids that the model has not.
     """
     saved = (folder / IDENTITY).exists()
     tokenizer = open_folder(folder) if saved else open_tokenizer("HuggingFaceTokenizer", model=folder)
-    if tokenizer.identity.vocab_size > spec.vocab:
-        raise ConfigError(
-            "--tokenizer",
-            "has ids that the model has not",
-            found=tokenizer.identity.vocab_size,
-            wanted=f"at most the model's {spec.vocab}",
-        )
+    return fitting(tokenizer, spec, folder)
+
+
+def fitting(tokenizer: Tokenizer, spec: ModelSpec, where: object) -> Tokenizer:
+    """The tokenizer, whose ids the model has.
+
+    Args:
+        where: its file or folder, to begin messages with.
+
+    Raises:
+        FormatError: the model has not all of them.
+    """
+    size = tokenizer.identity.vocab_size
+    if size > spec.vocab:
+        wanted = f"at most the model's {spec.vocab}"
+        raise FormatError(where, "has ids that the model has not", found=size, wanted=wanted)
     return tokenizer

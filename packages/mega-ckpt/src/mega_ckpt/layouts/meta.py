@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from mega_ckpt.layouts import Alias
+from mega_ckpt.layouts import Alias, Foreign
+from mega_schema.arch import table
+from mega_schema.shard import Split
 from mega_schema.spec import ModelSpec
 
 
@@ -38,3 +41,22 @@ def pairs_apart(rows: int, width: int) -> tuple[int, ...]:
     """
     head = [*range(0, width, 2), *range(1, width, 2)]
     return tuple(first + row for first in range(0, rows, width) for row in head)
+
+
+def of_part(spec: ModelSpec, rank: int, tp: int, *, by_rows: bool) -> Iterator[Foreign]:
+    """The tensors of `consolidated.{rank:02d}.pth`, one of `tp` parts; a tied head has one all the same.
+
+    Args:
+        by_rows: the embedding is cut between rows, as from Llama 3 on; before that, between columns.
+
+    Raises:
+        LayoutError: the model cannot be cut so.
+    """
+    rows = {row.name: row for row in table(spec)}
+    vocabulary = {
+        "embed.weight": Split("tp", 0 if by_rows else 1),
+        "head.weight": Split("tp", 0),
+    }
+    for alias in aliases(replace(spec, tied=False), tp=tp):
+        row = rows[alias.ours]
+        yield alias.of_rank(replace(row, split=vocabulary.get(row.name, row.split)), rank, tp)

@@ -1,0 +1,163 @@
+"""Meta's own folder of a Llama, read and written.
+
+params.json                  sizes
+consolidated.00.pth, ...     a dictionary of tensors per part of the model: every rank of tp has one
+tokenizer.model              a SentencePiece model, or from Llama 3 on a tiktoken vocabulary
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt import dtypes, given_tokenizer, meta_params, torch_file
+from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts.meta import of_part
+from mega_ckpt.parts import joined, same
+from mega_ckpt.pickles import Unpickler
+from mega_ckpt.safetensors import Announced
+from mega_ckpt.source import Source, gathered, matched
+from mega_ckpt.stored import Stored
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.errors import ConfigError, FormatError, LayoutError
+from mega_schema.params import count
+from mega_schema.spec import ModelSpec
+from mega_schema.staging import replacing_folder
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
+
+PARAMS, PART, TOKENIZER = "params.json", "consolidated.{:02d}.pth", "tokenizer.model"
+_HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
+_ANGLES = "rope.freqs"  # a table of Llama 1 and 2, which is computed
+
+
+def read(load: Path, reading: Reading) -> Source:
+    """The folder, its parts held against each other.
+
+    Raises:
+        FormatError: a part is missing, damaged or of another model.
+    """
+    params = _params(load / PARAMS)
+    files = _files(load)
+    with Unpickler() as unpickler:
+        parts = [_tensors(file, unpickler.open(file).tree) for file in files]
+    shapes = {name: stored.shape for name, stored in parts[0].items()}
+    with_head = _HEAD in parts[0]
+    tied = all(
+        _HEAD not in part or same(part[_EMBEDDING], part[_HEAD]) for part in parts if _EMBEDDING in part
+    )
+    spec, by_rows = meta_params.to_spec(params, load / PARAMS, shapes, len(parts), tied=tied)
+    try:
+        expected = [
+            [f for f in of_part(spec, rank, len(parts), by_rows=by_rows) if with_head or f.name != _HEAD]
+            for rank in range(len(parts))
+        ]
+    except LayoutError as error:
+        raise FormatError(load, f"cannot be in {len(parts)} parts: {error}") from None
+    found = joined(matched(*each) for each in zip(files, expected, parts, strict=True)).alike()
+    spaces, box = gathered(load, spec, {MODEL: found})
+    tokenizer, left = _tokenizer(load, reading, spec)
+    return Source(load, spec, spaces, box, tokenizer=tokenizer, left=left)
+
+
+def free(source: Source, folder: Path, target: Target) -> None:
+    """Refuse a model that Meta's program has not, a cut that it cannot have, and a folder that is there."""
+    params, layout = meta_params.from_spec(source.spec, source.where), target.layout
+    if layout.pp > 1 or layout.vp > 1:
+        raise ConfigError("--pp", "Meta's parts are of every layer", found=layout.pp, wanted=1)
+    if params["vocab_size"] % layout.tp:
+        found = f"{source.spec.vocab} rows over tp={layout.tp}"
+        raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
+    for _ in of_part(source.spec, 0, layout.tp, by_rows=True):
+        pass
+    if folder.is_dir() and any(folder.iterdir()):
+        if not target.force:
+            hint = "add --force to replace it"
+            raise ConfigError("--save", "there is something already", found=folder, hint=hint)
+        if not (folder / PARAMS).is_file():
+            wanted = "a new folder"
+            raise ConfigError("--save", f"holds something else: no {PARAMS}", found=folder, wanted=wanted)
+
+
+def write(source: Source, folder: Path, target: Target) -> Written:
+    """A folder that Meta's own program loads with as many ranks as there are parts."""
+    spec, stored = source.spec, source.spaces[MODEL]
+
+    def announced(foreign: Foreign) -> Announced:
+        tied = spec.tied and foreign.name == _HEAD  # the same numbers once more
+        have = stored["embed.weight" if tied else foreign.ours]
+        dtype = have if target.dtype == KEEP else dtypes.NAMES[target.dtype]
+        return Announced(_EMBEDDING if tied else foreign.name, dtype, foreign.shape)
+
+    parts = [
+        {foreign.name: foreign for foreign in of_part(spec, rank, target.layout.tp, by_rows=True)}
+        for rank in range(target.layout.tp)
+    ]
+    trees = [{name: announced(foreign) for name, foreign in part.items()} for part in parts]
+    size = sum(tensor.bytes for tree in trees for tensor in set(tree.values()))
+    with replacing_folder(folder.resolve()) as new, target.progress(size) as told:
+        for rank, (part, tree) in enumerate(zip(parts, trees, strict=True)):
+
+            def values(tensor: Announced, part: Mapping[str, Foreign] = part) -> Iterable[np.ndarray]:
+                yield source.assembled(MODEL, part[tensor.name], tensor.dtype)
+
+            torch_file.write(new / PART.format(rank), tree, values, told)
+        with (new / PARAMS).open("w", encoding="utf-8", newline="\n") as out:
+            json.dump(meta_params.from_spec(spec, source.where), out, indent=2)
+            out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
+    return Written(folder, count(table(spec)), size, False)
+
+
+def _params(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        hint = "--from hf" if path.with_name("config.json").is_file() else ""
+        raise FormatError(path.parent, f"has no {PARAMS}", wanted="a folder of Meta's Llama", hint=hint)
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, "is not JSON", found=error) from None
+    if not isinstance(value, dict):
+        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+def _files(load: Path) -> list[Path]:
+    files = sorted(load.glob("consolidated.*.pth"))
+    if not files:
+        raise FormatError(load, "has no weights", wanted=f"{PART.format(0)} and on")
+    for rank, file in enumerate(files):
+        if file.name != PART.format(rank):
+            raise FormatError(
+                load / PART.format(rank), "no such file", wanted=f"a part for every rank to {file.name}"
+            )
+    return files
+
+
+def _tensors(file: Path, tree: Any) -> dict[str, Stored]:
+    if not isinstance(tree, dict) or not all(isinstance(value, Stored) for value in tree.values()):
+        raise FormatError(file, "is no part of a Llama", wanted="a dictionary of tensors")
+    return {str(name): stored for name, stored in tree.items() if name != _ANGLES}
+
+
+def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """The one that was named, or the folder's, or that of the folder above; and what of it is left."""
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, spec), ()
+    for path in (load / TOKENIZER, load.parent / TOKENIZER):
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(1) != b"\n":  # as a SentencePiece model begins
+                    return None, (f"{TOKENIZER}, a tiktoken vocabulary: --tokenizer takes Hugging Face's",)
+            return given_tokenizer.fitting(open_tokenizer("Llama2Tokenizer", model=path), spec, path), ()
+    return None, ()
+
+
+FORMAT = Format(read, free, write)

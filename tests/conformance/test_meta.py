@@ -1,0 +1,185 @@
+"""Meta's folders of a Llama and `transformers` with the same weights: the same logits, every tensor back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Target
+from mega_model.attend import Packed
+from mega_model.build import build, fill
+from mega_model.runtime import Runtime
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.layout import Layout
+
+VOCAB, DIM, HEADS, FFN, LAYERS = 64, 64, 8, 96, 2
+PARAMS = {
+    "dim": DIM,
+    "n_heads": HEADS,
+    "n_layers": LAYERS,
+    "norm_eps": 1e-5,
+    "vocab_size": -1,
+    "multiple_of": 32,
+}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+THREE = {"rope_theta": 500000.0, "vocab_size": VOCAB, "n_kv_heads": 2}
+# parts, whether the embedding is cut between rows, and more for params.json and for transformers' config
+CASES: dict[str, tuple[int, bool, dict[str, Any], dict[str, Any]]] = {
+    "llama 1": (1, True, {"norm_eps": 1e-6}, {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}),
+    "llama 1, two parts": (2, False, {}, {}),
+    "llama 2, grouped": (2, False, {"n_kv_heads": 4}, {"num_key_value_heads": 4}),
+    "llama 3": (2, True, THREE, {"rope_theta": 500000.0, "num_key_value_heads": 2}),
+    "llama 3, a key head on two parts": (4, True, THREE, {"rope_theta": 500000.0, "num_key_value_heads": 2}),
+    "llama 3.1": (
+        1,
+        True,
+        {**THREE, "use_scaled_rope": True, "ffn_dim_multiplier": 1.3},
+        {"rope_parameters": {**SCALED, "factor": 8.0}, "num_key_value_heads": 2},
+    ),
+    "llama 3.2": (
+        1,
+        True,
+        {**THREE, "use_scaled_rope": True},
+        {
+            "rope_parameters": {**SCALED, "factor": 32.0},
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+def _theirs(config: dict[str, Any]) -> LlamaForCausalLM:
+    torch.manual_seed(6)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=DIM,
+            intermediate_size=FFN,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            bos_token_id=None,
+            eos_token_id=None,
+            **{"rms_norm_eps": 1e-5, **config},
+        )
+    ).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, mean=0.1, std=0.2)
+    return model
+
+
+def _pairs_side_by_side(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of heads as Meta has them, from those of transformers'."""
+    width = DIM // HEADS
+    return rows.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _write(model: LlamaForCausalLM, folder: Path, params: dict[str, Any], parts: int, by_rows: bool) -> None:
+    """The dims along which Meta's program cuts its tensors are written down here."""
+    theirs = model.state_dict()
+    whole = {
+        "tok_embeddings.weight": (theirs["model.embed_tokens.weight"], 0 if by_rows else 1),
+        "norm.weight": (theirs["model.norm.weight"], None),
+        "output.weight": (theirs["lm_head.weight"], 0),
+    }
+    for i in range(LAYERS):
+        at, there = f"layers.{i}.", f"model.layers.{i}."
+        q, k = (_pairs_side_by_side(theirs[f"{there}self_attn.{x}_proj.weight"]) for x in "qk")
+        whole |= {
+            at + "attention.wq.weight": (q, 0),
+            at + "attention.wk.weight": (k, 0),
+            at + "attention.wv.weight": (theirs[there + "self_attn.v_proj.weight"], 0),
+            at + "attention.wo.weight": (theirs[there + "self_attn.o_proj.weight"], 1),
+            at + "feed_forward.w1.weight": (theirs[there + "mlp.gate_proj.weight"], 0),
+            at + "feed_forward.w2.weight": (theirs[there + "mlp.down_proj.weight"], 1),
+            at + "feed_forward.w3.weight": (theirs[there + "mlp.up_proj.weight"], 0),
+            at + "attention_norm.weight": (theirs[there + "input_layernorm.weight"], None),
+            at + "ffn_norm.weight": (theirs[there + "post_attention_layernorm.weight"], None),
+        }
+    folder.mkdir()
+    (folder / "params.json").write_text(json.dumps({**PARAMS, **params}), "utf-8")
+    for rank in range(parts):
+        part = {}
+        for name, (tensor, dim) in whole.items():
+            if dim is None:
+                part[name] = tensor.clone()
+            elif len(tensor) < parts * DIM // HEADS and name.endswith(("wk.weight", "wv.weight")):
+                heads = tensor.split(DIM // HEADS)  # fewer key heads than parts
+                part[name] = heads[rank * len(heads) // parts].clone()
+            else:
+                part[name] = tensor if parts == 1 else tensor.chunk(parts, dim)[rank].clone()
+        part["rope.freqs"] = torch.ones(DIM // HEADS // 2)
+        torch.save(part, folder / f"consolidated.{rank:02d}.pth")
+
+
+def _logits(run: Path, token_BS: torch.Tensor) -> torch.Tensor:
+    checkpoint = Checkpoint.open(run)
+    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
+    fill(model, checkpoint.model_slab)
+    rows, length = token_BS.shape
+    with torch.no_grad():
+        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
+    return logits[:, : checkpoint.spec.vocab].unflatten(0, (rows, length))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str, tmp_path: Path) -> None:
+    parts, by_rows, params, config = CASES[case]
+    theirs = _theirs(config)
+    _write(theirs, tmp_path / "meta", params, parts, by_rows)
+    done = convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
+    assert (done.written.parameters, done.left) == (theirs.num_parameters(), ())
+    token_BS = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted = theirs(token_BS).logits
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(_logits(tmp_path / "run", token_BS), wanted, atol=1e-5, rtol=1e-5)
+    layout = Target(layout=Layout(tp=parts))
+    convert(tmp_path / "run", tmp_path / "back", "mega", "meta", target=layout)
+    _write(theirs, tmp_path / "rows", params, parts, True)
+    for rank in range(parts):
+        name = f"consolidated.{rank:02d}.pth"
+        back, there = (torch.load(tmp_path / folder / name, weights_only=True) for folder in ("back", "rows"))
+        del there["rope.freqs"]
+        assert back.keys() == there.keys()
+        assert all(torch.equal(back[key], there[key]) for key in there)
+    convert(tmp_path / "back", tmp_path / "again", "meta", "mega")
+    torch.testing.assert_close(_logits(tmp_path / "again", token_BS), wanted, atol=1e-5, rtol=1e-5)
+    again, first = (Checkpoint.open(tmp_path / name) for name in ("again", "run"))
+    assert again.spec == first.spec
+
+
+def test_hugging_faces_folder_of_it_has_transformers_own_weights(tmp_path: Path) -> None:
+    parts, by_rows, params, config = CASES["llama 2, grouped"]
+    theirs = _theirs(config).to(torch.bfloat16)
+    _write(theirs, tmp_path / "meta", params, parts, by_rows)
+    convert(tmp_path / "meta", tmp_path / "hf", "meta", "hf")
+    back = LlamaForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True).state_dict()
+    assert all(torch.equal(back[name], value) for name, value in theirs.state_dict().items())
+    assert back["lm_head.weight"].dtype == torch.bfloat16
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    parts, by_rows, params, config = CASES["llama 3.2"]
+    _write(_theirs(config), tmp_path / "meta", params, parts, by_rows)
+    convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
+    assert Checkpoint.open(tmp_path / "run").spec.tied
+    convert(tmp_path / "run", tmp_path / "back", "mega", "meta")
+    back = torch.load(tmp_path / "back" / "consolidated.00.pth", weights_only=True)
+    assert back["output.weight"].data_ptr() == back["tok_embeddings.weight"].data_ptr()
+    ffn = json.loads((tmp_path / "back" / "params.json").read_bytes())
+    # Meta's FeedForward, in its own words
+    hidden = int(ffn["ffn_dim_multiplier"] * int(2 * (4 * ffn["dim"]) / 3))
+    assert ffn["multiple_of"] * ((hidden + ffn["multiple_of"] - 1) // ffn["multiple_of"]) == FFN

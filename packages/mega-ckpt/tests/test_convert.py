@@ -398,7 +398,7 @@ def test_what_is_there_is_replaced_only_when_asked(
 ) -> None:
     folder, run = hf_folder(small_gpt), run_folder(small_gpt)
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match="there is something already.*--overwrite"):
+    with pytest.raises(ConfigError, match="there is something already.*--force"):
         to_hugging_face(run, folder)
     assert (folder / "model.safetensors").read_bytes() == before
     to_hugging_face(run, folder, force=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from mega_schema.checkpoint import DTYPES, Checkpoint, Piece
 from mega_schema.errors import DamageError, FormatError
-from mega_schema.shard import Shape
+from mega_schema.shard import Shape, Slab
 
 BAND = 1 << 22  # bytes; a row that is longer is a band of its own
 
@@ -42,14 +42,24 @@ def rows_at_once(shape: Shape, dtype: str) -> int:
     return max(1, BAND // max(1, math.prod(shape[1:]) * DTYPES[dtype].itemsize))
 
 
-def stored_bands(checkpoint: Checkpoint, space: str, name: str) -> Iterator[Band]:
+def slabs_of_rows(shape: Shape, rows: int) -> Iterator[Slab]:
+    """So many rows of a tensor at a time, each as the whole of a local one."""
+    zero = (0,) * len(shape)
+    for first in range(0, shape[0], rows):
+        yield Slab((first, *zero[1:]), (min(rows, shape[0] - first), *shape[1:]), zero)
+
+
+def stored_bands(checkpoint: Checkpoint, space: str, name: str, rows: int | None = None) -> Iterator[Band]:
     """The bands of a tensor whose pieces are known to cover it (`verify.check_cover`).
+
+    Args:
+        rows: of each band but the last; None for as many as make BAND bytes.
 
     Raises:
         FormatError: a piece is not what was written.
     """
     tensor = checkpoint.tensors[space][name]
-    step = min(tensor.shape[0], rows_at_once(tensor.shape, tensor.dtype))
+    step = min(tensor.shape[0], rows or rows_at_once(tensor.shape, tensor.dtype))
     out = np.empty((step, *tensor.shape[1:]), DTYPES[tensor.dtype])
     waiting = sorted(tensor.pieces, key=lambda piece: piece.start[0], reverse=True)
     reading: list[PieceReader] = []

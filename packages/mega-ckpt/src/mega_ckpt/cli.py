@@ -12,8 +12,9 @@ import click
 
 from mega_ckpt import __version__
 from mega_ckpt.commands.common import DEGREE, PATH, PP, TP, progress
-from mega_ckpt.commands.look import inspect, verify
-from mega_ckpt.commands.rewrite import reshard
+from mega_ckpt.commands.look import diff, inspect, verify
+from mega_ckpt.commands.rewrite import average, reshard
+from mega_ckpt.commands.upkeep import export_tokenizer, prune
 from mega_ckpt.format_names import NAMES
 from mega_schema import command
 
@@ -85,7 +86,7 @@ def convert(
         click.echo(f"left behind: {', '.join(done.left)}", err=True)
 
 
-for one in (reshard, inspect, verify):
+for one in (reshard, inspect, verify, diff, average, prune, export_tokenizer):
     cli.add_command(one)
 
 

@@ -47,6 +47,13 @@ def cast(stored: np.ndarray, have: str, want: str, where: object) -> np.ndarray:
     return out
 
 
+def numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """What is stored, as float64."""
+    if dtype == "BF16":
+        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return stored.astype(np.float64)
+
+
 def _to_bfloat16(number: np.ndarray) -> np.ndarray:
     """The upper half of a float32, rounded; a NaN stays one whatever its lower half was."""
     bits = number.view(np.uint32)

@@ -15,3 +15,11 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
     }
 )
+
+# files by which a folder tells its format, where it does; `diff` looks for them in this order
+MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
+        "hf": ("config.json",),
+    }
+)

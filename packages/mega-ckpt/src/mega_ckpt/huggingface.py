@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import config_json, safetensors
+from mega_ckpt import config_json, hf_tokenizer, safetensors
+from mega_ckpt.hf_tokenizer import TOKENIZER_JSON
 from mega_ckpt.layouts.huggingface import BUFFERS, names_of
 from mega_ckpt.stored import Stored
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-GENERATION, TOKENIZER_JSON = "generation_config.json", "tokenizer.json"
-TOKENIZER_CONFIG, VOCAB, MERGES = "tokenizer_config.json", "vocab.json", "merges.txt"
+GENERATION, VOCAB, MERGES = "generation_config.json", "vocab.json", "merges.txt"
 
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
@@ -117,8 +117,8 @@ def write_folder(
         # transformers 4 reads torch_dtype, 5 reads dtype
         _write(partial / CONFIG, {**config, **special, "dtype": dtype, "torch_dtype": dtype})
         _write(partial / GENERATION, {"_from_model_config": True, **special})
-        if isinstance(tokenizer, FastTokenizer):
-            _write_tokenizer(partial, tokenizer, spec)
+        if tokenizer is not None:
+            hf_tokenizer.write(partial, tokenizer, spec.context)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.rename(replaced)
@@ -138,7 +138,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ConfigError(
-            "--save", "there is something already", found=folder, hint="add --overwrite to replace it"
+            "--save", "there is something already", found=folder, hint="add --force to replace it"
         )
     if not (folder / CONFIG).is_file():
         raise ConfigError(
@@ -191,28 +191,6 @@ def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
         "eos_token_id": identity.eod if identity else None,
         "pad_token_id": identity.pad if identity else None,
     }
-
-
-def _write_tokenizer(folder: Path, tokenizer: FastTokenizer, spec: ModelSpec) -> None:
-    scratch = folder / ".tokenizer"
-    tokenizer.save(scratch)
-    (scratch / TOKENIZER_JSON).rename(folder / TOKENIZER_JSON)
-    shutil.rmtree(scratch)
-    content = _json(folder / TOKENIZER_JSON)
-    names = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-    vocab = content["model"]["vocab"]
-    names |= {number: name for name, number in vocab.items()} if isinstance(vocab, dict) else {}
-    identity = tokenizer.identity
-    special = {"bos_token": identity.bos, "eos_token": identity.eod, "pad_token": identity.pad}
-    _write(
-        folder / TOKENIZER_CONFIG,
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": spec.context,
-            "clean_up_tokenization_spaces": False,
-            **{key: names[number] for key, number in special.items() if number in names},
-        },
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:

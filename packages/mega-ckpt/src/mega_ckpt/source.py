@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import dtypes
-from mega_ckpt.bands import Band, rows_at_once
+from mega_ckpt.bands import Band, rows_at_once, slabs_of_rows
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
@@ -79,12 +79,8 @@ class Source:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        step = rows_at_once(shape, self.spaces[space][name])
-        at = (0,) * len(shape)
-        for first in range(0, shape[0], step):
-            rows = min(step, shape[0] - first)
-            slab = Slab((first, *at[1:]), (rows, *shape[1:]), at)
-            yield Band(first, self.cast(space, name, slab, dtype))
+        for slab in slabs_of_rows(shape, rows_at_once(shape, self.spaces[space][name])):
+            yield Band(slab.start[0], self.cast(space, name, slab, dtype))
 
     def assembled(self, space: str, foreign: Foreign, dtype: str) -> np.ndarray:
         """A tensor as a foreign file has it; one is in memory at a time, and a few rows beside it."""

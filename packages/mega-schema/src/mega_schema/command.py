@@ -1,7 +1,7 @@
 """How every command of the house begins and ends: one line for a person's mistake, exit code 2.
 
-A traceback on the terminal means a bug of ours. Exit codes: 0 done, 2 a mistake the line explains,
-130 interrupted.
+A traceback on the terminal means a bug of ours. Exit codes: 0 done, 1 different (of a command that compares),
+2 a mistake the line explains, 130 interrupted.
 """
 
 from __future__ import annotations

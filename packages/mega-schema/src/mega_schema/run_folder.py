@@ -123,19 +123,25 @@ def discard(run: Path, iteration: int) -> None:
     shutil.rmtree(partial_folder(run, iteration), ignore_errors=True)
 
 
-def prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
-    """Remove checkpoints older than the one just committed; its iteration is `newest`.
+def outdated(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
+    """Iterations of a run that are not to be kept, of those before `newest`.
 
     Args:
         last: so many of the newest stay, `newest` among them; 1 or more.
         every: those whose iteration this divides stay too.
+    """
+    assert last >= 1
+    older = [iteration for iteration in iterations(run) if iteration < newest]
+    return [i for i in older[: max(0, len(older) - (last - 1))] if not every or i % every]
+
+
+def prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
+    """Remove the checkpoints that are `outdated` beside the one just committed, `newest`.
 
     Returns:
         the iterations removed. A checkpoint goes under another name first, so that none is seen half removed.
     """
-    assert last >= 1
-    older = [iteration for iteration in iterations(run) if iteration < newest]
-    gone = [i for i in older[: max(0, len(older) - (last - 1))] if not every or i % every]
+    gone = outdated(run, newest, last=last, every=every)
     for iteration in gone:
         aside = run / f".iter_{iteration:07d}.removed"
         iteration_folder(run, iteration).rename(aside)

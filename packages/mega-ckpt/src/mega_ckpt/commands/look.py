@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mega_ckpt.commands.common import JSON, PATH, progress
+from mega_ckpt.format_names import NAMES
+
+if TYPE_CHECKING:
+    from mega_ckpt.diff import Compared
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDEST = 24  # powers of two that a line shows, the largest ones
 
 
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--tensors", is_flag=True, help="Every tensor too: shape, dtype, pieces.")
+@click.option("--stats", is_flag=True, help="Norm, range, NaNs and magnitudes of every tensor: reads it all.")
 @JSON
-def inspect(folder: Path, tensors: bool, as_json: bool) -> None:
+def inspect(folder: Path, tensors: bool, stats: bool, as_json: bool) -> None:
     """Print what is in the checkpoint FOLDER (a run's folder means its latest)."""
     from mega_ckpt.inspect import summary
     from mega_schema.checkpoint import Checkpoint
 
-    told = summary(Checkpoint.open(folder), tensors=tensors)
+    checkpoint = Checkpoint.open(folder)
+    told = summary(checkpoint, tensors=tensors)
+    if stats:
+        from mega_ckpt.stats import all_of
+
+        told["stats"] = all_of(checkpoint, progress("reading"))
     click.echo(json.dumps(told) if as_json else "\n".join(_lines(told)))
 
 
@@ -41,6 +54,59 @@ def verify(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps({"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}))
     else:
         click.echo(f"{checkpoint.folder}: sound: {counts}")
+
+
+@click.command()
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--from", "have", type=click.Choice([*NAMES]), help="What A is.  [default: its files tell]")
+@click.option("--to", "want", type=click.Choice([*NAMES]), help="What B is.  [default: its files tell]")
+@click.option("--no-optim", is_flag=True, help="Compare the weights alone.")
+@JSON
+@click.pass_context
+def diff(
+    context: click.Context,
+    a: Path,
+    b: Path,
+    have: str | None,
+    want: str | None,
+    no_optim: bool,
+    as_json: bool,
+) -> None:
+    """Say which tensors of A and B differ, and by how much. Exit code: 0 the same, 1 different."""
+    from mega_ckpt.diff import compare
+    from mega_ckpt.formats import Reading, format_of, guessed
+
+    sources = [
+        format_of(name or guessed(path, flag)).read(path, Reading())
+        for path, name, flag in ((a, have, "--from"), (b, want, "--to"))
+    ]
+    found = compare(*sources, optimizer=not no_optim, progress=progress("comparing"))
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        click.echo("\n".join(_differences(found)))
+    context.exit(0 if found.same else 1)
+
+
+def _differences(found: Compared) -> list[str]:
+    lines = [
+        f"{one.space}  {one.name}  {one.what}: {one.a or 'none'}, {one.b or 'none'}"
+        + (
+            f"; {one.differing:,} of {one.elements:,} numbers, at most {one.absolute:.3g}, "
+            f"{one.relative:.3g} of the larger"
+            if one.elements
+            else ""
+        )
+        for one in found.differences
+    ]
+    lines += [f"only A has {space}, which is not compared" for space in found.only_a]
+    lines += [f"only B has {space}, which is not compared" for space in found.only_b]
+    counted = f"{found.tensors:,} tensors compared"
+    return [
+        *lines,
+        f"{counted}: {f'{len(found.differences):,} differences' if found.differences else 'the same'}",
+    ]
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
@@ -64,7 +130,24 @@ def _lines(told: dict[str, Any]) -> list[str]:
         for name, has in entries.items():
             lines.append(f"{space}  {name}  {has['dtype']}  {_shape(has['shape'])}")
             lines += [f"    {_box(piece)}  {piece['file']}" for piece in has["pieces"]]
+    for space, entries in told.get("stats", {}).items():
+        lines += [f"{space}  {name}  {_stats(has)}" for name, has in entries.items()]
     return lines
+
+
+def _stats(has: dict[str, Any]) -> str:
+    bad = "".join(f"  {has[key]:,} {word}" for key, word in (("nan", "NaN"), ("inf", "infinite")) if has[key])
+    if has["mean"] is None:
+        return f"no finite number{bad}"
+    line = f"norm {has['norm']:.4g}  mean {has['mean']:.3g}  min {has['min']:.4g}  max {has['max']:.4g}{bad}"
+    counts = {int(exponent): count for exponent, count in has["magnitudes"].items()}
+    if not counts:
+        return f"{line}  all 0"
+    first, last, most = min(counts), max(counts), max(counts.values())
+    first = max(first, last - _WIDEST + 1)
+    bars = [counts.get(exponent, 0) for exponent in range(first, last + 1)]
+    shape = "".join(_BARS[(len(_BARS) - 1) * count // most] if count else " " for count in bars)
+    return f"{line}  2^{first} {shape} 2^{last + 1}"
 
 
 def _tokenizer(identity: dict[str, Any] | None) -> str:

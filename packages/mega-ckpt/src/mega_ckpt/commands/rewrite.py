@@ -75,3 +75,38 @@ def reshard(
     click.echo(
         f"{folder}: {size:,} bytes in {seconds:.1f} s, tp={tp} pp={pp}" + (f" vp={vp}" if vp > 1 else "")
     )
+
+
+@click.command()
+@click.argument("folders", type=PATH, nargs=-1, required=True)
+@click.option("--save", required=True, type=PATH, help="Folder of the run to write into; another one.")
+@click.option("--weights", help="One number for each, with commas between; divided by their sum.")
+@click.option("--ema", type=float, metavar="DECAY", help="Moving average, in the order given, oldest first.")
+@FORCE
+@JSON
+def average(
+    folders: tuple[Path, ...], save: Path, weights: str | None, ema: float | None, force: bool, as_json: bool
+) -> None:
+    """Average the weights of checkpoints FOLDERS of one model; their optimizers are left behind."""
+    from mega_ckpt.average import average as averaged
+    from mega_ckpt.average import moving
+    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.errors import ConfigError
+
+    if weights is not None and ema is not None:
+        raise ConfigError("--ema", "says weights as --weights does", hint="leave one of them out")
+    parts = [1.0] * len(folders) if ema is None else moving(len(folders), ema)
+    if weights is not None:
+        try:
+            parts = [float(word) for word in weights.split(",")]
+        except ValueError:
+            raise ConfigError(
+                "--weights", "are not numbers", found=weights, hint="--weights 0.5,0.3,0.2"
+            ) from None
+    sources = [Checkpoint.open(folder) for folder in folders]
+    folder = averaged(sources, save, parts, force=force, progress=progress("averaging"))
+    shares = [part / sum(parts) for part in parts]
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "weights": shares}))
+    else:
+        click.echo(f"{folder}: mean of {len(folders)}, weights {' '.join(f'{part:.4g}' for part in shares)}")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from mega_ckpt.format_names import NAMES
+from mega_ckpt.format_names import MARKS, NAMES
 from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, silent
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import WHOLE, Layout
 
 KEEP = "keep"
@@ -102,3 +102,20 @@ def writing(
         names = [each for each in NAMES if format_of(each).write is not None]
         raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(names))
     return found.free, found.write
+
+
+def guessed(path: Path, flag: str) -> str:
+    """The name of the format that the files at `path` tell.
+
+    Args:
+        flag: with which a person says it.
+
+    Raises:
+        ConfigError: they tell none.
+    """
+    for name, marks in MARKS.items():
+        if any(next(path.glob(mark), None) is not None for mark in marks):
+            return name
+    if not path.exists():
+        raise FormatError(path, "no such file or folder")
+    raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))

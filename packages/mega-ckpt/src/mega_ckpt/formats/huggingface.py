@@ -8,6 +8,7 @@ import numpy as np
 
 from mega_ckpt import config_json, dtypes, huggingface, safetensors
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
+from mega_ckpt.hf_tokenizer import TOKENIZER_CONFIG
 from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.source import Source, gathered, matched
 from mega_schema.arch import table
@@ -52,7 +53,7 @@ def write(source: Source, folder: Path, target: Target) -> Written:
     huggingface.write_folder(
         folder, source.spec, config, announced, values, tokenizer=source.tokenizer, overwrite=target.force
     )
-    has_files = (folder / huggingface.TOKENIZER_JSON).exists()
+    has_files = (folder / TOKENIZER_CONFIG).exists()
     return Written(folder, count(rows.values()), sum(t.bytes for t in announced), has_files)
 
 

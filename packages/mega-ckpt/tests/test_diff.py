@@ -1,0 +1,171 @@
+"""Two checkpoints differ where a number of theirs does; and what the numbers of one are like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mega_ckpt import bands, diff
+from mega_ckpt.diff import compare
+from mega_ckpt.formats import Reading, format_of
+from mega_ckpt.reshard import reshard
+from mega_ckpt.source import Source
+from mega_ckpt.stats import Stats, all_of
+from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.layout import Layout
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec, gpt
+
+
+def _source(run: Path) -> Source:
+    return format_of("mega").read(run, Reading())
+
+
+def _changed(source: Source, name: str, change: Callable[[np.ndarray, Slab], object]) -> Source:
+    """The same checkpoint, but for numbers of one weight."""
+
+    def box(space: str, of: str, slab: Slab) -> np.ndarray:
+        values = source.box(space, of, slab)
+        if (space, of) == (MODEL, name):
+            change(values, slab)
+        return values
+
+    return replace(source, box=box)
+
+
+def test_what_was_resharded_and_converted_is_the_same(
+    mega: Any, run_folder: Any, small_llama: ModelSpec, tmp_path: Path
+) -> None:
+    run = run_folder(small_llama)
+    mega("reshard", "--load", run, "--save", tmp_path / "cut", "--tp", 2)
+    done = mega("diff", run, tmp_path / "cut")
+    assert (done.exit_code, done.output) == (0, "60 tensors compared: the same\n")
+    mega("convert", "--from", "mega", "--to", "hf", "--load", run, "--save", tmp_path / "hf")
+    done = mega("diff", run, tmp_path / "hf")
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [
+        *(f"only A has optim.{space}, which is not compared" for space in ("exp_avg", "exp_avg_sq", "main")),
+        "15 tensors compared: the same",
+    ]
+
+
+def test_two_runs_differ_in_every_tensor_and_the_exit_code_says_so(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec
+) -> None:
+    a, b = run_folder(small_gpt), run_folder(small_gpt, "other", scale=2.0)
+    done = mega("diff", a, b, "--no-optim", "--json")
+    told = json.loads(done.output)
+    assert (done.exit_code, told["same"], told["tensors"]) == (1, False, 28)
+    assert {one["what"] for one in told["differences"]} == {"values"}
+    assert {one["relative"] for one in told["differences"]} == {0.5}
+    first = told["differences"][0]
+    assert (first["name"], first["differing"], first["elements"]) == ("embed.weight", 88, 88)
+    text = mega("diff", a, b, "--no-optim").output
+    assert "model  embed.weight  values: F32, F32; 88 of 88 numbers, at most " in text
+    assert text.endswith("28 tensors compared: 28 differences\n")
+
+
+@pytest.mark.parametrize("band", [64, 1 << 22])
+def test_one_number_is_found_with_how_far_it_is_off(
+    run_folder: Any, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch, band: int
+) -> None:
+    monkeypatch.setattr(diff, "BAND", band)
+    source = _source(run_folder(small_gpt))
+
+    def off(values: np.ndarray, slab: Slab) -> None:
+        if slab.start[0] <= 7 < slab.start[0] + slab.shape[0]:
+            values[7 - slab.start[0], 3] += 0.5
+
+    (one,) = compare(source, _changed(source, "embed.weight", off)).differences
+    assert (one.space, one.name, one.what, one.differing) == (MODEL, "embed.weight", "values", 1)
+    assert one.absolute == pytest.approx(0.5)
+
+
+def test_no_number_equals_itself_and_a_zero_has_no_sign(run_folder: Any, small_gpt: ModelSpec) -> None:
+    source = _source(run_folder(small_gpt))
+
+    def set_to(value: float) -> Source:
+        return _changed(source, "final_norm.bias", lambda values, _: values.fill(value))
+
+    def found(a: float, b: float) -> list[int]:
+        return [one.differing for one in compare(set_to(a), set_to(b)).differences]
+
+    assert found(np.nan, np.nan) == found(0.0, -0.0) == found(np.inf, np.inf) == []
+    assert found(np.nan, 1.0) == found(np.inf, -np.inf) == found(np.inf, 1.0) == [8]
+    (one,) = compare(set_to(np.inf), set_to(1.0)).differences
+    assert (one.absolute, one.relative) == (0.0, 0.0)  # of the numbers that are finite in both
+
+
+def test_dtypes_shapes_and_missing_tensors_are_told_apart(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run = run_folder(small_gpt)
+    plain = reshard(Checkpoint.open(run), tmp_path / "plain", Layout(), optimizer=False)
+    narrow = reshard(Checkpoint(plain), tmp_path / "bf16", Layout(), dtype="bf16")
+    found = compare(_source(run), _source(narrow))
+    assert {(one.what, one.a, one.b) for one in found.differences} == {("dtype", "F32", "BF16")}
+    assert 0 < max(one.relative for one in found.differences) < 2**-8
+    assert found.only_a == ("optim.exp_avg", "optim.exp_avg_sq", "optim.main")
+    deeper = _source(run_folder(gpt(layers=3, hidden=8, heads=4, vocab=12, context=6), "deeper"))
+    found = compare(_source(run), deeper, optimizer=False)
+    told = {one.name: (one.what, one.a, one.b) for one in found.differences}
+    assert told["embed.weight"] == ("shape", "11 x 8", "12 x 8")
+    assert told["layers.2.up.weight"] == ("missing", None, "F32")
+
+
+def test_a_format_that_files_do_not_tell_has_to_be_said(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run = run_folder(small_gpt)
+    (tmp_path / "papers").mkdir()
+    done = mega("diff", run, tmp_path / "papers")
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith(f"--to: has to be said, for {tmp_path / 'papers'} does not tell")
+    assert isinstance(mega("diff", tmp_path / "nowhere", run).exception, FormatError)
+
+
+def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monkeypatch: Any) -> None:
+    monkeypatch.setattr(bands, "BAND", 100)
+    checkpoint = Checkpoint.open(run_folder(small_gpt))
+    told = json.loads(mega("inspect", checkpoint.folder, "--stats", "--json").output)["stats"]
+    assert told == json.loads(json.dumps(all_of(checkpoint)))
+    for space, entries in checkpoint.tensors.items():
+        for name, tensor in entries.items():
+            zero = (0,) * len(tensor.shape)
+            values = checkpoint.read(space, name, Slab(zero, tensor.shape, zero)).astype(np.float64)
+            has = told[space][name]
+            assert (has["min"], has["max"]) == (values.min(), values.max())
+            assert has["norm"] == pytest.approx(np.linalg.norm(values))
+            assert has["mean"] == pytest.approx(values.mean())
+            counts = {int(e): n for e, n in has["magnitudes"].items()}
+            assert sum(counts.values()) == values.size
+            for exponent, count in counts.items():
+                inside = (abs(values) >= 2.0**exponent) & (abs(values) < 2.0 ** (exponent + 1))
+                assert count == np.count_nonzero(inside)
+    line = mega("inspect", checkpoint.folder, "--stats").output.splitlines()[-1]
+    assert line.startswith("optim.main  final_norm.bias  norm ")
+
+
+def test_what_is_no_number_is_counted_and_not_averaged() -> None:
+    found = Stats()
+    found.take(np.array([np.nan, np.inf, -np.inf, 0.0, 3.0]))
+    told = found.to_dict()
+    assert (told["nan"], told["inf"], told["zeros"]) == (1, 2, 1)
+    assert (told["norm"], told["mean"], told["min"], told["max"]) == (3.0, 1.5, 0.0, 3.0)
+    assert told["magnitudes"] == {"1": 1}
+    nothing = Stats()
+    nothing.take(np.array([np.nan]))
+    assert nothing.to_dict()["mean"] is nothing.to_dict()["min"] is None
+
+
+def test_a_tensor_of_no_numbers_says_so(mega: Any, run_folder: Any, small_gpt: ModelSpec) -> None:
+    lines = mega("inspect", run_folder(small_gpt, scale=np.nan), "--stats").output
+    assert "model  final_norm.bias  no finite number  8 NaN\n" in lines
+    assert "  all 0\n" in mega("inspect", run_folder(small_gpt, "zero", scale=0.0), "--stats").output

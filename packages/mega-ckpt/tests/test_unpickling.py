@@ -267,6 +267,24 @@ def test_a_bomb_takes_its_own_process_and_not_the_next_ones(tmp_path: Path) -> N
         assert unpickler.open(tmp_path / "good.pt").tree == 7
 
 
+IMPATIENT = """
+import sys
+sys.path.append(sys.argv[1])
+from mega_ckpt.unpickling import server
+server.SECONDS = 1
+server.main()
+"""
+
+
+def test_a_pickle_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.pt").write_bytes(alone(b"N0" * 20_000_000))
+    monkeypatch.setattr(pickles, "_BOOT", IMPATIENT)
+    with pytest.raises(
+        FormatError, match=r"the process that reads pickles ended: found no answer, wanted an"
+    ):
+        open_file(tmp_path / "model.pt")
+
+
 WAYS_OUT = """
 import os, socket, subprocess, sys
 sys.path.append(sys.argv[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from struct import Struct
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,8 @@ BROKEN = (
     struct.error,
 )
 _LATEST = 5  # protocol
+_U8, _U16, _U32, _U64 = (Struct(f"<{letter}") for letter in "BHIQ")
+_I32, _F64 = Struct("<i"), Struct(">d")
 _LONGEST_LINE = 1 << 20  # bytes; the first protocol ends its texts with a line break
 _RENAMED = MappingProxyType({"__builtin__": "builtins", "copy_reg": "copyreg"})
 
@@ -58,9 +61,11 @@ class Source:
         taken = self.take(end + 1 - self._at)
         return taken[:-1]
 
-    def number(self, form: str) -> Any:
-        (value,) = struct.unpack(form, self.take(struct.calcsize(form)))
-        return value
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def number(self, form: Struct) -> Any:
+        return form.unpack(self.take(form.size))[0]
 
     def _gather(self, count: int) -> None:
         parts = [self._have[self._at :]]
@@ -143,17 +148,17 @@ class Machine:
         self.put(len(self._memo))
 
     def protocol(self) -> None:
-        if (number := self.source.number("<B")) > _LATEST:
+        if (number := self.source.byte()) > _LATEST:
             raise RefusedError(f"the pickle's protocol is later than {_LATEST}", number)
 
-    def numbered(self, form: str) -> bytes:
+    def numbered(self, form: Struct) -> bytes:
         """Bytes after their count."""
         return self.source.take(self.source.number(form))
 
-    def text(self, form: str) -> None:
+    def text(self, form: Struct) -> None:
         self.push(self.numbered(form).decode("utf-8", "surrogatepass"))
 
-    def long(self, form: str) -> None:
+    def long(self, form: Struct) -> None:
         self.push(int.from_bytes(self.numbered(form), "little", signed=True))
 
     def old_text(self, raw: bytes) -> None:
@@ -255,23 +260,23 @@ _CODES: Mapping[bytes, Callable[[Machine], Any]] = MappingProxyType(
         b"I": Machine.decimal,
         b"L": lambda m: m.push(int(m.source.line().rstrip(b"L"))),
         b"F": lambda m: m.push(float(m.source.line())),
-        b"J": lambda m: m.push(m.source.number("<i")),
-        b"K": lambda m: m.push(m.source.number("<B")),
-        b"M": lambda m: m.push(m.source.number("<H")),
-        b"G": lambda m: m.push(m.source.number(">d")),
-        b"\x8a": lambda m: m.long("<B"),
-        b"\x8b": lambda m: m.long("<I"),
+        b"J": lambda m: m.push(m.source.number(_I32)),
+        b"K": lambda m: m.push(m.source.byte()),
+        b"M": lambda m: m.push(m.source.number(_U16)),
+        b"G": lambda m: m.push(m.source.number(_F64)),
+        b"\x8a": lambda m: m.long(_U8),
+        b"\x8b": lambda m: m.long(_U32),
         b"S": Machine.quoted,
-        b"T": lambda m: m.old_text(m.numbered("<I")),
-        b"U": lambda m: m.old_text(m.numbered("<B")),
+        b"T": lambda m: m.old_text(m.numbered(_U32)),
+        b"U": lambda m: m.old_text(m.numbered(_U8)),
         b"V": lambda m: m.push(m.source.line().decode("raw_unicode_escape")),
-        b"X": lambda m: m.text("<I"),
-        b"\x8c": lambda m: m.text("<B"),
-        b"\x8d": lambda m: m.text("<Q"),
-        b"B": lambda m: m.push(m.numbered("<I")),
-        b"C": lambda m: m.push(m.numbered("<B")),
-        b"\x8e": lambda m: m.push(m.numbered("<Q")),
-        b"\x96": lambda m: m.push(m.numbered("<Q")),
+        b"X": lambda m: m.text(_U32),
+        b"\x8c": lambda m: m.text(_U8),
+        b"\x8d": lambda m: m.text(_U64),
+        b"B": lambda m: m.push(m.numbered(_U32)),
+        b"C": lambda m: m.push(m.numbered(_U8)),
+        b"\x8e": lambda m: m.push(m.numbered(_U64)),
+        b"\x96": lambda m: m.push(m.numbered(_U64)),
         b"]": lambda m: m.push([]),
         b"l": lambda m: m.push(m.above_mark()),
         b"a": lambda m: m.append([m.pop()]),
@@ -289,11 +294,11 @@ _CODES: Mapping[bytes, Callable[[Machine], Any]] = MappingProxyType(
         b"\x90": lambda m: m.add(m.above_mark()),
         b"\x91": lambda m: m.push(items(m.above_mark())),
         b"g": lambda m: m.get(int(m.source.line())),
-        b"h": lambda m: m.get(m.source.number("<B")),
-        b"j": lambda m: m.get(m.source.number("<I")),
+        b"h": lambda m: m.get(m.source.byte()),
+        b"j": lambda m: m.get(m.source.number(_U32)),
         b"p": lambda m: m.put(int(m.source.line())),
-        b"q": lambda m: m.put(m.source.number("<B")),
-        b"r": lambda m: m.put(m.source.number("<I")),
+        b"q": lambda m: m.put(m.source.byte()),
+        b"r": lambda m: m.put(m.source.number(_U32)),
         b"\x94": Machine.memoize,
         b"c": lambda m: m.push(m.name_in_lines()),
         b"\x93": Machine.name_on_stack,

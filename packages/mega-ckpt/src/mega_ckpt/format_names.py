@@ -13,6 +13,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "meta": ("meta", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "llama2c": ("llama2c", "a model's .bin of llama2.c"),
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
+        "torch_dist": ("torch_dist", "a folder of Megatron core's, written by torch.distributed.checkpoint"),
     }
 )
 

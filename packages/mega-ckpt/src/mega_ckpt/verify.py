@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from mega_schema.checkpoint import MODEL, Checkpoint, Piece, Tensor
 from mega_schema.errors import FormatError
 from mega_schema.pieces import piece_key
 from mega_schema.run_folder import FORMAT, MANIFEST, TOKENIZER, TRAINER
-from mega_schema.shard import overlap
+from mega_schema.shard import Shape, overlap
 from mega_schema.tokenizer import open_folder
 
 # where the parameters are that a namespace of Muon's has not
@@ -34,6 +35,19 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         "optim.exp_avg_sq": "optim.momentum",
     }
 )
+
+
+class _Lying(Protocol):
+    """A box of a tensor."""
+
+    @property
+    def start(self) -> Shape: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+
+Lying = TypeVar("Lying", bound=_Lying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ def check_cover(checkpoint: Checkpoint) -> None:
     for space, entries in checkpoint.tensors.items():
         for name, tensor in entries.items():
             where = f"{checkpoint.folder / MANIFEST}: {space} {name}"
-            if (met := _meeting(tensor.pieces)) is not None:
+            if (met := meeting(tensor.pieces)) is not None:
                 a, b = met
                 raise FormatError(where, "two pieces overlap", found=f"{a.file} and {b.file}")
             covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
@@ -104,13 +118,13 @@ def check_cover(checkpoint: Checkpoint) -> None:
                 )
 
 
-def _meeting(pieces: Sequence[Piece]) -> tuple[Piece, Piece] | None:
+def meeting(pieces: Sequence[Lying]) -> tuple[Lying, Lying] | None:
     """Two pieces that share an element, if there are any."""
     if len(pieces) < 2:
         return None
     # a sweep along the dimension that is cut most often meets few candidates per piece
     dim = max(range(len(pieces[0].start)), key=lambda d: len({piece.start[d] for piece in pieces}))
-    open_ones: list[Piece] = []
+    open_ones: list[Lying] = []
     for piece in sorted(pieces, key=lambda piece: piece.start[dim]):
         open_ones = [p for p in open_ones if p.start[dim] + p.shape[dim] > piece.start[dim]]
         for other in open_ones:

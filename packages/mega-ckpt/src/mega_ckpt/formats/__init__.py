@@ -12,6 +12,7 @@ from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, silent
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import WHOLE, Layout
+from mega_schema.spec import ModelSpec
 
 KEEP = "keep"
 
@@ -23,10 +24,12 @@ class Reading:
     Attributes:
         vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
         tokenizer: folder of a tokenizer, for a format that has none.
+        model: what the model is, for files that do not say it (--model).
     """
 
     vocab: int | None = None
     tokenizer: Path | None = None
+    model: ModelSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

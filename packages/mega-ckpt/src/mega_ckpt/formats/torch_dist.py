@@ -1,0 +1,301 @@
+"""Megatron core's `torch_dist` folders, and what torch.distributed.checkpoint wrote under core's names.
+
+    RUN/iter_0000010/.metadata, *.distcp    tensors: see `distcp`
+                     metadata.json          which backends wrote it
+                     common.pt              arguments, iteration, schedule
+    RUN/latest_checkpointed_iteration.txt
+
+A tensor is whole there, whatever ranks wrote it. Those of the layers are stacked, the first dimension is the
+layer; the feed-forward's gate comes before its up projection; queries, keys and values are mixed by group.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt import distcp, dtypes, megatron_args
+from mega_ckpt.distcp import Whole
+from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts.chunks import part_of
+from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
+from mega_ckpt.megatron_run import check_free, folder_of, name_of, placing
+from mega_ckpt.megatron_shards import Shard
+from mega_ckpt.megatron_state import trainer
+from mega_ckpt.pickles import Unpickler
+from mega_ckpt.saving import Taken, shares, taken
+from mega_ckpt.source import Found, Source, gathered
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, OPTIMIZER
+from mega_schema.disk import write_text
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.params import count
+from mega_schema.shard import Shape
+from mega_schema.spec import ModelSpec
+
+_COMMON, _BACKENDS = "common.pt", "metadata.json"
+_WRITTEN_BY: Mapping[str, object] = MappingProxyType(
+    {
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
+)
+_VERSION = 3.0  # of the order of rows of Q, K and V
+_STATE: Mapping[str, str] = MappingProxyType(
+    dict(zip(("fp32_param", "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
+)
+_OF_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(?P<kind>[a-z0-9_]+)\.(?P<of>.+)|.*)")
+_LAYER, _STACKED = re.compile(r"\.layers\.(\d+)\."), re.compile(r"\.layers\.(?!\d)")
+# modules of a layer beside which Megatron keeps a state of float8, which is nothing
+_FLOAT8 = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
+_EXTRA = "._extra_state"
+
+
+def read(load: Path, reading: Reading) -> Source:
+    """The folder, every box of every tensor found and held against the model.
+
+    Raises:
+        FormatError: a file is missing or damaged, or the model has something ours has not.
+    """
+    folder = folder_of(load, lambda f: (f / distcp.METADATA).is_file(), distcp.METADATA)
+    ours_to_read = _check_backends(folder)
+    with Unpickler() as unpickler:
+        common = _common(folder, unpickler) if ours_to_read else {}
+        found = distcp.open_folder(folder, unpickler)
+    model, state, other_state = _sorted(found.tensors)
+    names = era(model)
+    if names is None:
+        first = next(iter(model), "no tensor")
+        raise FormatError(folder, "has no names of a GPT of Megatron core's", found=first)
+    embedding = model.get(names["embed"].format(kind="weight"))
+    padded = embedding.shape[0] if embedding is not None and embedding.shape else 0
+    shard = Shard(folder / _COMMON, 0, 0, common, ())
+    spec = _spec(folder, shard.args, reading, padded)
+    if spec.layers > len(model):  # or the table of a layer count gone wrong would fill the memory
+        raise FormatError(folder, "has fewer tensors than the model has layers", found=len(model))
+    expected = list(_expected(spec, names, padded))
+    spaces = {MODEL: _matched(folder, expected, model)}
+    left = [
+        *_others(found.others),
+        *(["the optimizer's state, sharded as is not read"] if other_state else []),
+    ]
+    if state:
+        told = _unusable(state, model)
+        if told:
+            left.append(f"the optimizer's state, {told}")
+        else:
+            spaces |= {space: _matched(folder, expected, there) for space, there in state.items()}
+    kept, box = gathered(folder, spec, spaces)
+    trained, lost = trainer(shard, released=False)
+    return Source(folder, spec, kept, box, trained, left=(*left, *lost))
+
+
+def free(source: Source, run: Path, target: Target) -> None:
+    """Refuse a model that Megatron has not, an optimizer that is not Adam, and a place that is taken.
+
+    Raises:
+        ConfigError: one of them, or torch is not installed.
+        LayoutError: the model cannot be cut as the arguments would say.
+    """
+    megatron_args.from_spec(source.spec, source.where, core=True)
+    shares(source.spec, target.layout, source.spaces[MODEL])
+    foreign = [space for space in source.spaces if space not in (MODEL, *OPTIMIZER)]
+    if foreign and target.optimizer:
+        wanted = ", ".join(OPTIMIZER)
+        hint = "--no-optim leaves it behind"
+        raise ConfigError(f"{source.where}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
+    torch_writer.check_torch()
+    check_free(run, source.iteration or None, force=target.force)
+
+
+def write(source: Source, run: Path, target: Target) -> Written:
+    """A checkpoint in the run's folder, a release where there was no training."""
+    spec, iteration = source.spec, source.iteration or None
+    args = megatron_args.from_spec(spec, source.where, core=True) | _args(source, target)
+    chunks = list(_chunks(source, target, args["padded_vocab_size"]))
+    size = sum(chunk.bytes for chunk in chunks)
+    common = {"iteration": source.iteration, "checkpoint_version": _VERSION}
+    nothings = [
+        f"decoder.layers.{module}{_EXTRA}/shard_{layer}_{spec.layers}"
+        for layer in range(spec.layers)
+        for module in _FLOAT8
+    ]
+    with placing(run, iteration) as folder:
+        with target.progress(size) as told:
+            torch_writer.write(folder, chunks, nothings, told)
+        torch_writer.write_common(folder / _COMMON, common, args)
+        write_text(folder / _BACKENDS, json.dumps(dict(_WRITTEN_BY)))
+    return Written(run / name_of(iteration), count(table(spec)), size, tokenizer=False)
+
+
+def _check_backends(folder: Path) -> bool:
+    """Whether Megatron wrote the folder, and not torch alone.
+
+    Raises:
+        FormatError: it is of another backend or a later version.
+    """
+    file = folder / _BACKENDS
+    if not file.is_file():
+        return False
+    try:
+        told = dict(json.loads(file.read_bytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError(file, "is not a JSON object", found=error) from error
+    for key, wanted in _WRITTEN_BY.items():
+        if told.get(key, wanted) != wanted:
+            raise FormatError(f"{file}: {key}", "is not known", found=told[key], wanted=wanted)
+    return True
+
+
+def _common(folder: Path, unpickler: Unpickler) -> Mapping[str, Any]:
+    tree = unpickler.open(folder / _COMMON).tree
+    if not isinstance(tree, dict):
+        raise FormatError(folder / _COMMON, "content", found=type(tree).__name__, wanted="a dictionary")
+    return tree
+
+
+def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) -> ModelSpec:
+    if reading.model is not None:
+        return replace(reading.model, vocab=reading.vocab) if reading.vocab else reading.model
+    if not args:
+        raise FormatError(
+            folder, "does not say what model it is", wanted=f"args in {_COMMON}", hint="add --model ..."
+        )
+    vocab = reading.vocab or megatron_args.known_vocab(args) or padded
+    return megatron_args.to_spec(args, vocab, folder / _COMMON)
+
+
+def _sorted(tensors: Mapping[str, Whole]) -> tuple[dict[str, Whole], dict[str, dict[str, Whole]], bool]:
+    """The model's tensors, those of the optimizer by namespace, each a layer's, and whether it has others."""
+    prefix = "model." if all(name.startswith(("model.", "optimizer.")) for name in tensors) else ""
+    model: dict[str, Whole] = {}
+    state: dict[str, dict[str, Whole]] = {}
+    other = False
+    for name, whole in tensors.items():
+        of = _OF_OPTIMIZER.fullmatch(name)
+        if of is None:
+            model |= _unstacked(name.removeprefix(prefix), whole)
+        elif of["kind"] in _STATE:
+            state.setdefault(_STATE[of["kind"]], {}).update(_unstacked(of["of"], whole))
+        else:
+            other = True
+    return model, state, other
+
+
+def _unstacked(name: str, whole: Whole) -> dict[str, Whole]:
+    if not _STACKED.search(name) or not whole.shape:
+        return {name: whole}
+    return {_STACKED.sub(f".layers.{i}.", name, 1): one for i, one in enumerate(whole.unstacked())}
+
+
+def _others(names: Sequence[str]) -> list[str]:
+    """What is there beside tensors, a few words each."""
+    kinds = {name.partition("/")[0] for name in names if _EXTRA not in name}
+    return ["the states of random numbers" if kind == "rng_state" else kind for kind in sorted(kinds)]
+
+
+def _unusable(state: Mapping[str, Mapping[str, Whole]], model: Mapping[str, Whole]) -> str:
+    """Why the optimizer's state is left behind; nothing where it is not."""
+    kinds = {piece.stored.dtype for there in state.values() for one in there.values() for piece in one.pieces}
+    weights = {piece.stored.dtype for one in model.values() for piece in one.pieces}
+    main, *moments = OPTIMIZER
+    if kinds != {"F32"}:
+        return f"which is in {', '.join(sorted(kinds))}"
+    if not all(space in state for space in moments) or (main not in state and weights != {"F32"}):
+        return f"which lacks {', '.join(kind for kind, space in _STATE.items() if space not in state)}"
+    return ""
+
+
+def _expected(spec: ModelSpec, names: Names, padded: int) -> Iterator[Foreign]:
+    rows = {row.name: row for row in table(spec)}
+    for alias in aliases(spec, names):
+        whole, row = alias.whole(rows[alias.ours]), rows[alias.ours]
+        vocabulary = row.split is not None and row.split.pad > 0
+        yield replace(whole, shape=(max(padded, spec.vocab), *whole.shape[1:])) if vocabulary else whole
+
+
+def _matched(folder: Path, expected: Sequence[Foreign], there: Mapping[str, Whole]) -> Found:
+    """The boxes that are there, as parts of the tensors that are expected."""
+    found = []
+    for foreign in expected:
+        whole = there.get(foreign.name)
+        if whole is None:
+            raise FormatError(folder, "has no tensor", wanted=foreign.name)
+        if whole.shape != foreign.shape:
+            at = f"{folder}: {foreign.name}"
+            raise FormatError(at, "shape", found=whole.shape, wanted=foreign.shape)
+        for piece in whole.pieces:
+            if piece.stored.dtype not in dtypes.FLOATS:
+                at, wanted = f"{piece.stored.file}: {foreign.name}", " | ".join(dtypes.FLOATS)
+                raise FormatError(at, "dtype", found=piece.stored.dtype, wanted=wanted)
+            found.append((part_of(foreign, piece.start, piece.shape), piece.stored))
+    known = {foreign.name for foreign in expected}
+    for name in there:
+        if name not in known:
+            raise FormatError(folder, "has a tensor that the model has not", found=name)
+    return found
+
+
+def _args(source: Source, target: Target) -> dict[str, Any]:
+    """What arguments say beside the model: how it is cut, and how far the training is."""
+    layout = target.layout
+    embedding = table(source.spec)[0]
+    dtype = _dtype(source, target)
+    return {
+        "padded_vocab_size": embedding.local_shape(layout.tp)[0] * layout.tp,
+        "true_vocab_size": source.spec.vocab,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vp if layout.vp > 1 else None,
+        "params_dtype": dtype,
+        "bf16": dtype == "BF16",
+        "fp16": dtype == "F16",
+        "iteration": source.iteration,
+        "consumed_train_samples": source.trainer.get("consumed_samples", 0),
+        "consumed_valid_samples": 0,
+    }
+
+
+def _dtype(source: Source, target: Target) -> str:
+    kept = set(source.spaces[MODEL].values())
+    if target.dtype != KEEP:
+        return dtypes.NAMES[target.dtype]
+    if len(kept) > 1:  # a stacked tensor has one
+        raise ConfigError("--dtype", "the weights have several", found=sorted(kept), hint="--dtype fp32")
+    return kept.pop()
+
+
+def _chunks(source: Source, target: Target, padded: int) -> Iterator[torch_writer.Chunk]:
+    """Every tensor of every namespace, those of the layers one by one."""
+    spec, foreign = source.spec, list(_expected(source.spec, CORE_FUSED, padded))
+    dtype = None if target.dtype == KEEP else target.dtype
+    kinds = {space: f"optimizer.state.{kind}." for kind, space in _STATE.items()} | {MODEL: ""}
+    for space, made in taken(source.spaces, optimizer=target.optimizer, dtype=dtype).items():
+        for one in foreign:
+            layer = _LAYER.search(one.name)
+            key, kind = kinds[space] + _LAYER.sub(".layers.", one.name, 1), made.dtypes[one.ours]
+
+            def values(one: Foreign = one, made: Taken = made, kind: str = kind) -> np.ndarray:
+                whole = source.assembled(made.space, one, kind)
+                return whole[None] if _LAYER.search(one.name) else whole
+
+            if layer is None:
+                start: Shape = (0,) * len(one.shape)
+                yield torch_writer.Chunk(key, kind, one.shape, start, one.shape, values)
+            else:
+                start = (int(layer[1]), *(0,) * len(one.shape))
+                whole = (spec.layers, *one.shape)
+                yield torch_writer.Chunk(key, kind, whole, start, (1, *one.shape), values)
+
+
+FORMAT = Format(read, free, write, frozenset({"optimizer"}))

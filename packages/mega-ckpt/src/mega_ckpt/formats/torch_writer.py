@@ -1,0 +1,174 @@
+"""Folders of torch.distributed.checkpoint, written by its own writer: the one module here that needs torch.
+
+The writer asks for one box after another and writes each before it asks for the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mega_ckpt.threads import Told
+from mega_schema.checkpoint import DTYPES
+from mega_schema.errors import ConfigError
+from mega_schema.shard import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+_TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a tensor that is written.
+
+    Attributes:
+        key: name of the tensor.
+        dtype: safetensors' name.
+        whole: shape of the tensor.
+        start, shape: of the box.
+        values: makes its numbers, of `shape`, bfloat16 as its bits.
+    """
+
+    key: str
+    dtype: str
+    whole: Shape
+    start: Shape
+    shape: Shape
+    values: Callable[[], np.ndarray]
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
+
+
+def check_torch() -> None:
+    """Refuse to begin where torch is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "--to torch_dist",
+            "is written by torch, which is not installed",
+            hint="pip install 'mega-ckpt[torch]'",
+        )
+
+
+def write_common(path: Path, tree: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """Write what all of Megatron's ranks have alike, and flush it to the disk.
+
+    Args:
+        args: its arguments; "params_dtype" is safetensors' name here.
+    """
+    import torch
+
+    told = {**args, "params_dtype": getattr(torch, _TORCH[args["params_dtype"]])}
+    with path.open("wb") as out:
+        torch.save({**tree, "args": Namespace(**told)}, out)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write(folder: Path, chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> None:
+    """Write .metadata and one .distcp file, flushed to the disk.
+
+    Args:
+        nothings: names under which nothing is kept, as Megatron does of a layer without float8.
+        told: called with the bytes of each box.
+
+    Raises:
+        MegaError: `values` of a chunk raised it.
+        OSError: the disk would not write.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    class Writer(FileSystemWriter):
+        """One that says nothing of the machine it runs on."""
+
+        def storage_meta(self) -> StorageMeta:
+            return StorageMeta()
+
+    # without copies ahead: those would be tensors in memory
+    writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save({}, storage_writer=writer, planner=_planner(chunks, nothings, told), no_dist=True)
+    except CheckpointException as failed:
+        error, _ = next(iter(failed.failures.values()))
+        raise error from None
+
+
+def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> Any:
+    import torch
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    wanted: dict[tuple[str, torch.Size], Chunk] = {}
+    items = []
+    for chunk in chunks:
+        start, shape, whole = (torch.Size(n) for n in (chunk.start, chunk.shape, chunk.whole))
+        dtype = getattr(torch, _TORCH[chunk.dtype])
+        wanted[chunk.key, start] = chunk
+        data = TensorWriteData(ChunkStorageMetadata(start, shape), TensorProperties(dtype=dtype), whole)
+        items.append(WriteItem(MetadataIndex(chunk.key, start), WriteItemType.SHARD, tensor_data=data))
+    items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in nothings]
+    names = {item.index.fqn: (item.index.fqn,) for item in items}
+
+    class Planner(DefaultSavePlanner):
+        """A plan of boxes that are made when they are written."""
+
+        def create_local_plan(self) -> SavePlan:
+            self.plan = SavePlan(items, planner_data=names)
+            return self.plan
+
+        def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+            plans, metadata = super().create_global_plan(all_plans)
+            # Megatron looks there for tensors that are not as they were in the model: none is
+            metadata.mcore_data = {key: {} for key, _ in wanted}  # type: ignore[attr-defined]
+            return plans, metadata
+
+        def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+            index = write_item.index
+            if index.offset is None:
+                nothing = io.BytesIO()
+                torch.save([None], nothing)
+                return nothing
+            chunk = wanted[index.fqn, index.offset]
+            tensor = _tensor(chunk)
+            told(chunk.bytes)
+            return tensor
+
+    return Planner()
+
+
+def _tensor(chunk: Chunk) -> torch.Tensor:
+    import torch
+
+    values = np.ascontiguousarray(chunk.values())
+    assert values.shape == chunk.shape, f"{chunk.key}: {values.shape} for {chunk.shape}"
+    if chunk.dtype == "BF16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)

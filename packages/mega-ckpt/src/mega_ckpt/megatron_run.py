@@ -1,0 +1,91 @@
+"""A folder of Megatron's runs: the tracker, and an iteration that appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mega_schema.disk import on_disk, replacing, sync_folder
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.run_folder import LATEST as TRACKER
+from mega_schema.run_folder import MANIFEST
+
+RELEASE = "release"
+
+
+def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
+    """The folder of a checkpoint: `load` itself, or the one that its tracker names.
+
+    Args:
+        has: whether a folder is one of the format's.
+        wanted: what is in such a folder.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if not load.is_dir():
+        raise FormatError(load, "no such folder")
+    if has(load):
+        return load
+    tracker = load / TRACKER
+    ours = (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}"))
+    if ours or not tracker.is_file():
+        hint = "--from mega" if ours else ""
+        raise FormatError(load, "holds no such checkpoint", wanted=f"{TRACKER}, or {wanted}", hint=hint)
+    text = tracker.read_text("utf-8", "replace").strip()
+    if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
+    folder = load / name_of(None if text == RELEASE else int(text))
+    if not has(folder):
+        raise FormatError(folder, "holds no such checkpoint", wanted=wanted)
+    return folder
+
+
+def name_of(iteration: int | None) -> str:
+    """Of a checkpoint's folder; None: of a model that no training goes on from."""
+    return RELEASE if iteration is None else f"iter_{iteration:07d}"
+
+
+def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
+    """Refuse a run that has this iteration already.
+
+    Raises:
+        ConfigError: it has, and `force` is not asked for.
+    """
+    folder = run / name_of(iteration)
+    if folder.exists() and not force:
+        raise ConfigError("--save", "there is a checkpoint already", found=folder, hint="add --force")
+
+
+@contextmanager
+def placing(run: Path, iteration: int | None) -> Iterator[Path]:
+    """A new folder to write a checkpoint into, which has its name once the block has ended well.
+
+    A block that fails leaves the run as it was.
+    """
+    made, name = not run.exists(), name_of(iteration)
+    partial, replaced, final = run / f".{name}.partial", run / f".{name}.replaced", run / name
+    try:
+        with on_disk(run):
+            run.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            yield partial
+            sync_folder(partial)
+            shutil.rmtree(replaced, ignore_errors=True)
+            if final.exists():
+                final.rename(replaced)
+            partial.rename(final)
+            sync_folder(run)
+            with replacing(run / TRACKER) as tracker:
+                tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
+            shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:  # an interruption too must leave nothing behind
+        shutil.rmtree(partial, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):
+                run.rmdir()
+        raise

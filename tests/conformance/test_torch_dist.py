@@ -122,13 +122,13 @@ def random_spec(seed: int) -> ModelSpec:
     }
     if rng.random() < 0.5:
         return llama(**sizes, qkv_bias=rng.random() < 0.5)
-    bias = rng.random() < 0.5
+    bias, activation = rng.random() < 0.5, rng.choice(["gelu_erf", "squared_relu", "swiglu"])
     return gpt(
         **sizes,
         bias=bias,
         qkv_bias=bias or rng.random() < 0.5,
-        norm=rng.choice(["layernorm", "rmsnorm"]),
-        activation=rng.choice(["gelu_erf", "squared_relu", "swiglu"]),
+        norm="layernorm" if activation == "swiglu" else rng.choice(["layernorm", "rmsnorm"]),
+        activation=activation,
         positions=rng.choice(["learned", "rope", "none"]),
     )
 

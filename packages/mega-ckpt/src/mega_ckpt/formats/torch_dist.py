@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import distcp, dtypes, megatron_args
+from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args
 from mega_ckpt.distcp import Whole
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.chunks import part_of
 from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
-from mega_ckpt.megatron_run import check_free, folder_of, name_of, placing
+from mega_ckpt.megatron_run import RELEASE, check_free, folder_of, name_of, placing
 from mega_ckpt.megatron_shards import Shard
 from mega_ckpt.megatron_state import trainer
 from mega_ckpt.pickles import Unpickler
@@ -40,6 +40,7 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
 from mega_schema.shard import Shape
 from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
 _COMMON, _BACKENDS = "common.pt", "metadata.json"
 _WRITTEN_BY: Mapping[str, object] = MappingProxyType(
@@ -81,14 +82,19 @@ def read(load: Path, reading: Reading) -> Source:
     padded = embedding.shape[0] if embedding is not None and embedding.shape else 0
     shard = Shard(folder / _COMMON, 0, 0, common, ())
     spec = _spec(folder, shard.args, reading, padded)
+    if spec.vocab > padded:
+        raise FormatError(
+            f"{folder}: vocabulary", "has fewer rows", found=padded, wanted=f"{spec.vocab} or more"
+        )
     if spec.layers > len(model):  # or the table of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(model))
     expected = list(_expected(spec, names, padded))
     spaces = {MODEL: _matched(folder, expected, model)}
-    left = [
-        *_others(found.others),
-        *(["the optimizer's state, sharded as is not read"] if other_state else []),
-    ]
+    left = _others(found.others)
+    if other_state:
+        left.append("the optimizer's state, which is sharded in another way than by parameters")
+    if spec.vocab < padded:
+        left.append(f"{padded - spec.vocab:,} rows of padding")
     if state:
         told = _unusable(state, model)
         if told:
@@ -96,8 +102,10 @@ def read(load: Path, reading: Reading) -> Source:
         else:
             spaces |= {space: _matched(folder, expected, there) for space, there in state.items()}
     kept, box = gathered(folder, spec, spaces)
-    trained, lost = trainer(shard, released=False)
-    return Source(folder, spec, kept, box, trained, left=(*left, *lost))
+    trained, lost = trainer(shard, released=folder.name == RELEASE)
+    return Source(
+        folder, spec, kept, box, trained, _tokenizer(shard.args, spec, reading), left=(*left, *lost)
+    )
 
 
 def free(source: Source, run: Path, target: Target) -> None:
@@ -169,10 +177,18 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) 
         return replace(reading.model, vocab=reading.vocab) if reading.vocab else reading.model
     if not args:
         raise FormatError(
-            folder, "does not say what model it is", wanted=f"args in {_COMMON}", hint="add --model ..."
+            folder, "does not say what model it is", wanted=f"args in {_COMMON}", hint="add --model"
         )
     vocab = reading.vocab or megatron_args.known_vocab(args) or padded
     return megatron_args.to_spec(args, vocab, folder / _COMMON)
+
+
+def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: Reading) -> Tokenizer | None:
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, spec)
+    if args.get("tokenizer_type") == "NullTokenizer" and spec.vocab > 1:
+        return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)
+    return None
 
 
 def _sorted(tensors: Mapping[str, Whole]) -> tuple[dict[str, Whole], dict[str, dict[str, Whole]], bool]:
@@ -221,7 +237,7 @@ def _expected(spec: ModelSpec, names: Names, padded: int) -> Iterator[Foreign]:
     for alias in aliases(spec, names):
         whole, row = alias.whole(rows[alias.ours]), rows[alias.ours]
         vocabulary = row.split is not None and row.split.pad > 0
-        yield replace(whole, shape=(max(padded, spec.vocab), *whole.shape[1:])) if vocabulary else whole
+        yield replace(whole, shape=(padded, *whole.shape[1:])) if vocabulary else whole
 
 
 def _matched(folder: Path, expected: Sequence[Foreign], there: Mapping[str, Whole]) -> Found:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from mega_ckpt import given_model
 from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
+from mega_ckpt.formats import Reading, Target, format_of, torch_writer
+from mega_ckpt.formats.torch_dist import chunks
+from mega_ckpt.formats.torch_writer import Chunk
+from mega_ckpt.layouts.megatron import core_aliases
+from mega_ckpt.source import Source
+from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.layout import Layout
 from mega_schema.shard import Slab
@@ -157,3 +166,89 @@ def test_any_model_is_the_same_after_the_way_there_and_back(
     multiple = spec.vocab_multiple * spec.kv_heads
     assert padded.shape[0] == -(-spec.vocab // multiple) * multiple
     assert not padded[spec.vocab :].any()
+
+
+def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
+    golden: Path, tmp_path: Path
+) -> None:
+    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4, activation="gelu_erf")
+    rows = {row.name: row for row in table(spec)}
+    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in core_aliases(spec)}
+    rng = np.random.default_rng(3)
+    state = {name: torch.from_numpy(rng.normal(size=f.shape).astype("f4")) for name, f in foreign.items()}
+    dcp_save({"model": state, "step": 4}, storage_writer=FileSystemWriter(tmp_path / "flat"), no_dist=True)
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()), "utf-8")
+    reading = Reading(model=given_model.of(str(tmp_path / "spec.json")))
+    done = convert(tmp_path / "flat", tmp_path / "run", "torch_dist", "mega", reading=reading)
+    assert done.left == ("step",)
+    ours = Checkpoint.open(tmp_path / "run")
+    back = foreign["decoder.layers.1.self_attention.linear_qkv.bias"].assembled(
+        np.dtype("f4"), lambda slab: ours.read_raw(MODEL, "layers.1.qkv.bias", slab)
+    )
+    assert np.array_equal(back, state["decoder.layers.1.self_attention.linear_qkv.bias"])
+    assert np.array_equal(whole(ours, MODEL, "embed.weight"), state["embedding.word_embeddings.weight"])
+
+
+# the dimension that ranks of tp cut, the layer counted, by the end of a tensor's name
+CUT = {
+    "word_embeddings.weight": 0,
+    "output_layer.weight": 0,
+    "linear_qkv.weight": 1,
+    "linear_qkv.bias": 1,
+    "linear_fc1.weight": 1,
+    "linear_fc1.bias": 1,
+    "linear_proj.weight": 2,
+    "linear_fc2.weight": 2,
+}
+
+
+def as_ranks_wrote(source: Source, folder: Path, tp: int, dp: int) -> None:
+    """A folder as tp x dp ranks of Megatron write it: weights in boxes, the optimizer's state in runs."""
+    cut: list[Chunk] = []
+    truly = {}
+    for chunk in chunks(source, Target(), source.spec.vocab):
+        dim = next((dim for end, dim in CUT.items() if chunk.key.endswith(end)), None)
+        halves = 2 if source.spec.gated and ".linear_fc1." in chunk.key else 1
+        boxes = np.split(chunk.values(), 1 if dim is None else tp * halves, dim or 0)
+        for number, box in enumerate(boxes):
+            at = np.array(chunk.start)
+            at[dim or 0] += number * box.shape[dim or 0]
+            if not chunk.key.startswith("optimizer."):
+                whole, start = chunk.whole, tuple(at.tolist())
+                cut.append(Chunk(chunk.key, chunk.dtype, whole, start, box.shape, partial(np.copy, box)))
+                continue
+            truly[chunk.key], begin = chunk.whole, 0
+            whole = (*(np.array(chunk.whole) // box.shape).tolist(), box.size)
+            for run in np.array_split(box.reshape((1,) * box.ndim + (-1,)), dp, -1):
+                start = (*(at // box.shape).tolist(), begin)
+                cut.append(Chunk(chunk.key, chunk.dtype, whole, start, run.shape, partial(np.copy, run)))
+                begin += run.size
+    random.Random(1).shuffle(cut)
+    torch_writer.write(folder, cut, ["rng_state/shard_0_1"], lambda _: None)
+    described = pickle.loads((folder / ".metadata").read_bytes())
+    for key, shape in truly.items():
+        described.mcore_data[key] = {"nd_reformulated_orig_global_shape": shape}
+    (folder / ".metadata").write_bytes(pickle.dumps(described))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        gpt(layers=2, hidden=24, heads=4, vocab=24, context=6, vocab_multiple=1),
+        llama(layers=2, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=10, context=6, vocab_multiple=1),
+    ],
+    ids=["gpt", "llama"],
+)
+def test_what_many_ranks_wrote_is_put_together(
+    spec: ModelSpec, random_whole: Any, save_whole: Any, tmp_path: Path
+) -> None:
+    made = random_whole(spec, "BF16", optimizer=True)
+    save_whole(tmp_path / "run", spec, made, dtype="BF16", iteration=3)
+    source = format_of("mega").read(tmp_path / "run", Reading())
+    as_ranks_wrote(source, tmp_path / "cut", tp=2, dp=3)
+    done = convert(tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=Reading(model=spec))
+    assert done.left == ("the states of random numbers",)
+    back = Checkpoint.open(tmp_path / "back")
+    for space, tensors in made.items():
+        for name, values in tensors.items():
+            assert whole(back, space, name).tobytes() == values.tobytes()

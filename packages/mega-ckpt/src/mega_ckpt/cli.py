@@ -42,6 +42,9 @@ def cli() -> None:
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @click.option("--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where --load has padded rows.")
 @click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
+@click.option(
+    "--model", help="A named model, or a JSON file with its fields, for a --load that does not say."
+)
 @click.option("--model-type", type=click.Choice(["GPT"]), default="GPT", hidden=True)
 @click.option("--force", "--overwrite", is_flag=True, help="Replace what --save holds.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object instead of a line.")
@@ -56,11 +59,13 @@ def convert(
     no_optim: bool,
     true_vocab_size: int | None,
     tokenizer: Path | None,
+    model: str | None,
     model_type: str,
     force: bool,
     as_json: bool,
 ) -> None:
     """Convert a checkpoint of one format to another: docs/howto/convert.md has a line for every pair."""
+    from mega_ckpt import given_model
     from mega_ckpt.convert import convert as rewrite
     from mega_ckpt.formats import Reading, Target
     from mega_schema.errors import ConfigError
@@ -70,7 +75,7 @@ def convert(
         hint = f"mega-ckpt reshard --load {load} --save {save}"
         raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
     begun = time.monotonic()
-    reading = Reading(true_vocab_size, tokenizer)
+    reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None)
     target = Target(dtype, Layout(tp=tp, pp=pp), not no_optim, force, progress=progress("converting"))
     done = rewrite(load, save, have, want, reading=reading, target=target)
     seconds, written = time.monotonic() - begun, done.written

@@ -206,7 +206,11 @@ def _lacking(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     for name in ("rope_base", "rope_interpolation"):
         if getattr(spec, name) % 1:
             yield name, "a whole number"
-    plain: dict[str, object] = {"scale_embedding": False, "embed_norm": False}
+    plain: dict[str, object] = {
+        "scale_embedding": False,
+        "embed_norm": False,
+        "parallel_residual": False,
+    }
     if spec.rope_scaling != 1:
         plain |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
     if not core:

@@ -130,8 +130,8 @@ def write(source: Source, run: Path, target: Target) -> Written:
     """A checkpoint in the run's folder, a release where there was no training."""
     spec, iteration = source.spec, source.iteration or None
     args = megatron_args.from_spec(spec, source.where, core=True) | _args(source, target)
-    chunks = list(_chunks(source, target, args["padded_vocab_size"]))
-    size = sum(chunk.bytes for chunk in chunks)
+    every = list(chunks(source, target, args["padded_vocab_size"]))
+    size = sum(chunk.bytes for chunk in every)
     common = {"iteration": source.iteration, "checkpoint_version": _VERSION}
     nothings = [
         f"decoder.layers.{module}{_EXTRA}/shard_{layer}_{spec.layers}"
@@ -140,7 +140,7 @@ def write(source: Source, run: Path, target: Target) -> Written:
     ]
     with placing(run, iteration) as folder:
         with target.progress(size) as told:
-            torch_writer.write(folder, chunks, nothings, told)
+            torch_writer.write(folder, every, nothings, told)
         torch_writer.write_common(folder / _COMMON, common, args)
         write_text(folder / _BACKENDS, json.dumps(dict(_WRITTEN_BY)))
     return Written(run / name_of(iteration), count(table(spec)), size, tokenizer=False)
@@ -291,7 +291,7 @@ def _dtype(source: Source, target: Target) -> str:
     return kept.pop()
 
 
-def _chunks(source: Source, target: Target, padded: int) -> Iterator[torch_writer.Chunk]:
+def chunks(source: Source, target: Target, padded: int) -> Iterator[torch_writer.Chunk]:
     """Every tensor of every namespace, those of the layers one by one."""
     spec, foreign = source.spec, list(_expected(source.spec, CORE_FUSED, padded))
     dtype = None if target.dtype == KEEP else target.dtype

@@ -1,0 +1,196 @@
+"""What a `torch_dist` folder may have wrong, and what may go wrong where one is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Reading, Target, format_of, torch_writer
+from mega_ckpt.formats.torch_dist import chunks
+from mega_ckpt.formats.torch_writer import Chunk
+from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import ModelSpec, gpt
+
+Damage = Callable[[Path], object]
+
+
+def edited(change: Callable[[Any], object]) -> Damage:
+    """Change what .metadata describes."""
+
+    def change_file(folder: Path) -> None:
+        described = pickle.loads((folder / ".metadata").read_bytes())
+        change(described)
+        (folder / ".metadata").write_bytes(pickle.dumps(described))
+
+    return change_file
+
+
+def reshaped(described: Any) -> None:
+    norm = described.state_dict_metadata["decoder.final_layernorm.weight"]
+    norm.size, norm.chunks[0].sizes = torch.Size([4]), torch.Size([4])  # type: ignore[misc]
+
+
+DAMAGE: dict[str, tuple[Damage, str]] = {
+    "no description": (lambda f: (f / ".metadata").unlink(), "holds no such checkpoint: wanted"),
+    "no file": (lambda f: (f / "__0_0.distcp").unlink(), "__0_0.distcp: missing file: wanted a file that"),
+    "cut off": (lambda f: os.truncate(f / "__0_0.distcp", 2000), "__0_0.distcp: size in bytes: found 2000"),
+    "cut description": (lambda f: os.truncate(f / ".metadata", 300), ".metadata"),
+    "no arguments": (lambda f: (f / "common.pt").unlink(), "common.pt: no such file"),
+    "a later version": (
+        lambda f: (f / "metadata.json").write_text('{"sharded_backend_version": 2}'),
+        "metadata.json: sharded_backend_version: is not known: found 2, wanted 1",
+    ),
+    "another backend": (
+        lambda f: (f / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
+        "metadata.json: sharded_backend: is not known: found zarr, wanted torch_dist",
+    ),
+    "a list": (lambda f: (f / "metadata.json").write_text("[1]"), "metadata.json: is not a JSON object"),
+    "a later torch": (
+        edited(lambda d: setattr(d, "version", "2.0.0")),
+        ".metadata: version: is not known: found 2.0.0",
+    ),
+    "no name of a GPT": (
+        edited(lambda d: d.state_dict_metadata.pop("decoder.layers.self_attention.linear_qkv.weight")),
+        "has no names of a GPT of Megatron core's: found embedding.word_embeddings.weight",
+    ),
+    "another tensor": (
+        edited(lambda d: d.state_dict_metadata.pop("decoder.final_layernorm.bias")),
+        "has no tensor: wanted decoder.final_layernorm.bias",
+    ),
+    "another shape": (edited(reshaped), "shape: found (8,), wanted (4,)"),
+    "a hole": (
+        edited(lambda d: d.state_dict_metadata["decoder.final_layernorm.weight"].chunks.clear()),
+        "decoder.final_layernorm.weight: numbers in its boxes: found 0, wanted 8",
+    ),
+    "a path": (
+        edited(lambda d: [setattr(info, "relative_path", "../x") for info in d.storage_data.values()]),
+        "file outside the folder: found ../x",
+    ),
+    "no description at all": (
+        lambda f: (f / ".metadata").write_bytes(pickle.dumps([1])),
+        ".metadata: is not a checkpoint's description",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_folder_is_one_line_and_nothing_is_written(
+    random_whole: Any, save_whole: Any, tmp_path: Path, what: str
+) -> None:
+    spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4)
+    save_whole(tmp_path / "run", spec, random_whole(spec))
+    folder = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist").written.folder
+    damage, said = DAMAGE[what]
+    damage(folder)
+    with pytest.raises(FormatError) as caught:
+        convert(folder, tmp_path / "back", "torch_dist", "mega")
+    assert said in str(caught.value)
+    assert not (tmp_path / "back").exists()
+
+
+def test_without_torch_there_is_one_line_that_says_what_to_install(
+    random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
+    convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = r"torch, which is not installed; hint: pip install 'mega-ckpt\[torch\]'"
+    with pytest.raises(ConfigError, match=said):
+        convert(tmp_path / "run", tmp_path / "more", "mega", "torch_dist")
+    assert not (tmp_path / "more").exists()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega")  # reading needs none
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    made = {MODEL: {name: np.ones_like(values) for name, values in random_whole(small_gpt)[MODEL].items()}}
+    made[MODEL]["layers.2.down.weight"] *= 1e9
+    save_whole(tmp_path / "run", small_gpt, made)
+
+    def to_torch_dist(**target: Any) -> None:
+        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(**target))
+
+    too_large = r"layers.2.down.weight: too large for F16: found 1000000000.0"
+    with pytest.raises(FormatError, match=too_large):
+        to_torch_dist(dtype="fp16")
+    assert not (tmp_path / "there").exists()
+    to_torch_dist()
+    before = everything(tmp_path / "there")
+    with pytest.raises(ConfigError, match="there is a checkpoint already.*iter_0000001; hint: add --force"):
+        to_torch_dist()
+    with pytest.raises(FormatError, match=too_large):
+        to_torch_dist(dtype="fp16", force=True)
+    assert everything(tmp_path / "there") == before
+    to_torch_dist(dtype="bf16", force=True)
+    after = everything(tmp_path / "there")
+    assert after.keys() == before.keys()
+    assert after != before
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_is_one_line(
+    random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
+    code = (
+        "import resource, signal, sys; from mega_ckpt.cli import main; import torch.distributed.checkpoint;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); main()"
+    )
+    words = ["convert", "--from", "mega", "--to", "torch_dist", "--load", "run", "--save", "there"]
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    hint = "make room there, or write to another disk"
+    assert done.stderr == f"error: there: not written: found File too large; hint: {hint}\n"
+    assert done.returncode == 2
+    assert not (tmp_path / "there").exists()
+
+
+def test_the_optimizer_that_is_not_adams_is_refused_or_left(
+    random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    made = random_whole(small_gpt)
+    save_whole(tmp_path / "run", small_gpt, made | {"optim.momentum": made[MODEL]})
+    said = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
+    with pytest.raises(ConfigError, match=said):
+        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
+    done = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(optimizer=False))
+    assert "the optimizer's state" in done.left
+
+
+@pytest.mark.parametrize(
+    ("key", "left"),
+    [
+        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg", "sharded in another way"),
+        ("optimizer.state.exp_avg.embedding.word_embeddings.weight", "lacks fp32_param, exp_avg_sq"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_read_is_left_and_said(
+    random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path, key: str, left: str
+) -> None:
+    save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
+    source = format_of("mega").read(tmp_path / "run", Reading())
+    every = list(chunks(source, Target(), small_gpt.vocab))
+    more = Chunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
+    torch_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
+    reading = Reading(model=small_gpt)
+    done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
+    assert left in done.left[0]
+    assert set(Checkpoint.open(tmp_path / "back").tensors) == {MODEL}

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mega_model import weight_gradients
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.mesh import Axis
-from mega_model.weight_gradients import WeightGradients
+from mega_model.weight_gradients import WeightGradients, add_product
 
 ALONE = Axis("tp")
 
@@ -37,6 +38,21 @@ def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtyp
     assert weight.grad is None
     wanted = 1 + grad.double().t() @ x.detach().double()
     torch.testing.assert_close(main.double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("converted", [1, 10, 11, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
+    dtype: torch.dtype, converted: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_gradients, "_CONVERTED", converted)
+    generator = torch.Generator().manual_seed(2)
+    grad, x = (torch.randn(tokens, width, generator=generator).to(dtype) for width in (7, 3))
+    wanted, main = grad.double().t() @ x.double(), torch.full((7, 3), torch.nan)
+    for times in (1, 2):
+        add_product(main, grad, x, beta=times - 1)
+        torch.testing.assert_close(main.double(), times * wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_two_backward_passes_add_up() -> None:

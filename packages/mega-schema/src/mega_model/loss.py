@@ -141,7 +141,7 @@ class _HeadLoss(torch.autograd.Function):
         logits_CV = whole_TD.new_empty((step, true))
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
-        grad_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grad_VD = torch.empty_like(weight_VD, dtype=torch.float32) if needs_weight else None
         # a small probability is zero in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
         for some in _chunks(tokens, step):
@@ -151,7 +151,9 @@ class _HeadLoss(torch.autograd.Function):
             if grad_TD is not None:
                 torch.mm(z_CV, true_VD, out=grad_TD[some])
             if grad_VD is not None:
-                add_product(grad_VD[:true], z_CV, x_CD)
+                add_product(grad_VD[:true], z_CV, x_CD, beta=0 if some.start == 0 else 1)
+        if grad_VD is not None:
+            grad_VD[true:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
         ctx.save_for_backward(grad_x, grad_VD)
         ctx.weight, ctx.gradients, ctx.scale = weight_VD, gradients, scale

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from mega_model.products import exact_in
 
-_CONVERTED = (
-    1 << 22
-)  # numbers of a gradient that a CPU has in float32 at once: 16 MiB, which stay in its cache
+_CONVERTED = 1 << 20  # numbers of a gradient that a CPU has in float32 at once: 4 MiB stay in its cache
 
 
 class WeightGradients:
@@ -132,14 +130,17 @@ class WeightGradients:
             self.ready(weight)
 
 
-def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor) -> None:
-    """main += gradᵀ x in float32, whatever the dtype of the two."""
+def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, beta: float = 1) -> None:
+    """main = beta main + gradᵀ x in float32, whatever the dtype of the two; at beta 0 main may hold anything."""
     if grad_TO.dtype == torch.float32:
-        main_OI.addmm_(grad_TO.t(), x_TI)
+        main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
     elif grad_TO.is_cuda:
-        torch.addmm(main_OI, grad_TO.t(), x_TI, out_dtype=torch.float32, out=main_OI)
+        torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
     else:
-        x_TI, step = x_TI.float(), max(1, _CONVERTED // max(1, len(grad_TO)))
+        tokens, x_TI = len(grad_TO), x_TI.float()
+        step = max(1, _CONVERTED // max(1, tokens))
+        float_TO = x_TI.new_empty(tokens * min(step, grad_TO.shape[1]))  # one for all pieces
         with exact_in(grad_TO.dtype):
             for main, some in zip(main_OI.split(step), grad_TO.split(step, 1), strict=True):
-                main.addmm_(some.float().t(), x_TI)
+                some = float_TO[: some.numel()].view(some.shape).copy_(some)
+                main.addmm_(some.t(), x_TI, beta=beta)

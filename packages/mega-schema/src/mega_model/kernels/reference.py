@@ -154,7 +154,7 @@ def _softmax_(logits_CV: Tensor, scale: float) -> Tensor:
         return log_C
     tokens, columns = logits_CV.shape
     # so many that their float32 logits fit a CPU's cache, or are work enough for a GPU
-    step = max(1, (1 << (18 if logits_CV.device.type == "cpu" else 25)) // columns)
+    step = max(1, (1 << (20 if logits_CV.device.type == "cpu" else 25)) // columns)
     float_CV = logits_CV.new_empty((min(step, tokens), columns), dtype=torch.float32)
     parts = []
     for some_CV in logits_CV.split(step):

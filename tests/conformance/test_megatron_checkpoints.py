@@ -1,7 +1,8 @@
-"""Classic checkpoints of Megatron's, read: those that its own code wrote, and its numerics as such files."""
+"""Classic checkpoints of Megatron's against those that its own code wrote, its keys and its numerics."""
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import torch
 from click.testing import CliRunner
 
 from mega_ckpt.cli import cli
+from mega_ckpt.formats import Target, writing
 from mega_ckpt.layouts import whole_slab
 from mega_ckpt.pickles import open_file
+from mega_ckpt.source import Boxes, Source
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt
 
 # float32 over sums of at most 128 terms: a few units in the last place of the largest logit
 RELATIVE = 1e-5
@@ -154,3 +159,90 @@ def test_bert_is_refused_by_name(golden: Path, tmp_path: Path, name: str) -> Non
     result = CliRunner().invoke(cli, words)
     assert "is of a BERT or T5 model, which ours are not: wanted a GPT" in str(result.exception)
     assert not (tmp_path / "x").exists()
+
+
+KEYED = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 128, "context": 16, "vocab_multiple": 64}
+KEYS: dict[str, ModelSpec] = {
+    "legacy_gpt_tp1_pp1": gpt(**KEYED),
+    "legacy_gpt_tp2_pp2": gpt(**KEYED),
+    "legacy_gpt_swiglu_rope_untied_nobias_tp2_pp2": gpt(
+        **{**KEYED, "ffn": 64, "activation": "swiglu", "positions": "rope"},
+        tied=False,
+        bias=False,
+        qkv_bias=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_torch_finds_every_key_of_megatrons_own_files_in_ours(
+    golden: Path, tmp_path: Path, case: str
+) -> None:
+    told = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
+    layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
+    source = Source(tmp_path / "none", KEYS[case], *_zeros(KEYS[case]))
+    free, write = writing("megatron")
+    free(source, tmp_path / "theirs", Target(layout=layout))
+    write(source, tmp_path / "theirs", Target(layout=layout))
+    for rank, wanted in told.items():
+        tree = torch.load(tmp_path / "theirs" / "release" / rank / "model_optim_rng.pt", weights_only=False)
+        assert list(_flat(tree["model"])) == list(wanted)
+        for name, tensor in _flat(tree["model"]).items():
+            assert [list(tensor.shape), str(tensor.dtype)] == wanted[name], name
+
+
+def test_torch_finds_the_extra_states_that_the_core_class_asks_for(golden: Path, tmp_path: Path) -> None:
+    told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))["mcore_gpt_local"]
+    source = Source(tmp_path / "none", KEYS["legacy_gpt_tp1_pp1"], *_zeros(KEYS["legacy_gpt_tp1_pp1"]))
+    writing("megatron-core")[1](source, tmp_path / "theirs", Target())
+    file = tmp_path / "theirs" / "release" / "mp_rank_00" / "model_optim_rng.pt"
+    found = torch.load(file, weights_only=False)["model"]
+    renamed = {
+        name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_").replace(
+            "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"
+        )
+        for name in told
+    }
+    assert found.keys() == renamed
+    assert {name for name, value in found.items() if value is None} == {
+        name for name in told if name.endswith("_extra_state")
+    }
+
+
+def _zeros(spec: ModelSpec) -> tuple[dict[str, dict[str, str]], Boxes]:
+    names = [row.name for row in table(spec) if row.tied_to is None]
+    return {MODEL: dict.fromkeys(names, "F32")}, lambda space, name, slab: np.zeros(slab.shape, np.float32)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    found = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{prefix}{key} > ") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, tmp_path: Path) -> None:
+    """Megatron's own tool cut the one checkpoint as tp=2 pp=2: ours cuts it into the same tensors."""
+    folder = golden / "legacy_ckpt"
+    _converted(folder / "gpt-tp1pp1", tmp_path / "ours")
+    words = [
+        "--from",
+        "mega",
+        "--to",
+        "megatron",
+        "--load",
+        str(tmp_path / "ours"),
+        "--save",
+        str(tmp_path / "t"),
+    ]
+    result = CliRunner().invoke(cli, ["convert", *words, "--tp", "2", "--pp", "2"])
+    assert result.exit_code == 0, result.exception
+    for rank in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
+        file = Path("iter_0000005") / rank / "model_optim_rng.pt"
+        found, wanted = (open_file(run / file).at("model") for run in (tmp_path / "t", folder / "gpt-tp2pp2"))
+        found, wanted = _flat(found), _flat(wanted)
+        assert list(found) == list(wanted)
+        for name in wanted:
+            # the tool's padding goes on from the padding that was there, ours from the last true row
+            real = slice(0, 44 if "mp_rank_01" in rank and "word_embeddings" in name else None)
+            assert np.array_equal(found[name].values()[real], wanted[name].values()[real]), name

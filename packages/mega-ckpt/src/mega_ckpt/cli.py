@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import DEGREE, PATH, PP, TP, progress
+from mega_ckpt.commands.common import DEGREE, PATH, PP, TP, VP, progress
 from mega_ckpt.commands.look import diff, inspect, verify
 from mega_ckpt.commands.rewrite import average, reshard
 from mega_ckpt.commands.upkeep import export_tokenizer, prune
@@ -39,6 +39,7 @@ def cli() -> None:
 )
 @TP
 @PP
+@VP
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @click.option("--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where --load has padded rows.")
 @click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
@@ -56,6 +57,7 @@ def convert(
     dtype: str,
     tp: int,
     pp: int,
+    vp: int,
     no_optim: bool,
     true_vocab_size: int | None,
     tokenizer: Path | None,
@@ -76,7 +78,7 @@ def convert(
         raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
     begun = time.monotonic()
     reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None)
-    target = Target(dtype, Layout(tp=tp, pp=pp), not no_optim, force, progress=progress("converting"))
+    target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, progress=progress("converting"))
     done = rewrite(load, save, have, want, reading=reading, target=target)
     seconds, written = time.monotonic() - begun, done.written
     if as_json:

@@ -13,6 +13,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "meta": ("meta", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "llama2c": ("llama2c", "a model's .bin of llama2.c"),
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
+        "megatron-core": ("megatron_core", "the same, in the names of Megatron's core class"),
         "torch_dist": ("torch_dist", "a folder of Megatron core's, written by torch.distributed.checkpoint"),
     }
 )
@@ -22,5 +23,6 @@ MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
         "hf": ("config.json",),
+        "megatron": ("mp_rank_*/model*_rng.pt", "*/mp_rank_*/model*_rng.pt"),
     }
 )

@@ -86,7 +86,9 @@ def open_shards(load: Path) -> list[Shard]:
     folder = _folder(load)
     files = dict(_files(folder))
     if not files:
-        raise FormatError(folder, "has no weights", wanted=f"mp_rank_00/{FILE}, or mp_rank_00_000/{FILE}")
+        hint = "--from mega" if (folder / MANIFEST).is_file() else ""
+        wanted = f"mp_rank_00/{FILE}, or mp_rank_00_000/{FILE}"
+        raise FormatError(folder, "has no weights", wanted=wanted, hint=hint)
     with Unpickler() as unpickler:
         shards = [_shard(unpickler, *place, files[place]) for place in sorted(files, key=lambda at: at[::-1])]
     first = shards[0]

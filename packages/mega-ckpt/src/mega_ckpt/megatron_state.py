@@ -112,10 +112,7 @@ def _flat(shard: Shard, chunks: Sequence[Sequence[Weight]]) -> Iterator[tuple[st
                 for weight, begin in zip(mine, _begins(mine, math.prod(flat.shape), padded), strict=True):
                     at = flat.offset + 4 * begin
                     yield space, weight, replace(flat, shape=weight.stored.shape, offset=at)
-        if (
-            sum(any(_is_of(key, weight) for key in vectors) for weight in chunk) < len(chunk)
-            and len(vectors) > 1
-        ):
+        if len(vectors) > 1 and not all(any(_is_of(key, weight) for key in vectors) for weight in chunk):
             raise _UnknownError
 
 

@@ -32,6 +32,15 @@ PP = click.option(
     show_default=True,
     help="Stages of the pipeline.",
 )
+VP = click.option(
+    "--vp",
+    "--num-virtual-stages-per-pipeline-rank",
+    "vp",
+    type=DEGREE,
+    default=1,
+    show_default=True,
+    help="Stages of each pipeline rank.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="A JSON object instead of text.")
 FORCE = click.option("--force", "--overwrite", "force", is_flag=True, help="Replace what --save holds.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, progress
+from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, VP, progress
 
 
 @click.command()
@@ -16,15 +16,7 @@ from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, progres
 @click.option("--save", required=True, type=PATH, help="Folder of the run to write into; another one.")
 @TP
 @PP
-@click.option(
-    "--vp",
-    "--num-virtual-stages-per-pipeline-rank",
-    "vp",
-    type=DEGREE,
-    default=1,
-    show_default=True,
-    help="Stages of each pipeline rank.",
-)
+@VP
 @click.option("--ep", "--expert-model-parallel-size", "ep", type=DEGREE, default=1, hidden=True)
 @click.option(
     "--dtype",

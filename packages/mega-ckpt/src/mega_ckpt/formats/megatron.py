@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt import megatron_args
-from mega_ckpt.formats import Format, Reading
+from mega_ckpt import megatron_args, megatron_save
+from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.megatron import Names, name, of_chunk
+from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
 from mega_ckpt.megatron_shards import RELEASE, Shard, layout_of, names_of, open_shards
-from mega_ckpt.megatron_state import Weight, optimizer_spaces, trainer
+from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
+from mega_ckpt.saving import Taken, taken
 from mega_ckpt.source import Found, Source, gathered, matched
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.layout import Layout
+from mega_schema.params import count
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import open_tokenizer
 
@@ -167,4 +169,62 @@ def _same(one: Stored, other: Stored) -> bool:
     return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step))
 
 
-FORMAT = Format(read)
+def free(source: Source, run: Path, target: Target) -> None:
+    """Refuse a model or a layout that Megatron has not, and a run that has this iteration already."""
+    _check(source, run, target, core=False)
+
+
+def write(source: Source, run: Path, target: Target) -> Written:
+    """A checkpoint in the run's folder `run`, in the names up to release 23.08, which later ones read too."""
+    return _write(source, run, target, core=False)
+
+
+def free_core(source: Source, run: Path, target: Target) -> None:
+    """As `free`, for the core class."""
+    _check(source, run, target, core=True)
+
+
+def write_core(source: Source, run: Path, target: Target) -> Written:
+    """As `write`, for the core class; without the optimizer, whose order there is not documented."""
+    return _write(source, run, replace(target, optimizer=False), core=True)
+
+
+def _check(source: Source, run: Path, target: Target, *, core: bool) -> None:
+    spec, layout = source.spec, target.layout
+    megatron_args.from_spec(spec, source.where, core=core)
+    if layout.vp > 1 and layout.pp == 1:
+        raise LayoutError(
+            "--vp", "stages of one rank need a pipeline", found=layout.vp, wanted=1, hint="--pp 2"
+        )
+    if spec.layers % (layout.pp * layout.vp):
+        raise LayoutError(
+            "--pp",
+            "Megatron deals layers evenly",
+            found=f"{spec.layers} layers for {layout.pp * layout.vp} stages",
+            wanted=f"a divisor of {spec.layers}",
+        )
+    for pp in range(layout.pp):
+        for chunk in range(layout.vp):
+            list(of_chunk(spec, CORE_FUSED if core else LEGACY, layout, tp=0, pp=pp, chunk=chunk))
+    others = source.spaces.keys() - {MODEL, *OPTIMIZER}
+    if others and target.optimizer and not core:
+        found = ", ".join(sorted(others))
+        raise ConfigError(source.where, "is not Adam's state", found=found, wanted="Adam", hint="--no-optim")
+    megatron_save.check_free(run, source.iteration, force=target.force)
+
+
+def _write(source: Source, run: Path, target: Target, *, core: bool) -> Written:
+    dtype = None if target.dtype == KEEP else target.dtype
+    spaces = taken(source.spaces, optimizer=target.optimizer, dtype=dtype)
+    if set(spaces[MODEL].dtypes.values()) == {"F32"}:  # the model's weights are the optimizer's there
+        spaces.pop(MAIN, None)
+    elif FIRST in spaces and MAIN not in spaces:
+        spaces[MAIN] = Taken(MODEL, dict.fromkeys(spaces[MODEL].dtypes, "F32"))
+    names = CORE_FUSED if core else LEGACY
+    writing = megatron_save.Writing(source, target.layout, names, spaces, core)
+    folder, size = writing.write(run, target.progress)
+    return Written(folder, count(table(source.spec)), size, tokenizer=False)
+
+
+FORMAT = Format(read, free, write, frozenset({"optimizer", "schedule"}))
+CORE = Format(read, free_core, write_core, frozenset({"schedule"}))

@@ -1,0 +1,329 @@
+"""A classic checkpoint of Megatron's, written: a file per rank, as `megatron_shards` finds them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt import megatron_args, torch_file
+from mega_ckpt.bands import BAND
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts.megatron import Names, of_chunk
+from mega_ckpt.megatron_shards import FILE, RELEASE, TRACKER
+from mega_ckpt.megatron_state import FIRST, SECOND
+from mega_ckpt.pickles import Name, Record
+from mega_ckpt.safetensors import Announced
+from mega_ckpt.saving import Taken
+from mega_ckpt.source import Source
+from mega_ckpt.threads import Progress, each
+from mega_schema.arch import table
+from mega_schema.checkpoint import DTYPES, MAIN, MODEL
+from mega_schema.disk import on_disk, replacing, sync_folder, write_text
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
+from mega_schema.run_folder import MANIFEST
+from mega_schema.shard import Slab, overlap
+
+VERSION = 3.0
+_TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+_FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
+_PADDED = ("embed.weight", "head.weight")
+_EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+)
+# of every group: what Megatron adds, and what Apex and torch do
+_GROUP: Mapping[str, Any] = MappingProxyType(
+    {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "bias_correction": True}
+    | {"amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False}
+    | {"fused": None, "decoupled_weight_decay": True}
+)
+
+
+def folder_of(run: Path, iteration: int) -> Path:
+    """Where the checkpoint goes; a model that was not trained is a release."""
+    return run / (f"iter_{iteration:07d}" if iteration else RELEASE)
+
+
+def check_free(run: Path, iteration: int, *, force: bool) -> None:
+    """Refuse a run that has this iteration already: with `force`, one that is ours.
+
+    Raises:
+        ConfigError: it has.
+    """
+    folder = folder_of(run, iteration)
+    if run.exists() and not run.is_dir():
+        raise ConfigError("--save", "is a file", found=run, wanted="a folder")
+    if (folder / MANIFEST).exists():
+        raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
+    if folder.exists() and not force:
+        raise ConfigError(
+            "--save", "there is a checkpoint already", found=folder, hint="add --force to replace it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What is written of a source, and how.
+
+    Attributes:
+        spaces: as `saving.taken` says; the optimizer's moments among them where they are written.
+        core: the names are of the core class.
+    """
+
+    source: Source
+    layout: Layout
+    names: Names
+    spaces: Mapping[str, Taken]
+    core: bool
+
+    def write(self, run: Path, progress: Progress) -> tuple[Path, int]:
+        """The checkpoint in a run's folder, whole or not at all; returns where, and the bytes of numbers.
+
+        Raises:
+            MegaError: the disk is full, or would not write for another reason.
+        """
+        run.mkdir(parents=True, exist_ok=True)
+        folder = folder_of(run, self.source.iteration)
+        partial, replaced = (run / f".{folder.name}.{word}" for word in ("partial", "replaced"))
+        shutil.rmtree(partial, ignore_errors=True)
+        ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
+        size = sum(rank.bytes for rank in ranks)
+
+        try:
+            with on_disk(run):
+                for rank in ranks:
+                    (partial / rank.name).mkdir(parents=True)
+                with progress(size) as told:
+                    each(ranks, lambda rank, told: rank.write(partial / rank.name / FILE, told), told)
+                if folder.exists():
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    folder.rename(replaced)
+                partial.rename(folder)
+                sync_folder(run)
+                with replacing(run / TRACKER) as tracker:
+                    write_text(tracker, str(self.source.iteration or RELEASE))
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
+            if not any(run.iterdir()):
+                run.rmdir()
+        return folder, size
+
+    def args(self, tp: int, pp: int) -> dict[str, Any]:
+        """The arguments of a training that would have written this rank's file."""
+        source, layout, spec = self.source, self.layout, self.source.spec
+        rows = table(spec)[0].local_shape(layout.tp)[0]
+        kinds = {*self.spaces[MODEL].dtypes.values()}
+        kind = kinds.pop() if len(kinds) == 1 else "F32"
+        hyper, tokenizer = self.hyper(), source.tokenizer.identity.type if source.tokenizer else None
+        return megatron_args.from_spec(spec, source.where, core=self.core) | {
+            "seq_length": spec.context,
+            "encoder_seq_length": spec.context,
+            "padded_vocab_size": rows * layout.tp,
+            "true_vocab_size": spec.vocab,
+            "vocab_size": spec.vocab - 1 if tokenizer == "NullTokenizer" else None,
+            "tokenizer_type": tokenizer,
+            "iteration": source.iteration,
+            "consumed_train_samples": source.trainer.get("consumed_samples", 0),
+            "consumed_valid_samples": 0,
+            "params_dtype": Name(f"torch.{_TORCH[kind]}"),
+            "fp16": kind == "F16",
+            "bf16": kind == "BF16",
+            "rank": tp + layout.tp * pp,
+            "world_size": layout.tp * layout.pp,
+            "data_parallel_size": 1,
+            "tensor_model_parallel_size": layout.tp,
+            "pipeline_model_parallel_size": layout.pp,
+            "transformer_pipeline_model_parallel_size": layout.pp,
+            "pipeline_model_parallel_split_rank": None,
+            "virtual_pipeline_model_parallel_size": layout.vp if layout.vp > 1 else None,
+            "num_layers_per_virtual_pipeline_stage": (
+                spec.layers // (layout.pp * layout.vp) if layout.vp > 1 else None
+            ),
+            "standalone_embedding_stage": False,
+            "num_experts": None,
+            "use_distributed_optimizer": False,
+            "optimizer": "adam",
+            "adam_beta1": hyper["beta1"],
+            "adam_beta2": hyper["beta2"],
+            "adam_eps": hyper["eps"],
+            "use_legacy_models": not self.core,
+            "transformer_impl": "transformer_engine" if self.core else "local",
+        }
+
+    def hyper(self) -> dict[str, Any]:
+        """What the optimizer goes by, where the run's configuration says it."""
+        try:
+            said = tomllib.loads(self.source.run_config or "").get("optimizer", {})
+        except tomllib.TOMLDecodeError:
+            said = {}
+        return {name: said.get(name, usual) for name, usual in _DEFAULTS.items()}
+
+
+class _Rank:
+    """One rank's file: its tree, and for each tensor in it what makes the numbers."""
+
+    def __init__(self, writing: Writing, tp: int, pp: int) -> None:
+        self.writing, self.tp, self.pp = writing, tp, pp
+        self._made: dict[Announced, Callable[[], Iterator[np.ndarray]]] = {}
+        layout = writing.layout
+        self.name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if layout.pp > 1 else "")
+        self.chunks = [
+            list(of_chunk(writing.source.spec, writing.names, layout, tp=tp, pp=pp, chunk=chunk))
+            for chunk in range(layout.vp)
+        ]
+        models = [self._model(number, chunk) for number, chunk in enumerate(self.chunks)]
+        self.tree: dict[str, Any] = {
+            "args": Record("argparse.Namespace", (), writing.args(tp, pp)),
+            "checkpoint_version": VERSION,
+            "iteration": writing.source.iteration,
+        }
+        self.tree |= {f"model{n if len(models) > 1 else ''}": model for n, model in enumerate(models)}
+        if FIRST in writing.spaces:
+            self.tree |= self._optimizer()
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self._made)
+
+    def write(self, path: Path, told: Callable[[int], object]) -> None:
+        torch_file.write(path, self.tree, lambda tensor: self._made[tensor](), told)
+
+    def _tensor(self, space: str, number: int, foreign: Foreign) -> Announced:
+        taken = self.writing.spaces[space]
+        tensor = Announced(f"{space} {number} {foreign.name}", taken.dtypes[foreign.ours], foreign.shape)
+        self._made[tensor] = lambda: _parts(self.writing.source, taken.space, foreign, tensor.dtype, space)
+        return tensor
+
+    def _model(self, number: int, chunk: Sequence[Foreign]) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for foreign in chunk:
+            head, _, rest = foreign.name.partition(_FLAT)
+            parts = [*_FLAT.split(".")[:-1], rest] if rest and not head else foreign.name.split(".")
+            if self.writing.core:
+                parts = [foreign.name]
+            place = tree
+            for part in parts[:-1]:
+                place = place.setdefault(part, {})
+            place[parts[-1]] = self._tensor(MODEL, number, foreign)
+            module, _, kind = foreign.name.rpartition(".")
+            if self.writing.core and kind == "weight" and module.endswith(_EXTRA):
+                tree[f"{module}._extra_state"] = None
+        if self.writing.core and any(foreign.ours == "final_norm.weight" for foreign in chunk):
+            tree["output_layer._extra_state"] = None  # the module is there where its weight is the embedding
+        return tree
+
+    def _optimizer(self) -> dict[str, Any]:
+        """As Megatron keeps it: parameters counted through the group that decays, then the other."""
+        writing, state, groups, mains = self.writing, dict[int, Any](), list[dict[str, Any]](), list[Any]()
+        decays = {row.name: row.decay for row in table(writing.source.spec)}
+        steps = int(writing.source.trainer.get("optimizer_steps", writing.source.iteration))
+        step = Announced("step", "F32", ())
+        self._made[step] = lambda: iter([np.array(steps, np.float32)])
+        every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
+        narrow = MAIN in writing.spaces
+        hyper, rate = writing.hyper(), float(writing.source.trainer.get("learning_rate") or 0.0)
+        for decay in (True, False):
+            mine = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
+            places = range(len(state), len(state) + len(mine))
+            for place, (number, foreign) in zip(places, mine, strict=True):
+                state[place] = {
+                    "step": step,
+                    "exp_avg": self._tensor(FIRST, number, foreign),
+                    "exp_avg_sq": self._tensor(SECOND, number, foreign),
+                }
+            groups.append(
+                {
+                    **_GROUP,
+                    "wd_mult": float(decay),
+                    "weight_decay": hyper["weight_decay"] * decay,
+                    "lr": rate,
+                    "betas": (hyper["beta1"], hyper["beta2"]),
+                    "eps": hyper["eps"],
+                    "step": steps,
+                    "params": [*places],
+                }
+            )
+            if narrow:
+                kinds = writing.spaces[MODEL].dtypes
+                kept = [(number, foreign) for number, foreign in mine if kinds[foreign.ours] != "F32"]
+                mains.append([self._tensor(MAIN, number, foreign) for number, foreign in kept])
+        adam = {"state": state, "param_groups": groups}
+        found: dict[str, Any] = {
+            "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if narrow else adam
+        }
+        scale = writing.source.trainer.get("loss_scale")
+        if narrow and scale:
+            tracked = Announced("scale", "F32", (1,))
+            self._made[tracked] = lambda: iter([np.array([scale["value"]], np.float32)])
+            counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
+            found["optimizer"]["grad_scaler"] = {"scale": tracked, **counts}
+        return found | _schedule(writing.source.trainer)
+
+
+def _schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """The courses of the learning rate and of the weight decay, where the checkpoint says them."""
+    courses = trainer.get("courses")
+    if courses is None:
+        return {}
+    rate, decay = courses["learning_rate"], courses["weight_decay"]
+    return {
+        "opt_param_scheduler": {
+            "max_lr": rate["peak"],
+            "lr_warmup_steps": rate["warmup"],
+            "num_steps": trainer.get("consumed_samples", 0) - trainer.get("skipped_samples", 0),
+            "lr_decay_style": rate["style"],
+            "lr_decay_steps": rate["decay"],
+            "min_lr": rate["least"],
+            "start_wd": decay["start"],
+            "end_wd": decay["end"],
+            "wd_incr_style": decay["style"],
+            "wd_incr_steps": decay["samples"],
+        }
+    }
+
+
+def _parts(source: Source, space: str, foreign: Foreign, dtype: str, into: str) -> Iterator[np.ndarray]:
+    """A rank's tensor, some rows at a time. Padding is the last row again, as Megatron's tool has it; of an
+    optimizer's moments, zeros.
+
+    Args:
+        space: that values come from.
+        into: the one that they are written to.
+    """
+    rest, whole = foreign.shape[1:], DTYPES[dtype]
+    step = max(1, BAND // max(1, math.prod(rest) * whole.itemsize))
+    ours = np.arange(foreign.shape[0])
+    if foreign.order is not None:
+        ours[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
+    filled = sum(box.shape[0] for box in foreign.boxes) if foreign.ours in _PADDED else foreign.shape[0]
+    for first in range(0, foreign.shape[0], step):
+        rows = ours[first : first + step]
+        out = np.zeros((len(rows), *rest), whole)
+        for begin, count in _runs(rows):
+            for box in foreign.boxes:
+                met = overlap((int(rows[begin]), *(0,) * len(rest)), (count, *rest), box.at, box.shape)
+                if met is not None:
+                    start = tuple(a + b for a, b in zip(box.start, met.in_b, strict=True))
+                    slab = Slab(start, met.shape, (begin + met.in_a[0], *met.in_a[1:]))
+                    out[slab.in_local] = source.cast(space, foreign.ours, slab, dtype)
+        if first + len(rows) > filled and into in (MODEL, MAIN):
+            last = Slab((source.spec.vocab - 1, 0), (1, *rest), (0, 0))
+            out[max(0, filled - first) :] = source.cast(space, foreign.ours, last, dtype)
+        yield out
+
+
+def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where rows that follow one another begin, and how many do."""
+    begins = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return ((begin, past - begin) for begin, past in pairwise(begins))

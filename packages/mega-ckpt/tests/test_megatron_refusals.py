@@ -1,0 +1,314 @@
+"""What is wrong with a classic checkpoint, or cannot be one, is one line, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mega_ckpt import torch_file
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Reading, Target
+from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt
+
+Folder = Callable[..., Path]
+FILE = "model_optim_rng.pt"
+FOLDER = "iter_0000003"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec) -> Path:
+    """A run of Megatron's, tp=2 pp=2, padded by 5 rows."""
+    spec = dataclasses.replace(small_gpt, vocab_multiple=8)
+    target = Target(layout=Layout(tp=2, pp=2))
+    convert(run_folder(spec), tmp_path / "theirs", "mega", "megatron", target=target)
+    return tmp_path / "theirs"
+
+
+def _change(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    tree = torch.load(file, weights_only=False)
+    change(tree)
+    torch.save(tree, file)
+
+
+def _refused(tmp_path: Path, load: Path, **reading: Any) -> str:
+    with pytest.raises(MegaError) as refused:
+        convert(load, tmp_path / "back", "megatron", "mega", reading=Reading(**reading))
+    assert not (tmp_path / "back").exists()
+    return str(refused.value).replace(f"{load}/", "").replace(str(load), "RUN")
+
+
+def _rank(run: Path, name: str = "mp_rank_00_000") -> Path:
+    return run / FOLDER / name / FILE
+
+
+def _args(**values: object) -> Callable[[dict[str, Any]], object]:
+    def change(tree: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(tree["args"], name, value)
+
+    return change
+
+
+def test_a_rank_that_is_missing_is_named(tmp_path: Path, theirs: Path) -> None:
+    _rank(theirs, "mp_rank_01_000").unlink()
+    said = f"{FOLDER}/mp_rank_01_000/{FILE}: no such file: wanted a file of every rank, tp=2 pp=2"
+    assert _refused(tmp_path, theirs) == said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tree: tree.update(iteration=4), "iteration: differs: found 4, wanted 3; hint: "),
+        (_args(hidden_size=16), "args.hidden_size: differs: found 16, wanted 8; hint: "),
+        (_args(tensor_model_parallel_size=4), "args.tensor_model_parallel_size: differs: found 4, wanted 2"),
+        (
+            lambda tree: tree.update(checkpoint_version=2.0),
+            "checkpoint_version: differs: found 2.0, wanted 3.0",
+        ),
+        (
+            lambda tree: tree.update(checkpoint_version=4.0),
+            "checkpoint_version: not one I know: found 4.0, wanted 0",
+        ),
+        (
+            lambda tree: tree.pop("model"),
+            "has no weights: found args, checkpoint_version, iteration, optimizer, wanted",
+        ),
+    ],
+)
+def test_a_rank_of_another_checkpoint_is_named(
+    tmp_path: Path, theirs: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    _change(_rank(theirs, "mp_rank_01_001"), change)
+    found = _refused(tmp_path, theirs)
+    assert found.startswith(f"{FOLDER}/mp_rank_01_001/{FILE}")
+    assert said in found
+
+
+def test_more_ranks_than_the_arguments_say_are_refused(tmp_path: Path, theirs: Path) -> None:
+    for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
+        _change(_rank(theirs, name), _args(pipeline_model_parallel_size=1))
+    assert "mp_rank_00_001/model_optim_rng.pt: is of more ranks than args say: wanted tp=2 pp=1" in _refused(
+        tmp_path, theirs
+    )
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path, theirs: Path) -> None:
+    file = _rank(theirs, "mp_rank_00_001")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert f"mp_rank_00_001/{FILE}: is not a whole zip" in _refused(tmp_path, theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "soon",
+            "latest_checkpointed_iteration.txt: is not an iteration: found soon, wanted a number, or release",
+        ),
+        ("4", "iter_0000004: no such folder"),
+        (
+            None,
+            "RUN: is no checkpoint of Megatron's: wanted latest_checkpointed_iteration.txt, or mp_rank_00",
+        ),
+    ],
+)
+def test_a_run_that_names_no_checkpoint_is_refused(
+    tmp_path: Path, theirs: Path, text: str | None, said: str
+) -> None:
+    tracker = theirs / "latest_checkpointed_iteration.txt"
+    tracker.unlink() if text is None else tracker.write_text(text, "utf-8")
+    assert _refused(tmp_path, theirs).startswith(said)
+    assert convert(theirs / FOLDER, tmp_path / "back", "megatron", "mega").written.parameters
+
+
+def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
+) -> None:
+    run = run_folder(small_gpt)
+    assert "hint: --from mega" in _refused(tmp_path, run)
+    assert "hint: --from mega" in _refused(tmp_path, run / FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts": 8}, "args.num_experts: is not in our models: found 8, wanted unset"),
+        (
+            {"normalization": "GroupNorm"},
+            "args.normalization: is not in our models: found GroupNorm, wanted LayerNorm",
+        ),
+        (
+            {"position_embedding_type": "yarn"},
+            "args.position_embedding_type: is not in our models: found yarn",
+        ),
+        ({"hidden_size": None}, "args.hidden_size: missing"),
+        ({"hidden_size": "8"}, "args.hidden_size: is of another kind: found '8', wanted int"),
+        ({"kv_channels": 3}, "self_attention.query_key_value.weight: shape: found (12, 8), wanted (18, 8)"),
+        ({"num_layers": 4, "encoder_num_layers": 4}, "RUN: layers in the files: found 2, wanted 4"),
+        (
+            {"group_query_attention": True, "num_query_groups": 3},
+            "args: are of no model of ours: found (model.kv_heads",
+        ),
+        (
+            {"group_query_attention": True, "num_query_groups": 1},
+            "args: are not of these files: found (--tp: Megatron",
+        ),
+        ({"window_size": (3, 3)}, "args.window_size: is not of one side: found (3, 3), wanted (N, 0)"),
+        ({"window_size": 3}, "args: are of no model of ours"),
+        (
+            {"untie_embeddings_and_output_weights": True},
+            "has no tensor: wanted language_model.output_layer.weight",
+        ),
+        (
+            {"add_bias_linear": False},
+            "has a tensor that the model has not: found language_model.encoder.layers.0",
+        ),
+    ],
+)
+def test_a_model_that_ours_cannot_be_is_refused_by_name(
+    tmp_path: Path, theirs: Path, changes: dict[str, object], said: str
+) -> None:
+    for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
+        _change(_rank(theirs, name), _args(**changes))
+    assert said in _refused(tmp_path, theirs)
+
+
+def test_a_file_without_arguments_is_refused(tmp_path: Path, theirs: Path) -> None:
+    for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
+        _change(_rank(theirs, name), lambda tree: tree.pop("args"))
+    assert "mp_rank_00_000/model_optim_rng.pt: args: missing" in _refused(tmp_path, theirs)
+
+
+def test_a_vocabulary_beyond_the_rows_is_refused(tmp_path: Path, theirs: Path) -> None:
+    assert "vocabulary: has fewer rows: found 16, wanted 17 or more" in _refused(tmp_path, theirs, vocab=17)
+
+
+def test_a_copy_of_the_embedding_that_is_another_matrix_is_refused(tmp_path: Path, theirs: Path) -> None:
+    def change(tree: dict[str, Any]) -> None:
+        tree["model"]["word_embeddings_for_head"]["weight"][1, 1] += 1
+
+    _change(_rank(theirs, "mp_rank_01_001"), change)
+    said = "mp_rank_01_001/model_optim_rng.pt: word_embeddings_for_head.weight: is not the embedding, which"
+    assert said in _refused(tmp_path, theirs)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    rank = tmp_path / "run" / "mp_rank_00"
+    rank.mkdir(parents=True)
+    torch.save([1, 2], rank / FILE)
+    assert "is no checkpoint of Megatron's: wanted a dictionary" in _refused(tmp_path, tmp_path / "run")
+    torch.save({"args": Namespace(), "model": {"weight": torch.zeros(2)}}, rank / FILE)
+    assert "has no names of a GPT of Megatron's: found weight" in _refused(tmp_path, tmp_path / "run")
+
+
+SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (gpt(**SMALL, positions="alibi"), "model.positions: Megatron has no such model: found alibi"),
+        (gpt(**SMALL, activation="geglu"), "model.activation: Megatron has no such model: found geglu"),
+        (gpt(**SMALL, scale_embedding=True), "model.scale_embedding: Megatron has no such model: found True"),
+        (gpt(**SMALL, window=4), "found 4, wanted None; hint: --to megatron-core may have it"),
+        (gpt(**SMALL, qk_norm=True), "model.qk_norm: Megatron has no such model"),
+        (gpt(**SMALL, positions="rope", rope_base=5e5), "found 500000.0, wanted 10000.0"),
+    ],
+)
+def test_a_model_that_megatron_has_not_is_refused(
+    tmp_path: Path, run_folder: Folder, spec: ModelSpec, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        convert(run_folder(spec), tmp_path / "theirs", "mega", "megatron")
+    assert said in str(refused.value)
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (Layout(tp=8), "--tp: Megatron cuts between groups of heads: found 8, wanted a divisor of 4"),
+        (
+            Layout(pp=4),
+            "--pp: Megatron deals layers evenly: found 2 layers for 4 stages, wanted a divisor of 2",
+        ),
+        (Layout(vp=2), "--vp: stages of one rank need a pipeline: found 2, wanted 1; hint: --pp 2"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, layout: Layout, said: str
+) -> None:
+    with pytest.raises((ConfigError, LayoutError)) as refused:
+        convert(run_folder(small_gpt), tmp_path / "theirs", "mega", "megatron", target=Target(layout=layout))
+    assert str(refused.value) == said
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_checkpoint_that_is_there_is_replaced_when_asked(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
+) -> None:
+    run = run_folder(small_gpt)
+    convert(run, tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(tp=2)))
+    with pytest.raises(
+        ConfigError, match="there is a checkpoint already: found .*; hint: add --force to replace it"
+    ):
+        convert(run, tmp_path / "theirs", "mega", "megatron")
+    convert(run, tmp_path / "theirs", "mega", "megatron", target=Target(force=True))
+    assert [path.name for path in (tmp_path / "theirs" / FOLDER).iterdir()] == ["mp_rank_00"]
+    assert len(list((tmp_path / "theirs").iterdir())) == 2
+    with pytest.raises(ConfigError, match="holds a checkpoint of ours"):
+        convert(tmp_path / "theirs", run, "megatron", "megatron", target=Target(force=True))
+
+
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = run_folder(small_gpt), torch_file.write
+
+    def full(path: Path, *rest: Any) -> None:
+        real(path, *rest)
+        if "mp_rank_01" in str(path):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch_file, "write", full)
+    target = Target(layout=Layout(tp=2), force=True)
+    with pytest.raises(MegaError, match="No space left on device"):
+        convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
+    assert not (tmp_path / "theirs").exists()
+    monkeypatch.undo()
+    convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
+    before = (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes()
+    monkeypatch.setattr(torch_file, "write", full)
+    with pytest.raises(MegaError, match="No space left on device"):
+        convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
+    assert (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
+    assert len(list((tmp_path / "theirs").iterdir())) == 2
+
+
+def test_state_of_another_optimizer_than_adam_is_refused(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
+) -> None:
+    from mega_ckpt.formats import mega, megatron
+
+    source = mega.read(run_folder(small_gpt), Reading())
+    momentum = {"model": source.spaces["model"], "optim.momentum": source.spaces["model"]}
+    source = dataclasses.replace(source, spaces=momentum)
+    with pytest.raises(
+        ConfigError, match=r"is not Adam's state: found optim\.momentum, wanted Adam; hint: --no-optim"
+    ):
+        megatron.free(source, tmp_path / "theirs", Target())
+    megatron.free(source, tmp_path / "theirs", Target(optimizer=False))
+
+
+def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, theirs: Path) -> None:
+    (theirs / FOLDER / "mp_rank_00_000" / "distrib_optim.pt").write_bytes(b"PK")
+    with pytest.raises(FormatError, match=r"distrib_optim\.pt"):
+        convert(theirs, tmp_path / "back", "megatron", "mega")

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mega_ckpt import torch_file
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Reading, Target
+from mega_ckpt.layouts import whole_slab
+from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec, gpt
@@ -181,10 +184,24 @@ def test_a_model_that_ours_cannot_be_is_refused_by_name(
     assert said in _refused(tmp_path, theirs)
 
 
-def test_a_file_without_arguments_is_refused(tmp_path: Path, theirs: Path) -> None:
+def test_a_file_without_arguments_needs_a_model(
+    tmp_path: Path, theirs: Path, small_gpt: ModelSpec, run_folder: Folder
+) -> None:
     for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001", "mp_rank_01_001"):
         _change(_rank(theirs, name), lambda tree: tree.pop("args"))
-    assert "mp_rank_00_000/model_optim_rng.pt: args: missing" in _refused(tmp_path, theirs)
+    said = "args: missing: wanted the arguments of the training; hint: --model megatron-345m"
+    assert f"mp_rank_00_000/model_optim_rng.pt: {said}" in _refused(tmp_path, theirs)
+    convert(theirs, tmp_path / "back", "megatron", "mega", reading=Reading(model=small_gpt))
+    ours, back = (Checkpoint.open(tmp_path / name) for name in ("run", "back"))
+    whole = whole_slab((11, 8))
+    assert np.array_equal(ours.model_slab("embed.weight", whole), back.model_slab("embed.weight", whole))
+
+
+def test_a_tokenizer_that_is_given_goes_along(tmp_path: Path, theirs: Path) -> None:
+    reading = Reading(tokenizer=tmp_path / "tokenizer")
+    done = convert(theirs, tmp_path / "back", "megatron", "mega", reading=reading)
+    assert done.written.tokenizer
+    assert Checkpoint.open(tmp_path / "back").spec.vocab == 11
 
 
 def test_a_vocabulary_beyond_the_rows_is_refused(tmp_path: Path, theirs: Path) -> None:

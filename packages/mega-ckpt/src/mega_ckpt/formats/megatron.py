@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt import megatron_args, megatron_save
+from mega_ckpt import given_tokenizer, megatron_args, megatron_save
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
@@ -23,7 +23,7 @@ from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.layout import Layout
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
 _BLOCK = 1 << 24  # bytes of two tensors that are held against each other at once
 
@@ -37,15 +37,11 @@ def read(load: Path, reading: Reading) -> Source:
     """
     shards = open_shards(load)
     names, layout, first = names_of(shards), layout_of(shards), shards[0]
-    if not first.args:
-        raise FormatError(f"{first.file}: args", "missing", wanted="the arguments of the training")
     padded = _padded(shards, names)
-    vocab = reading.vocab or megatron_args.known_vocab(first.args) or padded
-    if vocab > padded:
-        raise FormatError(
-            f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=f"{vocab} or more"
-        )
-    spec = megatron_args.to_spec(first.args, vocab, first.file)
+    spec = _spec(first, reading, padded)
+    if spec.vocab > padded:
+        wanted = f"{spec.vocab} or more"
+        raise FormatError(f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=wanted)
     if spec.layers != sum(layout.dealt):
         raise FormatError(load, "layers in the files", found=sum(layout.dealt), wanted=spec.layers)
     held = _Held(spec, names, layout, padded // layout.tp)
@@ -55,8 +51,8 @@ def read(load: Path, reading: Reading) -> Source:
     optimizer = {} if released else optimizer_spaces(weights)
     if optimizer is None:
         left.append("the optimizer's state, whose layout is not known")
-    if vocab < padded:
-        left.append(f"{padded - vocab:,} rows of padding")
+    if spec.vocab < padded:
+        left.append(f"{padded - spec.vocab:,} rows of padding")
     left += [f"copies of {name} that differ between ranks" for name in held.differing()]
     spaces, box = gathered(load, spec, {MODEL: held.found, **(optimizer or {})})
     return Source(
@@ -65,12 +61,29 @@ def read(load: Path, reading: Reading) -> Source:
         spaces,
         box,
         state,
-        open_tokenizer("NullTokenizer", vocab_size=vocab - 1)
-        if first.args.get("tokenizer_type") == "NullTokenizer" and vocab > 1
-        else None,
+        _tokenizer(first, reading, spec),
         left=tuple(left),
         verify=held.check_tied,
     )
+
+
+def _spec(shard: Shard, reading: Reading, padded: int) -> ModelSpec:
+    """The model, by the arguments of its training; the first releases of 2019 kept none."""
+    if shard.args:
+        vocab = reading.vocab or megatron_args.known_vocab(shard.args) or padded
+        return megatron_args.to_spec(shard.args, vocab, shard.file)
+    if reading.model is None:
+        wanted = "the arguments of the training"
+        raise FormatError(f"{shard.file}: args", "missing", wanted=wanted, hint="--model megatron-345m")
+    return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
+
+
+def _tokenizer(shard: Shard, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, spec)
+    if shard.args.get("tokenizer_type") != "NullTokenizer" or spec.vocab < 2:
+        return None
+    return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)
 
 
 def _padded(shards: list[Shard], names: Names) -> int:

@@ -46,10 +46,21 @@ def cli() -> None:
 @click.option(
     "--model", help="A named model, or a JSON file with its fields, for a --load that does not say."
 )
+@click.option(
+    "--check-logits",
+    "check",
+    type=DEGREE,
+    metavar="N",
+    help="Run what was read and what was written, and compare their logits for N random tokens. "
+    "Where a model of less than 10⁹ parameters goes to hf and torch is installed: 64, unless said otherwise.",
+)
+@click.option("--no-check-logits", "unchecked", is_flag=True, help="Run no model.")
 @click.option("--model-type", type=click.Choice(["GPT"]), default="GPT", hidden=True)
 @click.option("--force", "--overwrite", is_flag=True, help="Replace what --save holds.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object instead of a line.")
+@click.pass_context
 def convert(
+    context: click.Context,
     have: str,
     want: str,
     load: Path,
@@ -62,6 +73,8 @@ def convert(
     true_vocab_size: int | None,
     tokenizer: Path | None,
     model: str | None,
+    check: int | None,
+    unchecked: bool,
     model_type: str,
     force: bool,
     as_json: bool,
@@ -79,18 +92,25 @@ def convert(
     begun = time.monotonic()
     reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None)
     target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, progress=progress("converting"))
-    done = rewrite(load, save, have, want, reading=reading, target=target)
-    seconds, written = time.monotonic() - begun, done.written
+    check = 0 if unchecked else check
+    done = rewrite(load, save, have, want, reading=reading, target=target, check=check)
+    seconds, written, logits = time.monotonic() - begun, done.written, done.logits
     if as_json:
         told = {**asdict(written), "folder": str(written.folder), "left": done.left, "seconds": seconds}
-        click.echo(json.dumps(told))
-        return
-    click.echo(
-        f"{written.folder}: {written.parameters:,} parameters, {written.bytes:,} bytes in "
-        f"{seconds:.1f} s, {'with' if written.tokenizer else 'without'} a tokenizer"
-    )
-    if done.left:
-        click.echo(f"left behind: {', '.join(done.left)}", err=True)
+        compared = {**asdict(logits), "alike": logits.alike} if logits else None
+        click.echo(json.dumps({**told, "logits": compared}))
+    else:
+        click.echo(
+            f"{written.folder}: {written.parameters:,} parameters, {written.bytes:,} bytes in "
+            f"{seconds:.1f} s, {'with' if written.tokenizer else 'without'} a tokenizer"
+        )
+        if logits:
+            click.echo(f"logits: {logits}")
+        if done.left:
+            click.echo(f"left behind: {', '.join(done.left)}", err=True)
+    if logits and not logits.alike:
+        click.echo(f"error: {written.folder}: {logits.refusal}", err=True)
+        context.exit(1)
 
 
 for one in (reshard, inspect, verify, diff, average, prune, export_tokenizer):

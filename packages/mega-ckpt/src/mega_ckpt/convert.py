@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mega_ckpt.formats import Reading, Target, Written, format_of, writing
+import numpy as np
+
+from mega_ckpt import logits
+from mega_ckpt.formats import KEEP, Reading, Target, Written, format_of, writing
+from mega_ckpt.logits import Difference
 from mega_ckpt.source import Source
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint import MAIN, MODEL
 from mega_schema.errors import ConfigError
+from mega_schema.shard import Slab
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written, and what of the source was not: a few words each."""
+    """What came of it.
+
+    Attributes:
+        left: what of the source was not written, a few words each.
+        logits: how far what was written is from what was read, where that was checked.
+    """
 
     written: Written
     left: tuple[str, ...]
+    logits: Difference | None = None
 
 
 def convert(
@@ -27,8 +38,12 @@ def convert(
     *,
     reading: Reading | None = None,
     target: Target | None = None,
+    check: int | None = 0,
 ) -> Converted:
     """Read `load` as the format `have`, write `save` as `want`; names of `format_names.NAMES`.
+
+    Args:
+        check: tokens whose logits are compared, both sides run; 0: none; None: as `logits.wanted` says.
 
     Raises:
         ConfigError: the format that is wanted is read only, has not what the model has, or something is
@@ -39,9 +54,30 @@ def convert(
         raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
     (free, write), target = writing(want), target or Target()
     source = format_of(have).read(load, reading or Reading())
+    if target.dtype != KEEP:
+        source = _precise(source)
     free(source, save, target)
+    tokens = logits.wanted(check, want, source)
     source.verify()
-    return Converted(write(source, save, target), left(source, want, target))
+    written = write(source, save, target)
+    found = None
+    if tokens:
+        back = format_of(want).read(written.folder, Reading(vocab=source.spec.vocab))
+        one, other = logits.Side(have, load, source), logits.Side(want, written.folder, back)
+        found = logits.compare(one, other, tokens)
+    return Converted(written, left(source, want, target), found)
+
+
+def _precise(source: Source) -> Source:
+    """The source with the optimizer's float32 weights as the model's, where it has them: to round from."""
+    if MAIN not in source.spaces:
+        return source
+    spaces = {**source.spaces, MODEL: source.spaces[MAIN]}
+
+    def box(space: str, name: str, slab: Slab) -> np.ndarray:
+        return source.box(MAIN if space == MODEL else space, name, slab)
+
+    return replace(source, spaces=spaces, box=box)
 
 
 def left(source: Source, want: str, target: Target) -> tuple[str, ...]:

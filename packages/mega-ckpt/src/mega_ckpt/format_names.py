@@ -24,5 +24,6 @@ MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
         "hf": ("config.json",),
         "megatron": ("mp_rank_*/model*_rng.pt", "*/mp_rank_*/model*_rng.pt"),
+        "torch_dist": (".metadata", "iter_*/.metadata", "release/.metadata"),
     }
 )

@@ -1,0 +1,190 @@
+"""Whether two checkpoints are one model: the logits of both for the same tokens, in float32 on a CPU.
+
+The one module here that runs a model, so torch is imported in its functions alone. A Hugging Face folder is
+run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
+in memory at a time, whole.
+
+What was read is rounded as what was written is, so that nothing but the order of sums makes a difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mega_ckpt import dtypes
+from mega_ckpt.source import Source
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.params import count
+from mega_schema.shard import Slab
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENS = 64  # of a check that nobody asked for
+_SMALL = 1_000_000_000  # parameters
+_TRANSFORMERS, _OURS = "transformers", "the reference forward"
+# of the largest logit: what the order of float32 sums makes of the same weights
+_TOLERANCE = 1e-4
+_TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A checkpoint, and the name of its format."""
+
+    format: str
+    path: Path
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the logits of two checkpoints differ by.
+
+    Attributes:
+        tokens: how many were asked.
+        absolute, relative: the largest difference, and of the largest logit.
+        tolerance: the relative one that the order of sums explains.
+        by: what ran the one that was read, and the one that was written.
+    """
+
+    tokens: int
+    absolute: float
+    relative: float
+    tolerance: float
+    by: tuple[str, str]
+
+    @property
+    def alike(self) -> bool:
+        return self.relative <= self.tolerance  # of a NaN too this is false
+
+    @property
+    def refusal(self) -> str:
+        """Of logits that are not alike, in a line."""
+        return (
+            f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
+            f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
+        )
+
+    def __str__(self) -> str:
+        run = f"both by {self.by[0]}" if len({*self.by}) == 1 else f"by {' and '.join(self.by)}"
+        far = f"{self.absolute:.1e} apart at most, {self.relative:.1e} of the largest"
+        return f"of {self.tokens} tokens {far}, {run}"
+
+
+def wanted(tokens: int | None, want: str, source: Source) -> int:
+    """How many tokens to check with; 0: not to.
+
+    Args:
+        tokens: asked for; None: nobody said, then a small model is checked that goes to Hugging Face.
+
+    Raises:
+        ConfigError: it was asked for, and torch is not installed.
+    """
+    torch_is_here = importlib.util.find_spec("torch") is not None
+    if tokens is None:
+        small = want == "hf" and count(table(source.spec)) < _SMALL
+        return TOKENS if small and torch_is_here else 0
+    if tokens and not torch_is_here:
+        hint = "pip install 'mega-ckpt[torch]', or --no-check-logits"
+        raise ConfigError("--check-logits", "runs the model, and torch is not installed", hint=hint)
+    return tokens
+
+
+def compare(read: Side, written: Side, tokens: int) -> Difference:
+    """The logits of both for the same random tokens.
+
+    Raises:
+        FormatError: the two have not one vocabulary.
+    """
+    vocab, context = read.source.spec.vocab, read.source.spec.context
+    if written.source.spec.vocab != vocab:
+        found = written.source.spec.vocab
+        raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
+    length = min(tokens, context)
+    token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
+    stored = written.source.spaces[MODEL]
+    one, other = _runner(read, stored), _runner(written, stored)
+    a, b = (_RUNNERS[by](side, stored, token_BS) for by, side in ((one, read), (other, written)))
+    a, b = a[:tokens, :vocab], b[:tokens, :vocab]
+    absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
+    return Difference(tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (one, other))
+
+
+def _runner(side: Side, stored: Mapping[str, str]) -> str:
+    installed = importlib.util.find_spec("transformers") is not None
+    # nothing is unpickled here, which transformers would
+    readable = side.format == "hf" and any(side.path.glob("*.safetensors"))
+    return _TRANSFORMERS if installed and readable and len({*stored.values()}) == 1 else _OURS
+
+
+def _of_ours(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+    import torch
+
+    from mega_model.attend import Packed
+    from mega_model.build import build, fill
+    from mega_model.runtime import Runtime
+
+    source = side.source
+
+    def read(name: str, slab: Slab) -> np.ndarray:
+        rounded = source.cast(MODEL, name, slab, stored[name])
+        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
+
+    rows, length = token_BS.shape
+    model = build(source.spec, Runtime.alone(source.spec))
+    fill(model, read)
+    with torch.no_grad():
+        position_T = torch.arange(length).repeat(rows)
+        logits: torch.Tensor = model(torch.from_numpy(token_BS).flatten(), position_T, Packed(rows, length))
+    return logits.numpy()
+
+
+def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+    import torch
+
+    transformers = importlib.import_module("transformers")
+    (dtype,) = {getattr(torch, _TORCH[kind]) for kind in stored.values()}
+    with _quiet(transformers), torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            side.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+        for weight in model.parameters():
+            weight.copy_(weight.to(dtype))
+        logits = model(torch.from_numpy(token_BS), use_cache=False).logits
+    found: np.ndarray = logits.flatten(0, 1).numpy()
+    return found
+
+
+_RUNNERS: Mapping[str, Callable[[Side, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(
+    {_TRANSFORMERS: _of_transformers, _OURS: _of_ours}
+)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without what it says of itself: bars of progress and warnings."""
+    say = transformers.utils.logging
+    before, bars = say.get_verbosity(), say.is_progress_bar_enabled()
+    say.set_verbosity_error()
+    say.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        say.set_verbosity(before)
+        if bars:
+            say.enable_progress_bar()

@@ -1,0 +1,140 @@
+"""`convert --check-logits` sees that two checkpoints are one model, and that they are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from click.testing import CliRunner, Result
+
+from mega_ckpt import logits
+from mega_ckpt.cli import cli
+from mega_ckpt.formats import Reading, format_of, huggingface
+from mega_ckpt.layouts.huggingface import aliases
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import ModelSpec, gpt, llama
+
+Trained = Callable[..., Path]
+
+
+@pytest.fixture
+def trained(save_whole: Any, tmp_path: Path) -> Trained:
+    """A run whose weights are of the size that training leaves them at."""
+
+    def make(spec: ModelSpec, name: str = "run", seed: int = 5) -> Path:
+        rng = np.random.default_rng(seed)
+        whole = {
+            row.name: ("norm" in row.name) + rng.normal(size=row.shape, scale=0.3).astype("f4")
+            for row in table(spec)
+            if row.tied_to is None
+        }
+        save_whole(tmp_path / name, spec, {MODEL: whole})
+        return tmp_path / name
+
+    return make
+
+
+def convert(load: Path, want: str, save: Path, *more: str) -> Result:
+    words = ["convert", "--from", "mega", "--to", want, "--load", load, "--save", save, *more]
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "deep"])
+def test_transformers_computes_what_the_reference_forward_does(
+    trained: Trained, tmp_path: Path, family: str, dtype: str
+) -> None:
+    spec = {
+        "gpt": gpt(layers=3, hidden=16, heads=4, vocab=37, context=9),
+        "llama": llama(layers=3, hidden=16, heads=4, kv_heads=2, ffn=12, vocab=37, context=9),
+        "deep": llama(layers=24, hidden=32, heads=4, ffn=48, vocab=50, context=32),
+    }[family]
+    done = convert(trained(spec), "hf", tmp_path / "hf", "--dtype", dtype, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["logits"]
+    assert told["by"] == ["the reference forward", "transformers"]
+    assert told["tokens"] == 64
+    assert told["alike"] is True
+    assert 0 < 2 * told["relative"] <= told["tolerance"] == 1e-4
+
+
+def test_a_wrong_conversion_is_one_line_and_exit_code_1(
+    trained: Trained, small_llama: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swapped(spec: ModelSpec) -> Any:
+        other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+        for alias in aliases(spec):
+            part = alias.foreign.split(".")[-2]
+            yield type(alias)(alias.foreign.replace(part, other.get(part, part)), alias.ours, alias.block)
+
+    monkeypatch.setattr(huggingface, "aliases", swapped)
+    done = convert(trained(small_llama), "hf", tmp_path / "hf", "--check-logits", "5")
+    assert done.exit_code == 1
+    *_, said = done.stderr.splitlines()
+    assert said.startswith(f"error: {tmp_path / 'hf'}: logits are not those of what was read: found ")
+    assert "logits: of 5 tokens " in done.stdout
+
+
+def test_small_models_are_checked_on_their_way_to_hugging_face_and_others_when_asked(
+    trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(small_gpt)
+    assert "logits: of 64 tokens" in convert(run, "hf", tmp_path / "1").stdout
+    assert "logits" not in convert(run, "hf", tmp_path / "2", "--no-check-logits").stdout
+    assert "logits" not in convert(run, "torch_dist", tmp_path / "3").stdout
+    asked = convert(run, "torch_dist", tmp_path / "4", "--check-logits", "11")
+    assert (
+        "logits: of 11 tokens 0.0e+00 apart at most, 0.0e+00 of the largest, both by the ref" in asked.stdout
+    )
+    monkeypatch.setattr(logits, "_SMALL", 1000)
+    assert "logits" not in convert(run, "hf", tmp_path / "5").stdout
+
+
+def test_without_torch_nothing_is_run_and_asking_is_a_mistake_before_anything_is_written(
+    trained: Trained, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run = trained(small_gpt)
+    assert "logits" not in convert(run, "hf", tmp_path / "1").stdout
+    done = convert(run, "hf", tmp_path / "2", "--check-logits", "5")
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == (
+        "--check-logits: runs the model, and torch is not installed; "
+        "hint: pip install 'mega-ckpt[torch]', or --no-check-logits"
+    )
+    assert not (tmp_path / "2").exists()
+
+
+def test_other_weights_another_vocabulary_and_nan_are_not_alike(
+    trained: Trained, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    def side(spec: ModelSpec, name: str, seed: int) -> logits.Side:
+        path = trained(spec, name, seed)
+        return logits.Side("mega", path, format_of("mega").read(path, Reading()))
+
+    one, other = side(small_gpt, "a", 1), side(small_gpt, "b", 2)
+    assert logits.compare(one, one, 7).absolute == 0
+    assert not logits.compare(one, other, 7).alike
+    larger = side(gpt(layers=3, hidden=16, heads=4, vocab=38, context=8), "c", 1)
+    with pytest.raises(FormatError, match="c: vocabulary: is another: found 38, wanted 37"):
+        logits.compare(one, larger, 7)
+    assert not logits.Difference(1, float("nan"), float("nan"), 1e-4, ("a", "b")).alike
+
+
+def test_weights_are_rounded_from_the_ones_that_the_optimizer_keeps(
+    small_gpt: ModelSpec, random_whole: Any, save_whole: Any, tmp_path: Path
+) -> None:
+    whole = random_whole(small_gpt, "BF16", optimizer=True)
+    save_whole(tmp_path / "run", small_gpt, whole, dtype="BF16")
+    done = convert(tmp_path / "run", "hf", tmp_path / "hf", "--dtype", "fp32", "--no-check-logits")
+    assert done.exit_code == 0, done.output
+    stored = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    assert stored["transformer.wte.weight"].tobytes() == whole["optim.main"]["embed.weight"].tobytes()

@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 from argparse import Namespace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mega_ckpt.formats import Reading, Target, format_of, torch_writer
 from mega_ckpt.formats.torch_dist import chunks
 from mega_ckpt.formats.torch_writer import Chunk
 from mega_ckpt.layouts.megatron import core_aliases
+from mega_ckpt.saving import taken
 from mega_ckpt.source import Source
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
@@ -107,10 +109,17 @@ def test_what_we_write_has_every_key_and_every_number_of_megatrons_sample(
     theirs, ours = through_torch(sample), through_torch(written)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    args = torch.load(written / "common.pt", weights_only=False)["args"]
+    common = torch.load(written / "common.pt", weights_only=False)
+    assert common.keys() == set(layout["common_keys"])
+    args = common["args"]
     assert isinstance(args, Namespace)
     assert (args.num_query_groups, args.padded_vocab_size, args.params_dtype) == (2, 128, torch.float32)
     assert (tmp_path / "back" / "latest_checkpointed_iteration.txt").read_text() == "7"
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """Numbers as bytes: those of the tests may be no numbers."""
+    return values.contiguous().view(torch.uint8)
 
 
 def random_spec(seed: int) -> ModelSpec:
@@ -165,7 +174,7 @@ def test_any_model_is_the_same_after_the_way_there_and_back(
     padded = through_torch(there.written.folder)["embedding.word_embeddings.weight"]
     multiple = spec.vocab_multiple * spec.kv_heads
     assert padded.shape[0] == -(-spec.vocab // multiple) * multiple
-    assert not padded[spec.vocab :].any()
+    assert all(torch.equal(bits(row), bits(padded[spec.vocab - 1])) for row in padded[spec.vocab :])
 
 
 def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
@@ -206,7 +215,7 @@ def as_ranks_wrote(source: Source, folder: Path, tp: int, dp: int) -> None:
     """A folder as tp x dp ranks of Megatron write it: weights in boxes, the optimizer's state in runs."""
     cut: list[Chunk] = []
     truly = {}
-    for chunk in chunks(source, Target(), source.spec.vocab):
+    for chunk in chunks(source, taken(source.spaces), source.spec.vocab):
         dim = next((dim for end, dim in CUT.items() if chunk.key.endswith(end)), None)
         halves = 2 if source.spec.gated and ".linear_fc1." in chunk.key else 1
         boxes = np.split(chunk.values(), 1 if dim is None else tp * halves, dim or 0)
@@ -252,3 +261,39 @@ def test_what_many_ranks_wrote_is_put_together(
     for space, tensors in made.items():
         for name, values in tensors.items():
             assert whole(back, space, name).tobytes() == values.tobytes()
+
+
+def test_where_the_training_stood_goes_along(
+    small_gpt: ModelSpec, random_whole: Any, save_whole: Any, tmp_path: Path
+) -> None:
+    save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt, "F16", optimizer=True), dtype="F16")
+    trainer = {
+        "iteration": 9,
+        "consumed_samples": 72,
+        "skipped_samples": 16,
+        "optimizer_steps": 7,
+        "loss_scale": {"value": 1024.0, "good": 5, "patience": 2},
+        "courses": {
+            "learning_rate": {
+                "peak": 3e-4,
+                "least": 1e-5,
+                "warmup": 8,
+                "decay": 640,
+                "style": "cosine",
+                "initial": 0.0,
+            },
+            "weight_decay": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
+        },
+    }
+    source = replace(format_of("mega").read(tmp_path / "run", Reading()), trainer=trainer)
+    write = format_of("torch_dist").write
+    assert write is not None
+    folder = write(source, tmp_path / "there", Target()).folder
+    assert format_of("torch_dist").read(folder, Reading()).trainer == trainer
+    common = torch.load(folder / "common.pt", weights_only=False)
+    group, other = common["optimizer"]["optimizer"]["param_groups"]
+    assert (group["wd_mult"], other["wd_mult"], group["step"]) == (1.0, 0.0, 7)
+    assert [*group["params"], *other["params"]] == list(range(2 + 12 * 3 + 2))
+    released = write(replace(source, trainer={"iteration": 0}), tmp_path / "other", Target()).folder
+    assert released == tmp_path / "other" / "release"
+    assert format_of("torch_dist").read(tmp_path / "other", Reading()).iteration == 0

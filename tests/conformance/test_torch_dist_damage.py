@@ -20,6 +20,7 @@ from mega_ckpt.convert import convert
 from mega_ckpt.formats import Reading, Target, format_of, torch_writer
 from mega_ckpt.formats.torch_dist import chunks
 from mega_ckpt.formats.torch_writer import Chunk
+from mega_ckpt.saving import taken
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt
@@ -187,7 +188,7 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
 ) -> None:
     save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
     source = format_of("mega").read(tmp_path / "run", Reading())
-    every = list(chunks(source, Target(), small_gpt.vocab))
+    every = list(chunks(source, taken(source.spaces), small_gpt.vocab))
     more = Chunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
     torch_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
     reading = Reading(model=small_gpt)

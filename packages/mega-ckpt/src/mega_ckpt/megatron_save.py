@@ -169,6 +169,25 @@ class Writing:
             said = {}
         return {name: said.get(name, usual) for name, usual in _DEFAULTS.items()}
 
+    @property
+    def steps(self) -> int:
+        """That the optimizer did."""
+        return int(self.source.trainer.get("optimizer_steps", self.source.iteration))
+
+    def group(self, decay: bool, params: Sequence[int]) -> dict[str, Any]:
+        """One of the optimizer's groups: numbers of the parameters that decay, or of the others."""
+        hyper = self.hyper()
+        return {
+            **_GROUP,
+            "wd_mult": float(decay),
+            "weight_decay": hyper["weight_decay"] * decay,
+            "lr": float(self.source.trainer.get("learning_rate") or 0.0),
+            "betas": (hyper["beta1"], hyper["beta2"]),
+            "eps": hyper["eps"],
+            "step": self.steps,
+            "params": [*params],
+        }
+
 
 class _Rank:
     """One rank's file: its tree, and for each tensor in it what makes the numbers."""
@@ -227,12 +246,10 @@ class _Rank:
         """As Megatron keeps it: parameters counted through the group that decays, then the other."""
         writing, state, groups, mains = self.writing, dict[int, Any](), list[dict[str, Any]](), list[Any]()
         decays = {row.name: row.decay for row in table(writing.source.spec)}
-        steps = int(writing.source.trainer.get("optimizer_steps", writing.source.iteration))
         step = Announced("step", "F32", ())
-        self._made[step] = lambda: iter([np.array(steps, np.float32)])
+        self._made[step] = lambda: iter([np.array(writing.steps, np.float32)])
         every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
         narrow = MAIN in writing.spaces
-        hyper, rate = writing.hyper(), float(writing.source.trainer.get("learning_rate") or 0.0)
         for decay in (True, False):
             mine = [(number, foreign) for number, foreign in every if decays[foreign.ours] == decay]
             places = range(len(state), len(state) + len(mine))
@@ -242,18 +259,7 @@ class _Rank:
                     "exp_avg": self._tensor(FIRST, number, foreign),
                     "exp_avg_sq": self._tensor(SECOND, number, foreign),
                 }
-            groups.append(
-                {
-                    **_GROUP,
-                    "wd_mult": float(decay),
-                    "weight_decay": hyper["weight_decay"] * decay,
-                    "lr": rate,
-                    "betas": (hyper["beta1"], hyper["beta2"]),
-                    "eps": hyper["eps"],
-                    "step": steps,
-                    "params": [*places],
-                }
-            )
+            groups.append(writing.group(decay, places))
             if narrow:
                 kinds = writing.spaces[MODEL].dtypes
                 kept = [(number, foreign) for number, foreign in mine if kinds[foreign.ours] != "F32"]
@@ -268,10 +274,10 @@ class _Rank:
             self._made[tracked] = lambda: iter([np.array([scale["value"]], np.float32)])
             counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
             found["optimizer"]["grad_scaler"] = {"scale": tracked, **counts}
-        return found | _schedule(writing.source.trainer)
+        return found | schedule(writing.source.trainer)
 
 
-def _schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
+def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The courses of the learning rate and of the weight decay, where the checkpoint says them."""
     courses = trainer.get("courses")
     if courses is None:

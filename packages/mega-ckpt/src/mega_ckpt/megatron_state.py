@@ -175,12 +175,12 @@ def trainer(shard: Shard, *, released: bool) -> tuple[dict[str, Any], list[str]]
 
 
 def _steps(optimizer: Any, iteration: int) -> int:
-    """Steps that the optimizer did: torch counts them by parameter, Apex by group."""
+    """Steps that the optimizer did: torch counts them by parameter, Apex by group, torch_dist once."""
     try:
         inner = optimizer.get("optimizer", optimizer)
         counted = [
             inner["param_groups"][0].get("step"),
-            *(one.get("step") for one in inner["state"].values()),
+            *(one.get("step") if isinstance(one, dict) else one for one in inner["state"].values()),
         ]
     except _BROKEN:
         return iteration

@@ -21,20 +21,22 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args
+from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args, torch_file
 from mega_ckpt.distcp import Whole
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.chunks import part_of
 from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
 from mega_ckpt.megatron_run import RELEASE, check_free, folder_of, name_of, placing
+from mega_ckpt.megatron_save import VERSION, Writing, schedule
 from mega_ckpt.megatron_shards import Shard
-from mega_ckpt.megatron_state import trainer
-from mega_ckpt.pickles import Unpickler
+from mega_ckpt.megatron_state import FIRST, trainer
+from mega_ckpt.pickles import Record, Unpickler
+from mega_ckpt.safetensors import Announced
 from mega_ckpt.saving import Taken, shares, taken
 from mega_ckpt.source import Found, Source, gathered
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER
+from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.disk import write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
@@ -51,7 +53,6 @@ _WRITTEN_BY: Mapping[str, object] = MappingProxyType(
         "common_backend_version": 1,
     }
 )
-_VERSION = 3.0  # of the order of rows of Q, K and V
 _STATE: Mapping[str, str] = MappingProxyType(
     dict(zip(("fp32_param", "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
 )
@@ -122,6 +123,9 @@ def free(source: Source, run: Path, target: Target) -> None:
         wanted = ", ".join(OPTIMIZER)
         hint = "--no-optim leaves it behind"
         raise ConfigError(f"{source.where}: {foreign[0]}", "is not Adam's", wanted=wanted, hint=hint)
+    kinds = set(source.spaces[MODEL].values())
+    if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one
+        raise ConfigError("--dtype", "the weights have several", found=sorted(kinds), hint="--dtype fp32")
     torch_writer.check_torch()
     check_free(run, source.iteration or None, force=target.force)
 
@@ -129,10 +133,11 @@ def free(source: Source, run: Path, target: Target) -> None:
 def write(source: Source, run: Path, target: Target) -> Written:
     """A checkpoint in the run's folder, a release where there was no training."""
     spec, iteration = source.spec, source.iteration or None
-    args = megatron_args.from_spec(spec, source.where, core=True) | _args(source, target)
-    every = list(chunks(source, target, args["padded_vocab_size"]))
+    dtype = None if target.dtype == KEEP else target.dtype
+    spaces = taken(source.spaces, optimizer=target.optimizer, dtype=dtype)
+    writing = Writing(source, target.layout, CORE_FUSED, spaces, core=True)
+    every = list(chunks(source, spaces, writing.args(0, 0)["padded_vocab_size"]))
     size = sum(chunk.bytes for chunk in every)
-    common = {"iteration": source.iteration, "checkpoint_version": _VERSION}
     nothings = [
         f"decoder.layers.{module}{_EXTRA}/shard_{layer}_{spec.layers}"
         for layer in range(spec.layers)
@@ -141,9 +146,30 @@ def write(source: Source, run: Path, target: Target) -> Written:
     with placing(run, iteration) as folder:
         with target.progress(size) as told:
             torch_writer.write(folder, every, nothings, told)
-        torch_writer.write_common(folder / _COMMON, common, args)
+        scale = np.array([source.trainer.get("loss_scale", {}).get("value", 1.0)], np.float32)
+        torch_file.write(folder / _COMMON, _tree(writing), lambda _: [scale])
         write_text(folder / _BACKENDS, json.dumps(dict(_WRITTEN_BY)))
     return Written(run / name_of(iteration), count(table(spec)), size, tokenizer=False)
+
+
+def _tree(writing: Writing) -> dict[str, Any]:
+    """What all ranks of Megatron's have alike."""
+    source = writing.source
+    tree: dict[str, Any] = {
+        "args": Record("argparse.Namespace", (), writing.args(0, 0)),
+        "checkpoint_version": VERSION,
+        "iteration": source.iteration,
+    }
+    if FIRST in writing.spaces:
+        decays = sorted((row.decay for row in table(source.spec) if row.tied_to is None), reverse=True)
+        some, every = sum(decays), len(decays)
+        groups = [writing.group(True, range(some)), writing.group(False, range(some, every))]
+        adam = {"state": {"common_step": writing.steps}, "param_groups": groups}
+        tree["optimizer"] = {"optimizer": adam}
+        if scale := source.trainer.get("loss_scale"):
+            counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
+            tree["optimizer"]["grad_scaler"] = {"scale": Announced("scale", "F32", (1,)), **counts}
+    return tree | schedule(source.trainer)
 
 
 def _check_backends(folder: Path) -> bool:
@@ -262,47 +288,24 @@ def _matched(folder: Path, expected: Sequence[Foreign], there: Mapping[str, Whol
     return found
 
 
-def _args(source: Source, target: Target) -> dict[str, Any]:
-    """What arguments say beside the model: how it is cut, and how far the training is."""
-    layout = target.layout
-    embedding = table(source.spec)[0]
-    dtype = _dtype(source, target)
-    return {
-        "padded_vocab_size": embedding.local_shape(layout.tp)[0] * layout.tp,
-        "true_vocab_size": source.spec.vocab,
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": layout.vp if layout.vp > 1 else None,
-        "params_dtype": dtype,
-        "bf16": dtype == "BF16",
-        "fp16": dtype == "F16",
-        "iteration": source.iteration,
-        "consumed_train_samples": source.trainer.get("consumed_samples", 0),
-        "consumed_valid_samples": 0,
-    }
+def chunks(source: Source, spaces: Mapping[str, Taken], padded: int) -> Iterator[torch_writer.Chunk]:
+    """Every tensor of every namespace, those of the layers one by one.
 
-
-def _dtype(source: Source, target: Target) -> str:
-    kept = set(source.spaces[MODEL].values())
-    if target.dtype != KEEP:
-        return dtypes.NAMES[target.dtype]
-    if len(kept) > 1:  # a stacked tensor has one
-        raise ConfigError("--dtype", "the weights have several", found=sorted(kept), hint="--dtype fp32")
-    return kept.pop()
-
-
-def chunks(source: Source, target: Target, padded: int) -> Iterator[torch_writer.Chunk]:
-    """Every tensor of every namespace, those of the layers one by one."""
+    Args:
+        padded: rows of the vocabulary; the last of ours fills them, as in Megatron's own tool, and zeros do
+            in the optimizer's moments.
+    """
     spec, foreign = source.spec, list(_expected(source.spec, CORE_FUSED, padded))
-    dtype = None if target.dtype == KEEP else target.dtype
-    kinds = {space: f"optimizer.state.{kind}." for kind, space in _STATE.items()} | {MODEL: ""}
-    for space, made in taken(source.spaces, optimizer=target.optimizer, dtype=dtype).items():
+    keys = {space: f"optimizer.state.{kind}." for kind, space in _STATE.items()} | {MODEL: ""}
+    for space, made in spaces.items():
         for one in foreign:
             layer = _LAYER.search(one.name)
-            key, kind = kinds[space] + _LAYER.sub(".layers.", one.name, 1), made.dtypes[one.ours]
+            key, kind = keys[space] + _LAYER.sub(".layers.", one.name, 1), made.dtypes[one.ours]
 
-            def values(one: Foreign = one, made: Taken = made, kind: str = kind) -> np.ndarray:
-                whole = source.assembled(made.space, one, kind)
+            def values(one: Foreign = one, made: Taken = made, space: str = space) -> np.ndarray:
+                whole = source.assembled(made.space, one, made.dtypes[one.ours])
+                if one.ours in ("embed.weight", "head.weight") and space in (MODEL, MAIN):
+                    whole[spec.vocab :] = whole[spec.vocab - 1]
                 return whole[None] if _LAYER.search(one.name) else whole
 
             if layer is None:
@@ -310,8 +313,8 @@ def chunks(source: Source, target: Target, padded: int) -> Iterator[torch_writer
                 yield torch_writer.Chunk(key, kind, one.shape, start, one.shape, values)
             else:
                 start = (int(layer[1]), *(0,) * len(one.shape))
-                whole = (spec.layers, *one.shape)
-                yield torch_writer.Chunk(key, kind, whole, start, (1, *one.shape), values)
+                shape = (spec.layers, *one.shape)
+                yield torch_writer.Chunk(key, kind, shape, start, (1, *one.shape), values)
 
 
-FORMAT = Format(read, free, write, frozenset({"optimizer"}))
+FORMAT = Format(read, free, write, frozenset({"optimizer", "schedule"}))

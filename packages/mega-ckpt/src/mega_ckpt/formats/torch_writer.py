@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import os
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,21 +63,6 @@ def check_torch() -> None:
             "is written by torch, which is not installed",
             hint="pip install 'mega-ckpt[torch]'",
         )
-
-
-def write_common(path: Path, tree: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-    """Write what all of Megatron's ranks have alike, and flush it to the disk.
-
-    Args:
-        args: its arguments; "params_dtype" is safetensors' name here.
-    """
-    import torch
-
-    told = {**args, "params_dtype": getattr(torch, _TORCH[args["params_dtype"]])}
-    with path.open("wb") as out:
-        torch.save({**tree, "args": Namespace(**told)}, out)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def write(folder: Path, chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> None:

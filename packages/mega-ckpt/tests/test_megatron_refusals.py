@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
+import random
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt import torch_file
+from mega_ckpt import megatron_shards, pickles, torch_file
 from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
+from mega_ckpt.formats import Reading, Target, mega, megatron
 from mega_ckpt.layouts import whole_slab
+from mega_ckpt.pickles import Record
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.layout import Layout
@@ -116,10 +120,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path, theirs: Path) -> None:
             "soon",
             "latest_checkpointed_iteration.txt: is not an iteration: found soon, wanted a number, or release",
         ),
-        ("4", "iter_0000004: no such folder"),
+        ("4", f"iter_0000004: holds no such checkpoint: wanted mp_rank_00/{FILE}"),
         (
             None,
-            "RUN: is no checkpoint of Megatron's: wanted latest_checkpointed_iteration.txt, or mp_rank_00",
+            "RUN: holds no such checkpoint: wanted latest_checkpointed_iteration.txt, or mp_rank_00",
         ),
     ],
 )
@@ -313,8 +317,6 @@ def test_a_write_that_fails_leaves_nothing(
 def test_state_of_another_optimizer_than_adam_is_refused(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
-    from mega_ckpt.formats import mega, megatron
-
     source = mega.read(run_folder(small_gpt), Reading())
     momentum = {"model": source.spaces["model"], "optim.momentum": source.spaces["model"]}
     source = dataclasses.replace(source, spaces=momentum)
@@ -329,3 +331,39 @@ def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, theirs: Path) -> No
     (theirs / FOLDER / "mp_rank_00_000" / "distrib_optim.pt").write_bytes(b"PK")
     with pytest.raises(FormatError, match=r"distrib_optim\.pt"):
         convert(theirs, tmp_path / "back", "megatron", "mega")
+
+
+JUNK = (None, -1, 0, 3, 2**70, 0.5, float("nan"), "x", [], {}, (1,), b"x", True, np.zeros(3))
+
+
+def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a tree, as a container and a key."""
+    inside = value.fields if isinstance(value, Record) else value
+    keys = inside if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ()
+    for key in list(keys):
+        yield inside, key
+        yield from _spots(inside[key])
+
+
+def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {file: pickles.open_file(file) for file in theirs.rglob("*.pt")}
+    rng, refused = random.Random(4), 0
+    for _ in range(300):
+        trees = copy.deepcopy(whole)
+        spots = [spot for opened in trees.values() for spot in _spots(opened.tree)]
+        of_args = [spot for spot in spots if "hidden_size" in spot[0]]
+        container, key = rng.choice(rng.choice([spots, of_args]))
+        if rng.random() < 0.2:
+            del container[key]
+        else:
+            container[key] = rng.choice(JUNK)
+        monkeypatch.setattr(megatron_shards.Unpickler, "open", lambda _, file, trees=trees: trees[file])
+        try:
+            source = megatron.read(theirs, Reading())
+            source.verify()
+            json.dumps(source.trainer)
+        except MegaError:
+            refused += 1
+    assert 30 < refused < 270

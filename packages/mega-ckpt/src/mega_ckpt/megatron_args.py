@@ -86,10 +86,10 @@ def padded_vocab(args: Args, where: object) -> int:
 
 def known_vocab(args: Args) -> int | None:
     """The true vocabulary, where the arguments say it; Megatron's counting tokenizer has one id beside."""
-    found = args.get("true_vocab_size")
-    if found is None and args.get("tokenizer_type") == "NullTokenizer" and args.get("vocab_size"):
-        found = args["vocab_size"] + 1
-    return found if type(found) is int else None
+    found, beside = args.get("true_vocab_size"), 0
+    if found is None and args.get("tokenizer_type") == "NullTokenizer":
+        found, beside = args.get("vocab_size"), 1
+    return found + beside if type(found) is int and found > 0 else None
 
 
 def to_spec(args: Args, vocab: int, where: object) -> ModelSpec:
@@ -102,6 +102,13 @@ def to_spec(args: Args, vocab: int, where: object) -> ModelSpec:
     Raises:
         FormatError: something is missing, or the model has what ours has not.
     """
+    try:
+        return _spec(args, vocab, where)
+    except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
+        raise FormatError(f"{where}: args", "are of no model of ours", found=f"({error})") from error
+
+
+def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
         if args.get(name):
             raise FormatError(
@@ -112,13 +119,6 @@ def to_spec(args: Args, vocab: int, where: object) -> ModelSpec:
         raise FormatError(
             f"{where}: args.model_type", "is not a GPT", found=found, wanted="encoder_or_decoder"
         )
-    try:
-        return _spec(args, vocab, where)
-    except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
-        raise FormatError(f"{where}: args", "are of no model of ours", found=f"({error})") from error
-
-
-def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     values: dict[str, Any] = {arg.ours: _value(arg, args, where) for arg in _TABLE}
     values |= {
         "vocab": vocab,

@@ -50,14 +50,19 @@ def name_of(iteration: int | None) -> str:
 
 
 def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
-    """Refuse a run that has this iteration already.
+    """Refuse a run that has this iteration already, with `force` one of ours.
 
     Raises:
-        ConfigError: it has, and `force` is not asked for.
+        ConfigError: it has.
     """
     folder = run / name_of(iteration)
+    if run.exists() and not run.is_dir():
+        raise ConfigError("--save", "is a file", found=run, wanted="a folder")
+    if (folder / MANIFEST).exists():
+        raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
     if folder.exists() and not force:
-        raise ConfigError("--save", "there is a checkpoint already", found=folder, hint="add --force")
+        hint = "add --force to replace it"
+        raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +17,17 @@ from mega_ckpt import megatron_args, torch_file
 from mega_ckpt.bands import BAND
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import Names, of_chunk
-from mega_ckpt.megatron_shards import FILE, RELEASE, TRACKER
+from mega_ckpt.megatron_run import name_of, placing
+from mega_ckpt.megatron_shards import FILE
 from mega_ckpt.megatron_state import FIRST, SECOND
 from mega_ckpt.pickles import Name, Record
 from mega_ckpt.safetensors import Announced
 from mega_ckpt.saving import Taken
 from mega_ckpt.source import Source
-from mega_ckpt.threads import Progress, each
+from mega_ckpt.threads import Progress, Told, each
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL
-from mega_schema.disk import on_disk, replacing, sync_folder, write_text
-from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
-from mega_schema.run_folder import MANIFEST
 from mega_schema.shard import Slab, overlap
 
 VERSION = 3.0
@@ -47,28 +44,6 @@ _GROUP: Mapping[str, Any] = MappingProxyType(
     | {"amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False}
     | {"fused": None, "decoupled_weight_decay": True}
 )
-
-
-def folder_of(run: Path, iteration: int) -> Path:
-    """Where the checkpoint goes; a model that was not trained is a release."""
-    return run / (f"iter_{iteration:07d}" if iteration else RELEASE)
-
-
-def check_free(run: Path, iteration: int, *, force: bool) -> None:
-    """Refuse a run that has this iteration already: with `force`, one that is ours.
-
-    Raises:
-        ConfigError: it has.
-    """
-    folder = folder_of(run, iteration)
-    if run.exists() and not run.is_dir():
-        raise ConfigError("--save", "is a file", found=run, wanted="a folder")
-    if (folder / MANIFEST).exists():
-        raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
-    if folder.exists() and not force:
-        raise ConfigError(
-            "--save", "there is a checkpoint already", found=folder, hint="add --force to replace it"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +67,16 @@ class Writing:
         Raises:
             MegaError: the disk is full, or would not write for another reason.
         """
-        run.mkdir(parents=True, exist_ok=True)
-        folder = folder_of(run, self.source.iteration)
-        partial, replaced = (run / f".{folder.name}.{word}" for word in ("partial", "replaced"))
-        shutil.rmtree(partial, ignore_errors=True)
         ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
-        size = sum(rank.bytes for rank in ranks)
+        size, iteration = sum(rank.bytes for rank in ranks), self.source.iteration or None
+        with placing(run, iteration) as folder, progress(size) as told:
 
-        try:
-            with on_disk(run):
-                for rank in ranks:
-                    (partial / rank.name).mkdir(parents=True)
-                with progress(size) as told:
-                    each(ranks, lambda rank, told: rank.write(partial / rank.name / FILE, told), told)
-                if folder.exists():
-                    shutil.rmtree(replaced, ignore_errors=True)
-                    folder.rename(replaced)
-                partial.rename(folder)
-                sync_folder(run)
-                with replacing(run / TRACKER) as tracker:
-                    write_text(tracker, str(self.source.iteration or RELEASE))
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(replaced, ignore_errors=True)
-            if not any(run.iterdir()):
-                run.rmdir()
-        return folder, size
+            def write(rank: _Rank, told: Told) -> None:
+                (folder / rank.name).mkdir()
+                rank.write(folder / rank.name / FILE, told)
+
+            each(ranks, write, told)
+        return run / name_of(iteration), size
 
     def args(self, tp: int, pp: int) -> dict[str, Any]:
         """The arguments of a training that would have written this rank's file."""
@@ -215,7 +174,7 @@ class _Rank:
     def bytes(self) -> int:
         return sum(tensor.bytes for tensor in self._made)
 
-    def write(self, path: Path, told: Callable[[int], object]) -> None:
+    def write(self, path: Path, told: Told) -> None:
         torch_file.write(path, self.tree, lambda tensor: self._made[tensor](), told)
 
     def _tensor(self, space: str, number: int, foreign: Foreign) -> Announced:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mega_ckpt.layouts.megatron import era
+from mega_ckpt.megatron_run import folder_of
 from mega_ckpt.pickles import Pickled, Record, Unpickler
 from mega_ckpt.stored import Stored
 from mega_schema.errors import FormatError
 from mega_schema.layout import Layout
-from mega_schema.run_folder import MANIFEST
 
-TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
 FILE, DISTRIBUTED = "model_optim_rng.pt", "distrib_optim.pt"
 _FILES = (FILE, "model_rng.pt")  # the second of 2022-03 to 2023-05, where the optimizer was distributed
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
@@ -62,7 +63,8 @@ class Shard:
     @property
     def args(self) -> Mapping[str, Any]:
         found = self.tree.get("args")
-        return found.fields if isinstance(found, Record) else {}
+        said = found.fields if isinstance(found, Record) else {}
+        return {name: value for name, value in said.items() if not isinstance(value, np.ndarray)}
 
     @property
     def version(self) -> float:
@@ -83,12 +85,8 @@ def open_shards(load: Path) -> list[Shard]:
     Raises:
         FormatError: there is none, one is missing or damaged, or they are of several checkpoints.
     """
-    folder = _folder(load)
+    folder = folder_of(load, lambda each: any(_files(each)), f"mp_rank_00/{FILE}")
     files = dict(_files(folder))
-    if not files:
-        hint = "--from mega" if (folder / MANIFEST).is_file() else ""
-        wanted = f"mp_rank_00/{FILE}, or mp_rank_00_000/{FILE}"
-        raise FormatError(folder, "has no weights", wanted=wanted, hint=hint)
     with Unpickler() as unpickler:
         shards = [_shard(unpickler, *place, files[place]) for place in sorted(files, key=lambda at: at[::-1])]
     first = shards[0]
@@ -123,24 +121,6 @@ def _layers(chunk: Mapping[str, Stored]) -> Iterator[str]:
     for name in chunk:
         if found := re.search(r"(?:^|\.)layers\.(\d+)\.", name):
             yield found[1]
-
-
-def _folder(load: Path) -> Path:
-    if any(_files(load)):
-        return load
-    tracker = load / TRACKER
-    if not tracker.is_file():
-        hint = "--from mega" if (load / MANIFEST).is_file() or any(load.glob(f"iter_*/{MANIFEST}")) else ""
-        raise FormatError(
-            load, "is no checkpoint of Megatron's", wanted=f"{TRACKER}, or mp_rank_00", hint=hint
-        )
-    text = tracker.read_text("utf-8", "replace").strip()
-    if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
-    folder = load / (RELEASE if text == RELEASE else f"iter_{int(text):07d}")
-    if not folder.is_dir():
-        raise FormatError(folder, "no such folder", wanted=f"what {tracker} names")
-    return folder
 
 
 def _files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
@@ -188,7 +168,7 @@ def _check_alike(first: Shard, other: Shard, tp: int, pp: int) -> None:
         *((f"args.{name}", first.args.get(name), other.args.get(name)) for name in _ALIKE),
     ]
     for name, wanted, found in said:
-        if found != wanted:
+        if repr(found) != repr(wanted):  # they may be of any kind
             hint = f"{first.file} says {wanted}: these are files of two checkpoints"
             raise FormatError(f"{other.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
 

@@ -27,7 +27,7 @@ _FLAT = ((MAIN, "param"), *_MOMENTS)
 _NAMES: Mapping[str, str] = MappingProxyType(
     {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 )
-_BROKEN = (AttributeError, LookupError, TypeError, ValueError)
+_BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class _UnknownError(Exception):
@@ -54,7 +54,7 @@ def optimizer_spaces(
     Args:
         shards: and the weights of each chunk of each.
     """
-    if not any(shard.optimizer is not None or shard.tree.get("optimizer") for shard, _ in shards):
+    if not any(shard.optimizer is not None or shard.tree.get("optimizer") is not None for shard, _ in shards):
         return {}
     spaces: Spaces = {}
     narrow = any(weight.stored.dtype != "F32" for _, chunks in shards for chunk in chunks for weight in chunk)
@@ -91,7 +91,7 @@ def _grouped(
             for space, name in _MOMENTS:
                 yield space, weight, _tensor(inner["state"][number][name])
             if weight.stored.dtype != "F32":
-                yield MAIN, weight, _tensor(next(left))
+                yield MAIN, weight, _tensor(next(left, None))
             elif narrow:
                 yield MAIN, weight, weight.stored
         if next(left, None) is not None:
@@ -178,14 +178,15 @@ def _steps(optimizer: Any, iteration: int) -> int:
     """Steps that the optimizer did: torch counts them by parameter, Apex by group, torch_dist once."""
     try:
         inner = optimizer.get("optimizer", optimizer)
-        counted = [
+        first: Any = next(iter(inner["state"].values()), None)
+        counted = (
             inner["param_groups"][0].get("step"),
-            *(one.get("step") if isinstance(one, dict) else one for one in inner["state"].values()),
-        ]
+            first.get("step") if isinstance(first, dict) else first,
+        )
+        known = [step for step in counted if step is not None]
+        return int(_number(known[0])) if known else iteration
     except _BROKEN:
         return iteration
-    known = [_number(step) for step in counted[:2] if step is not None]
-    return int(known[0]) if known else iteration
 
 
 def _scale(optimizer: Any) -> dict[str, Any]:
@@ -203,22 +204,22 @@ def _number(value: Any) -> float:
 
 def _courses(said: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the learning rate and of the weight decay; lengths are in samples there too."""
-    rate = {
-        "peak": said["max_lr"],
-        "least": said["min_lr"],
-        "warmup": said["lr_warmup_steps"],
-        "decay": said["lr_decay_steps"],
-        "style": said["lr_decay_style"],
-        "initial": args.get("lr_warmup_init") or 0.0,
+    rate: dict[str, Any] = {
+        "peak": float(said["max_lr"]),
+        "least": float(said["min_lr"]),
+        "warmup": float(said["lr_warmup_steps"]),
+        "decay": int(said["lr_decay_steps"]),
+        "style": str(said["lr_decay_style"]),
+        "initial": float(args.get("lr_warmup_init") or 0.0),
     }
     if rate["style"] == "WSD":
         batches = (args.get("lr_wsd_decay_iters") or 0) * (args.get("global_batch_size") or 0)
-        rate |= {"anneal": args.get("lr_wsd_decay_samples") or batches}
-        rate |= {"anneal_style": args.get("lr_wsd_decay_style") or "exponential"}
+        rate |= {"anneal": int(args.get("lr_wsd_decay_samples") or batches)}
+        rate |= {"anneal_style": str(args.get("lr_wsd_decay_style") or "exponential")}
     decay = {
-        "start": said["start_wd"],
-        "end": said["end_wd"],
-        "samples": said["wd_incr_steps"],
-        "style": said["wd_incr_style"],
+        "start": float(said["start_wd"]),
+        "end": float(said["end_wd"]),
+        "samples": int(said["wd_incr_steps"]),
+        "style": str(said["wd_incr_style"]),
     }
     return {"learning_rate": rate, "weight_decay": decay}

@@ -12,7 +12,8 @@ from mega_ckpt import given_tokenizer, megatron_args, megatron_save
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
-from mega_ckpt.megatron_shards import RELEASE, Shard, layout_of, names_of, open_shards
+from mega_ckpt.megatron_run import RELEASE, check_free
+from mega_ckpt.megatron_shards import Shard, layout_of, names_of, open_shards
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
 from mega_ckpt.saving import Taken, taken
 from mega_ckpt.source import Found, Source, gathered, matched
@@ -223,7 +224,7 @@ def _check(source: Source, run: Path, target: Target, *, core: bool) -> None:
     if others and target.optimizer and not core:
         found = ", ".join(sorted(others))
         raise ConfigError(source.where, "is not Adam's state", found=found, wanted="Adam", hint="--no-optim")
-    megatron_save.check_free(run, source.iteration, force=target.force)
+    check_free(run, source.iteration or None, force=target.force)
 
 
 def _write(source: Source, run: Path, target: Target, *, core: bool) -> Written:

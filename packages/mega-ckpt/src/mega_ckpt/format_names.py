@@ -11,6 +11,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mega": ("mega", "a checkpoint of ours, or a run's folder"),
         "hf": ("huggingface", "a Hugging Face folder"),
         "meta": ("meta", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
+        "fairseq": ("fairseq", "fairseq's megatron_11b: model-model_part-0.pt, dict.txt"),
         "llama2c": ("llama2c", "a model's .bin of llama2.c"),
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
         "megatron-core": ("megatron_core", "the same, in the names of Megatron's core class"),

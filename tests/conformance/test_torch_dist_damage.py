@@ -21,9 +21,10 @@ from mega_ckpt.formats import Reading, Target, format_of, torch_writer
 from mega_ckpt.formats.torch_dist import chunks
 from mega_ckpt.formats.torch_writer import Chunk
 from mega_ckpt.saving import taken
+from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.spec import ModelSpec, gpt
+from mega_schema.spec import ModelSpec, gpt, llama
 
 Damage = Callable[[Path], object]
 
@@ -195,3 +196,21 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
     done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
     assert left in done.left[0]
     assert set(Checkpoint.open(tmp_path / "back").tensors) == {MODEL}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is on what Linux counts as data")
+def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) -> None:
+    spec = llama(layers=1, hidden=384, heads=2, ffn=8, vocab=100_000, context=2)  # two tensors of 154 MB
+    whole = {row.name: np.zeros(row.shape, np.float32) for row in table(spec)}
+    save_whole(tmp_path / "run", spec, {MODEL: whole})
+    code = (
+        "import re, resource, torch.distributed.checkpoint; from pathlib import Path;"
+        "from mega_ckpt.convert import convert; from mega_ckpt.formats import format_of;"
+        "format_of('mega'), format_of('torch_dist');"
+        "used = 1024 * int(re.search(r'VmData:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]);"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + 120_000_000,) * 2);"
+        "convert(Path('run'), Path('there'), 'mega', 'torch_dist');"
+        "convert(Path('there'), Path('back'), 'torch_dist', 'mega')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

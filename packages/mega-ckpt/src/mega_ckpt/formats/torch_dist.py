@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args, torch_file
+from mega_ckpt.bands import rows_at_once
 from mega_ckpt.distcp import Whole
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
 from mega_ckpt.layouts import Foreign
@@ -40,7 +42,7 @@ from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.disk import write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
-from mega_schema.shard import Shape
+from mega_schema.shard import Shape, Slab
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
@@ -61,6 +63,7 @@ _LAYER, _STACKED = re.compile(r"\.layers\.(\d+)\."), re.compile(r"\.layers\.(?!\
 # modules of a layer beside which Megatron keeps a state of float8, which is nothing
 _FLOAT8 = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
 _EXTRA = "._extra_state"
+_BANDS = 4  # of a box that is written: memory of 16 MiB is had again and again, of more it is had anew
 
 
 def read(load: Path, reading: Reading) -> Source:
@@ -289,32 +292,43 @@ def _matched(folder: Path, expected: Sequence[Foreign], there: Mapping[str, Whol
 
 
 def chunks(source: Source, spaces: Mapping[str, Taken], padded: int) -> Iterator[torch_writer.Chunk]:
-    """Every tensor of every namespace, those of the layers one by one.
+    """Every tensor of every namespace, those of the layers one by one, long ones some rows at a time.
 
     Args:
-        padded: rows of the vocabulary; the last of ours fills them, as in Megatron's own tool, and zeros do
-            in the optimizer's moments.
+        padded: rows of the vocabulary.
     """
     spec, foreign = source.spec, list(_expected(source.spec, CORE_FUSED, padded))
     keys = {space: f"optimizer.state.{kind}." for kind, space in _STATE.items()} | {MODEL: ""}
     for space, made in spaces.items():
         for one in foreign:
-            layer = _LAYER.search(one.name)
-            key, kind = keys[space] + _LAYER.sub(".layers.", one.name, 1), made.dtypes[one.ours]
+            layer, kind = _LAYER.search(one.name), made.dtypes[one.ours]
+            key = keys[space] + _LAYER.sub(".layers.", one.name, 1)
+            place: Shape = () if layer is None else (int(layer[1]),)
+            whole = one.shape if layer is None else (spec.layers, *one.shape)
+            step = _BANDS * rows_at_once(one.shape, kind)
+            for first in range(0, one.shape[0], step):
+                start = (first, *(0,) * (len(one.shape) - 1))
+                shape = (min(step, one.shape[0] - first), *one.shape[1:])
+                part = part_of(one, start, shape)
+                values = partial(_values, source, made.space, part, kind, padding=space in (MODEL, MAIN))
+                box = (*place, *start), (*(1 for _ in place), *shape)
+                yield torch_writer.Chunk(key, kind, whole, *box, values)
 
-            def values(one: Foreign = one, made: Taken = made, space: str = space) -> np.ndarray:
-                whole = source.assembled(made.space, one, made.dtypes[one.ours])
-                if one.ours in ("embed.weight", "head.weight") and space in (MODEL, MAIN):
-                    whole[spec.vocab :] = whole[spec.vocab - 1]
-                return whole[None] if _LAYER.search(one.name) else whole
 
-            if layer is None:
-                start: Shape = (0,) * len(one.shape)
-                yield torch_writer.Chunk(key, kind, one.shape, start, one.shape, values)
-            else:
-                start = (int(layer[1]), *(0,) * len(one.shape))
-                shape = (spec.layers, *one.shape)
-                yield torch_writer.Chunk(key, kind, shape, start, (1, *one.shape), values)
+def _values(source: Source, space: str, part: Foreign, dtype: str, *, padding: bool) -> np.ndarray:
+    """Numbers of a part of a tensor.
+
+    Args:
+        padding: rows without a place in ours are the last one of ours again, as in Megatron's own tool; else,
+            of an optimizer's moments, zeros.
+    """
+    out = source.assembled(space, part, dtype)
+    filled = sum(box.shape[0] for box in part.boxes)
+    if padding and filled < out.shape[0]:
+        rest = out.shape[1:]
+        last = Slab((source.spec.vocab - 1, 0), (1, *rest), (0, 0))
+        out[filled:] = source.cast(space, part.ours, last, dtype)
+    return out
 
 
 FORMAT = Format(read, free, write, frozenset({"optimizer", "schedule"}))

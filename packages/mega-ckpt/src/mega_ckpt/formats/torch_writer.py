@@ -36,7 +36,7 @@ class Chunk:
         dtype: safetensors' name.
         whole: shape of the tensor.
         start, shape: of the box.
-        values: makes its numbers, of `shape`, bfloat16 as its bits.
+        values: makes its numbers, as many as `shape` says, bfloat16 as its bits.
     """
 
     key: str
@@ -150,8 +150,7 @@ def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> An
 def _tensor(chunk: Chunk) -> torch.Tensor:
     import torch
 
-    values = np.ascontiguousarray(chunk.values())
-    assert values.shape == chunk.shape, f"{chunk.key}: {values.shape} for {chunk.shape}"
+    values = np.ascontiguousarray(chunk.values()).reshape(chunk.shape)
     if chunk.dtype == "BF16":
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)

@@ -136,6 +136,17 @@ def test_a_run_that_names_no_checkpoint_is_refused(
     assert convert(theirs / FOLDER, tmp_path / "back", "megatron", "mega").written.parameters
 
 
+def test_the_other_form_of_megatrons_checkpoints_is_hinted_at(tmp_path: Path, theirs: Path) -> None:
+    with pytest.raises(
+        FormatError, match=r"holds no such checkpoint: wanted \.metadata; hint: --from megatron$"
+    ):
+        convert(theirs, tmp_path / "back", "torch_dist", "mega")
+    for rank in (theirs / FOLDER).iterdir():
+        (rank / FILE).unlink()
+    (theirs / FOLDER / ".metadata").touch()
+    assert _refused(tmp_path, theirs).endswith("hint: --from torch_dist")
+
+
 def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
@@ -325,6 +336,18 @@ def test_state_of_another_optimizer_than_adam_is_refused(
     ):
         megatron.free(source, tmp_path / "theirs", Target())
     megatron.free(source, tmp_path / "theirs", Target(optimizer=False))
+
+
+def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
+    tmp_path: Path, theirs: Path
+) -> None:
+    for rank in (theirs / FOLDER).iterdir():
+        _change(rank / FILE, lambda tree: tree.pop("optimizer"))
+        (rank / FILE).rename(rank / "model_rng.pt")
+    (theirs / FOLDER / "mp_rank_00_000_000").mkdir()
+    (theirs / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
+    done = convert(theirs, tmp_path / "back", "megatron", "mega")
+    assert "the optimizer's state, whose layout is not known" in done.left
 
 
 def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, theirs: Path) -> None:

@@ -40,7 +40,9 @@ def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
     folder = load / name_of(None if text == RELEASE else int(text))
     if not has(folder):
-        raise FormatError(folder, "holds no such checkpoint", wanted=wanted)
+        others = {"--from torch_dist": ".metadata", "--from megatron": "mp_rank_*"}
+        hint = next((flag for flag, mark in others.items() if any(folder.glob(mark))), "")
+        raise FormatError(folder, "holds no such checkpoint", wanted=wanted, hint=hint)
     return folder
 
 

@@ -13,7 +13,7 @@ from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
 from mega_ckpt.megatron_run import RELEASE, check_free
-from mega_ckpt.megatron_shards import Shard, layout_of, names_of, open_shards
+from mega_ckpt.megatron_shards import FILE, Shard, layout_of, names_of, open_shards
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
 from mega_ckpt.saving import Taken, taken
 from mega_ckpt.source import Found, Source, gathered, matched
@@ -50,7 +50,7 @@ def read(load: Path, reading: Reading) -> Source:
     released = first.file.parent.parent.name == RELEASE
     state, left = trainer(first, released=released)
     optimizer = {} if released else optimizer_spaces(weights)
-    if optimizer is None:
+    if optimizer is None or first.file.name != FILE:
         left.append("the optimizer's state, whose layout is not known")
     if spec.vocab < padded:
         left.append(f"{padded - spec.vocab:,} rows of padding")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
@@ -246,3 +248,47 @@ def test_tp_and_pp_reshapes_of_megatrons_checkpoint_are_one_model(golden: Path, 
             # the tool's padding goes on from the padding that was there, ours from the last true row
             real = slice(0, 44 if "mp_rank_01" in rank and "word_embeddings" in name else None)
             assert np.array_equal(found[name].values()[real], wanted[name].values()[real]), name
+
+
+def test_a_training_goes_on_through_files_of_megatrons_as_if_it_had_not_stopped(
+    golden: Path, tmp_path: Path
+) -> None:
+    shape = (
+        "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16"
+    )
+    steps = (
+        "--micro-batch-size 2 --global-batch-size 4 --train-iters 4 --save-interval 2 --eval-iters 0 --bf16"
+    )
+    rate = "--lr 1e-2 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 1"
+    words = f"gpt --tokenizer-type NullTokenizer --vocab-size 65535 {shape} {steps} {rate}".split()
+    data = ["--data-path", str(golden / "indexed" / "gptL_uint16_text_document")]
+
+    def train(run: str, *more: str) -> None:
+        line = [sys.executable, "-m", "mega_train", *words, *data, "--save", run, *more]
+        subprocess.run(line, check=True, cwd=tmp_path, capture_output=True)
+
+    train("whole")
+    halfway = tmp_path / "whole" / "iter_0000002"
+    words_of = [
+        "convert",
+        "--from",
+        "mega",
+        "--to",
+        "megatron",
+        "--load",
+        str(halfway),
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+    ]
+    result = CliRunner().invoke(cli, [*words_of, "--save", str(tmp_path / "theirs")])
+    assert result.exit_code == 0, result.exception
+    _converted(tmp_path / "theirs", tmp_path / "again")
+    train("again", "--load", "again")
+    one, other = (Checkpoint.open(tmp_path / run / "iter_0000004") for run in ("whole", "again"))
+    assert one.tensors.keys() == other.tensors.keys() == {MODEL, *OPTIMIZER}
+    for space, tensors in one.tensors.items():
+        for name, tensor in tensors.items():
+            whole = whole_slab(tensor.shape)
+            assert np.array_equal(one.read_raw(space, name, whole), other.read_raw(space, name, whole)), name

@@ -12,6 +12,10 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "hf": ("huggingface", "a Hugging Face folder"),
         "meta": ("meta", "Meta's folder of a Llama: params.json, consolidated.00.pth"),
         "fairseq": ("fairseq", "fairseq's megatron_11b: model-model_part-0.pt, dict.txt"),
+        "bigscience": (
+            "bigscience",
+            "a step of Megatron-DeepSpeed's, or a run's folder: BLOOM as it was trained",
+        ),
         "llama2c": ("llama2c", "a model's .bin of llama2.c"),
         "megatron": ("megatron", "a classic checkpoint of Megatron-LM's, or a run's folder"),
         "megatron-core": ("megatron_core", "the same, in the names of Megatron's core class"),
@@ -25,6 +29,9 @@ MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
         "hf": ("config.json",),
         "megatron": ("mp_rank_*/model*_rng.pt", "*/mp_rank_*/model*_rng.pt"),
+        "bigscience": ("layer_01-model_00-model_states.pt", "global_step*/layer_01-model_00-model_states.pt"),
+        "meta": ("params.json",),
+        "fairseq": ("*-model_part-0.pt",),
         "torch_dist": (".metadata", "iter_*/.metadata", "release/.metadata"),
     }
 )

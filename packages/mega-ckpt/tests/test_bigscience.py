@@ -1,0 +1,266 @@
+"""Megatron-DeepSpeed's folders: where each tensor goes, and what is refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mega_ckpt import torch_file
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Reading
+from mega_ckpt.layouts import whole_slab
+from mega_ckpt.pickles import Member, Record
+from mega_ckpt.safetensors import Announced
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.errors import FormatError
+from mega_schema.tokenizer import open_tokenizer
+
+Files = dict[tuple[int, int], dict[str, np.ndarray]]
+Write = Callable[..., Path]
+TP, WIDTH, FFN, ROWS = 2, 4, 6, 8  # ROWS: of one rank's vocabulary, padding included
+ALIBI = Member("megatron.enums.PositionEmbeddingType", 3, "alibi")
+ARGS: dict[str, Any] = {
+    "num_layers": 1,
+    "hidden_size": WIDTH,
+    "ffn_hidden_size": FFN,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 5,
+    "position_embedding_type": ALIBI,
+    "embed_layernorm": True,
+    "glu_activation": None,
+    "bias_gelu_fusion": True,
+    "tensor_model_parallel_size": TP,
+    "consumed_train_samples": 640,
+    "make_vocab_size_divisible_by": 4,
+}
+PAIR = ("weight", "bias")
+
+
+def _shapes(inner: int) -> dict[int, dict[str, tuple[int, ...]]]:
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attention.query_key_value.weight": (3 * WIDTH // TP, WIDTH),
+        "self_attention.query_key_value.bias": (3 * WIDTH // TP,),
+        "self_attention.dense.weight": (WIDTH, WIDTH // TP),
+        "self_attention.dense.bias": (WIDTH,),
+        "mlp.dense_h_to_4h.weight": (inner // TP, WIDTH),
+        "mlp.dense_h_to_4h.bias": (inner // TP,),
+        "mlp.dense_4h_to_h.weight": (WIDTH, FFN // TP),
+        "mlp.dense_4h_to_h.bias": (WIDTH,),
+        **{f"{norm}_layernorm.{k}": (WIDTH,) for norm in ("input", "post_attention") for k in PAIR},
+    }
+    first = {"word_embeddings.weight": (ROWS, WIDTH), **{f"word_embeddings.norm.{k}": (WIDTH,) for k in PAIR}}
+    return {1: first, 3: layer, 5: dict.fromkeys(PAIR, (WIDTH,))}
+
+
+@pytest.fixture
+def deepspeed(tmp_path: Path) -> Write:
+    """Write a run with one step of two ranks, arguments and tensors changed as asked."""
+
+    def write(args: dict[str, Any] | None = None, change: Callable[[Files], Any] = len) -> Path:
+        run, rng = tmp_path / "bloom", np.random.default_rng(4)
+        told = {**ARGS, **(args or {})}
+        inner = 2 * FFN if told["glu_activation"] else FFN
+        files: Files = {
+            (number, rank): {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+            for number, shapes in _shapes(inner).items()
+            for rank in range(TP)
+        }
+        for (number, rank), tensors in files.items():  # what every rank has alike
+            for name in tensors:
+                if "norm" in name or number == 5 or name.endswith(("dense.bias", "4h_to_h.bias")):
+                    tensors[name] = files[number, 0][name] if rank else tensors[name]
+        change(files)
+        step = run / "global_step20"
+        step.mkdir(parents=True)
+        (run / "latest").write_text("global_step20", "utf-8")
+        for (number, rank), tensors in files.items():
+            tree = {n: Announced(n, "F32", a.shape) for n, a in tensors.items()}
+            path = step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt"
+            torch_file.write(path, tree, lambda t, tensors=tensors: [tensors[t.name]])
+        state = {
+            "module": None,
+            "iteration": 20,
+            "args": Record("argparse.Namespace", (), told),
+            "checkpoint_version": 3.0,
+        }
+        for rank in range(TP):
+            torch_file.write(step / f"mp_rank_{rank:02d}_model_states.pt", state, lambda _: [])
+        return run
+
+    return write
+
+
+def _read(run: Path, name: str) -> np.ndarray:
+    checkpoint = Checkpoint.open(run)
+    rows = {row.name: row for row in table(checkpoint.spec)}
+    return checkpoint.read_raw(MODEL, name, whole_slab(rows[name].shape))
+
+
+def test_every_tensor_is_where_megatron_deepspeed_has_it(deepspeed: Write, tmp_path: Path) -> None:
+    kept: list[Files] = []
+    done = convert(
+        deepspeed(change=kept.append), tmp_path / "run", "bigscience", "mega", reading=Reading(vocab=11)
+    )
+    (files,) = kept
+    spec = Checkpoint.open(tmp_path / "run").spec
+    assert (spec.positions, spec.embed_norm, spec.tied, spec.vocab) == ("alibi", True, True, 11)
+    assert Checkpoint.open(tmp_path / "run").iteration == 20
+    assert done.left == ("the optimizer's state and the schedule", "5 rows of padding")
+
+    def both(number: int, name: str, dim: int) -> np.ndarray:
+        return np.concatenate([files[number, rank][name] for rank in range(TP)], dim)
+
+    def same(ours: str, theirs: np.ndarray) -> bool:
+        return np.array_equal(_read(tmp_path / "run", ours), theirs)
+
+    assert same("embed.weight", both(1, "word_embeddings.weight", 0)[:11])
+    for kind in PAIR:
+        assert same(f"embed_norm.{kind}", files[1, 0][f"word_embeddings.norm.{kind}"])
+        assert same(f"final_norm.{kind}", files[5, 0][kind])
+        assert same(f"layers.0.attn_norm.{kind}", files[3, 0][f"input_layernorm.{kind}"])
+        assert same(f"layers.0.ffn_norm.{kind}", files[3, 0][f"post_attention_layernorm.{kind}"])
+        assert same(f"layers.0.up.{kind}", both(3, f"mlp.dense_h_to_4h.{kind}", 0))
+        fused = both(3, f"self_attention.query_key_value.{kind}", 0)  # a head's q, k and v, head after head
+        heads = fused.reshape(2, 3, WIDTH // 2, *fused.shape[1:])
+        assert same(f"layers.0.qkv.{kind}", np.moveaxis(heads, 1, 0).reshape(fused.shape))
+    assert same("layers.0.out.weight", both(3, "self_attention.dense.weight", 1))
+    assert same("layers.0.down.weight", both(3, "mlp.dense_4h_to_h.weight", 1))
+    assert same("layers.0.out.bias", files[3, 1]["self_attention.dense.bias"])
+    assert same("layers.0.down.bias", files[3, 1]["mlp.dense_4h_to_h.bias"])
+
+
+@pytest.mark.parametrize("gate", ["geglu", "swiglu", "reglu", "liglu"])
+def test_the_gate_is_the_second_half_there_and_the_first_here(
+    deepspeed: Write, tmp_path: Path, gate: str
+) -> None:
+    kept: list[Files] = []
+    load = deepspeed({"glu_activation": gate, "bias_gelu_fusion": False}, kept.append)
+    convert(load / "global_step20", tmp_path / "run", "bigscience", "mega")
+    assert Checkpoint.open(tmp_path / "run").spec.activation == gate
+    for kind in PAIR:
+        ranks = [np.split(kept[0][3, rank][f"mlp.dense_h_to_4h.{kind}"], 2) for rank in range(TP)]
+        wanted = [halves[1] for halves in ranks] + [halves[0] for halves in ranks]
+        assert np.array_equal(_read(tmp_path / "run", f"layers.0.up.{kind}"), np.concatenate(wanted))
+
+
+def test_norms_that_drifted_apart_are_the_first_ranks_and_it_is_said(
+    deepspeed: Write, tmp_path: Path
+) -> None:
+    kept: list[Files] = []
+
+    def drift(files: Files) -> None:
+        files[3, 1]["input_layernorm.weight"] = files[3, 1]["input_layernorm.weight"] + 1
+        kept.append(files)
+
+    done = convert(deepspeed(change=drift), tmp_path / "run", "bigscience", "mega")
+    assert done.left[-1] == "1 copies of norms and biases that differ between ranks"
+    ours = _read(tmp_path / "run", "layers.0.attn_norm.weight")
+    assert np.array_equal(ours, kept[0][3, 0]["input_layernorm.weight"])
+
+
+def test_a_tokenizer_that_is_named_travels_along(deepspeed: Write, tmp_path: Path) -> None:
+    open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "null")
+    reading = Reading(tokenizer=tmp_path / "null")
+    assert convert(deepspeed(), tmp_path / "run", "bigscience", "mega", reading=reading).written.tokenizer
+
+
+QKV = "self_attention.query_key_value.weight"
+DAMAGE: dict[str, tuple[dict[str, Any], Callable[[Files], Any], str]] = {
+    "a layer is missing": (
+        {"num_layers": 2},
+        len,
+        "global_step20: layers in the files: found 1, wanted 2",
+    ),
+    "no layer": (
+        {},
+        lambda f: [f.pop((3, r)) for r in range(TP)],
+        "layers in the files: found 0, wanted 1; hint: there is no layer_03-model_00-model_states.pt",
+    ),
+    "a rank's layer is missing": (
+        {},
+        lambda f: f.pop((3, 1)),
+        "layer_03-model_01-model_states.pt: no such file: wanted a file of every layer and of 2 ranks",
+    ),
+    "a rank is missing": (
+        {},
+        lambda f: [f.pop((number, 1)) for number in (1, 3, 5)],
+        "global_step20: ranks of tp that have files: found 1, wanted 2",
+    ),
+    "no embedding": (
+        {},
+        lambda f: f[1, 0].clear(),
+        "layer_01-model_00-model_states.pt: has no matrix: wanted",
+    ),
+    "another shape": (
+        {},
+        lambda f: f[3, 1].update({QKV: np.ones((4, 6), np.float32)}),
+        f"layer_03-model_01-model_states.pt: {QKV}: shape: found (4, 6), wanted (6, 4)",
+    ),
+    "a tensor is missing": (
+        {},
+        lambda f: f[3, 0].pop(QKV),
+        f"layer_03-model_00-model_states.pt: has no tensor: wanted {QKV}",
+    ),
+    "a tensor more": (
+        {"embed_layernorm": False},
+        len,
+        "layer_01-model_00-model_states.pt: has a tensor that the model has not: found word_embeddings.norm.",
+    ),
+    "gate": (
+        {"glu_activation": "siglu"},
+        len,
+        "args.glu_activation: is not in our models: found siglu, wanted",
+    ),
+    "prefix": ({"prefix_lm": True}, len, "args.prefix_lm: is not in our models"),
+    "no heads": ({"num_attention_heads": None}, len, "args.num_attention_heads: missing"),
+    "heads over ranks": ({"num_attention_heads": 1}, len, "global_step20: cannot be of 2 ranks: --tp: "),
+    "layers": ({"num_layers": 2**40}, len, "layers in the files: found 1, wanted 1099511627776"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_folder_that_is_not_whole_is_refused_in_one_line(
+    deepspeed: Write, tmp_path: Path, what: str
+) -> None:
+    args, change, said = DAMAGE[what]
+    load = deepspeed(args, change)
+    with pytest.raises(FormatError) as caught:
+        convert(load, tmp_path / "run", "bigscience", "mega")
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Path) -> None:
+    run = deepspeed()
+    step = run / "global_step20"
+
+    def refused(said: str, load: Path = run, **reading: Any) -> None:
+        with pytest.raises(FormatError, match=said):
+            convert(load, tmp_path / "run", "bigscience", "mega", reading=Reading(**reading))
+
+    refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
+    refused("empty: is no checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty")
+    (run / "latest").write_text("../elsewhere", "utf-8")
+    refused("latest: is no name of a step: found '../elsewhere'")
+    (run / "latest").write_text("global_step21\n", "utf-8")
+    refused("global_step21: no such folder: wanted what .*latest names")
+    layer, state = step / "layer_05-model_01-model_states.pt", step / "mp_rank_00_model_states.pt"
+    whole = layer.read_bytes()
+    layer.write_bytes(whole[: len(whole) // 2])
+    refused("layer_05-model_01-model_states.pt: ", step)
+    torch_file.write(layer, {"module": {}}, lambda _: [])
+    refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
+    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
+    state.unlink()
+    refused("mp_rank_00_model_states.pt: no such file", step)
+    for path in step.iterdir():
+        path.unlink()
+    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    refused("global_step20: has no weights: wanted layer_01-model_00-model_states.pt and on", step)
+    assert not (tmp_path / "run").exists()

@@ -131,7 +131,7 @@ class WeightGradients:
 
 
 def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, beta: float = 1) -> None:
-    """main = beta main + gradᵀ x in float32, whatever the dtype of the two; at beta 0 main may hold anything."""
+    """main = beta main + gradᵀ x in float32, whatever the two are; at beta 0 main may hold anything."""
     if grad_TO.dtype == torch.float32:
         main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
     elif grad_TO.is_cuda:

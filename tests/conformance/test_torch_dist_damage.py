@@ -81,6 +81,10 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         edited(lambda d: [setattr(info, "relative_path", "../x") for info in d.storage_data.values()]),
         "file outside the folder: found ../x",
     ),
+    "a shape of nothing": (
+        edited(lambda d: setattr(d.state_dict_metadata["decoder.final_layernorm.weight"], "size", (0, 9**9))),
+        "description: found ValueError decoder.final_layernorm.weight: shape (0, 387420489)",
+    ),
     "no description at all": (
         lambda f: (f / ".metadata").write_bytes(pickle.dumps([1])),
         ".metadata: is not a checkpoint's description",
@@ -214,3 +218,23 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_description_with_any_byte_changed_is_read_or_refused(
+    random_whole: Any, save_whole: Any, tmp_path: Path
+) -> None:
+    spec = gpt(layers=1, hidden=4, heads=1, vocab=3, context=2)
+    save_whole(tmp_path / "run", spec, random_whole(spec))
+    folder = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist").written.folder
+    sound, rng = (folder / ".metadata").read_bytes(), np.random.default_rng(2)
+    refused = []
+    for _ in range(60):
+        damaged = bytearray(sound)
+        damaged[rng.integers(len(sound))] = rng.integers(256)
+        (folder / ".metadata").write_bytes(damaged)
+        try:
+            format_of("torch_dist").read(folder, Reading())
+        except FormatError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert not any("\n" in line for line in refused)

@@ -90,8 +90,11 @@ def open_folder(folder: Path, unpickler: Unpickler) -> Folder:
         tensors = {}
         for name, (kind, fields) in described.items():
             if kind == "TensorStorageMetadata":
+                shape = truly.get(name, tuple(fields["size"]))
+                if any(type(n) is not int or n < 1 for n in shape):
+                    raise ValueError(f"{name}: shape {shape}")
                 pieces = tuple(_pieces(name, fields, places, unpickler, truly.get(name)))
-                tensors[name] = Whole(truly.get(name, tuple(fields["size"])), pieces)
+                tensors[name] = Whole(shape, pieces)
                 _check_cover(f"{where}: {name}", tensors[name])
     except _BROKEN as error:
         found = f"{type(error).__name__} {error}"

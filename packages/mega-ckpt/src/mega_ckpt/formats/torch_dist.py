@@ -202,14 +202,14 @@ def _common(folder: Path, unpickler: Unpickler) -> Mapping[str, Any]:
 
 
 def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) -> ModelSpec:
-    if reading.model is not None:
-        return replace(reading.model, vocab=reading.vocab) if reading.vocab else reading.model
-    if not args:
-        raise FormatError(
-            folder, "does not say what model it is", wanted=f"args in {_COMMON}", hint="add --model"
-        )
-    vocab = reading.vocab or megatron_args.known_vocab(args) or padded
-    return megatron_args.to_spec(args, vocab, folder / _COMMON)
+    """The model, by the arguments of its training, which torch alone does not keep."""
+    if args:
+        vocab = reading.vocab or megatron_args.known_vocab(args) or padded
+        return megatron_args.to_spec(args, vocab, folder / _COMMON)
+    if reading.model is None:
+        wanted = f"args in {_COMMON}"
+        raise FormatError(folder, "does not say what model it is", wanted=wanted, hint="--model llama2-7b")
+    return replace(reading.model, vocab=reading.vocab or reading.model.vocab)
 
 
 def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: Reading) -> Tokenizer | None:

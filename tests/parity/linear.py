@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils.checkpoint import checkpoint
 
+from mega_model import fp8
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.mesh import Axis, Mesh, World
 from mega_model.weight_gradients import WeightGradients
+from mega_schema.fp8 import Recipe
 from mega_schema.layout import Layout
 
 TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 12
@@ -66,6 +68,53 @@ def fused_products(world: World, meet: str, folder: Path) -> None:
     assert calls.count("gather") == 5
     assert calls.count("scatter") == 3
     mesh.leave()
+
+
+def fp8_products(world: World, meet: str, folder: Path) -> None:
+    """A column and a row layer in FP8, against the same in one process: its scales, and so its numbers."""
+    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet)
+    for sequence in (False, True):
+        for recipe in (Recipe("hybrid"), Recipe("e4m3", weight_gradients=False)):
+            _same_in_fp8(replace(mesh.tp, sequence=sequence), recipe)
+    mesh.leave()
+
+
+def _same_in_fp8(tp: Axis, recipe: Recipe) -> None:
+    random = torch.Generator().manual_seed(4)
+    # the largest number of everything that is cut lies on one rank
+    x, up, down, grad = (
+        torch.randn(shape, generator=random).cumsum(0) for shape in ((16, 32), (64, 32), (32, 64), (16, 32))
+    )
+
+    def made(tp: Axis) -> tuple[Tensor, ...]:
+        def own(whole: Tensor) -> Tensor:
+            return whole.chunk(tp.size)[tp.rank] if tp.sequence else whole
+
+        w_up = nn.Parameter(up.chunk(tp.size)[tp.rank].clone())
+        w_down = nn.Parameter(down.chunk(tp.size, 1)[tp.rank].contiguous())
+        main_up, main_down, gradients = torch.zeros_like(w_up), torch.zeros_like(w_down), WeightGradients()
+        gradients.into(w_up, lambda: main_up)
+        gradients.into(w_down, lambda: main_down)
+        mine = own(x).clone().requires_grad_()
+        inner = fp8.column_linear(mine, w_up, tp, gradients, recipe)
+        y = fp8.row_linear(inner.relu(), w_down, tp, gradients, recipe)
+        y.backward(own(grad).clone())
+        assert mine.grad is not None
+        return y.detach(), mine.grad, main_up, main_down
+
+    y, grad_x, grad_up, grad_down = made(Axis("tp"))
+    tokens = slice(None)
+    if tp.sequence:
+        each = len(x) // tp.size
+        tokens = slice(tp.rank * each, (tp.rank + 1) * each)
+    wanted = (
+        y[tokens],
+        grad_x[tokens],
+        grad_up.chunk(tp.size)[tp.rank],
+        grad_down.chunk(tp.size, 1)[tp.rank],
+    )
+    for got, want in zip(made(tp), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
 def _same(tp: Axis) -> None:

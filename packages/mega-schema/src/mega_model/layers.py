@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mega_model import fp8
 from mega_model.dropout import Drop, keep
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.loss import head_loss
@@ -18,13 +21,17 @@ class ColumnLinear(nn.Module):
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
         self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias = rt.param(name + ".bias") if bias else None
+        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
 
     def forward(self, x: Tensor) -> Tensor:
-        return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
+        if self.fp8 is None:
+            return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
+        return self.product(x) if self.bias is None else self.product(x) + self.bias
 
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ alone, for who adds the bias otherwise."""
+        if self.fp8 is not None:
+            return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return column_linear(x, self.weight, None, self.tp, self.gradients)
 
 
@@ -32,7 +39,7 @@ class Head(ColumnLinear):
     """The scores of the vocabulary, or the loss they come to, for which they are never made as a whole."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
-        super().__init__(rt, name, bias=False)
+        super().__init__(replace(rt, fp8=None), name, bias=False)
         self.vocab, self.kernel = rt.spec.vocab, rt.kernels.cross_entropy
 
     def forward(self, x: Tensor, target_T: Tensor | None = None) -> Tensor:
@@ -59,10 +66,13 @@ class RowLinear(nn.Module):
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
         self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias = rt.param(name + ".bias") if bias else None
+        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
 
     def forward(self, x: Tensor) -> Tensor:
-        y = row_linear(x, self.weight, self.tp, self.gradients)
+        if self.fp8 is None:
+            y = row_linear(x, self.weight, self.tp, self.gradients)
+        else:
+            y = fp8.row_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return y if self.bias is None else y + self.bias
 
 

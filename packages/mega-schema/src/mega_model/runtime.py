@@ -12,6 +12,7 @@ from mega_model.kernels import REFERENCE, Kernels
 from mega_model.mesh import Axis, Mesh
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
+from mega_schema.fp8 import Recipe
 from mega_schema.layout import WHOLE, Stage
 from mega_schema.params import Param
 from mega_schema.recompute import KEEP_ALL, Recompute
@@ -28,6 +29,7 @@ class Runtime:
         table: the model's parameters by name; a module takes its shapes from here and from nowhere else.
         weight_gradients: where the layers' backward passes leave the gradients of their weights.
         recompute: which layers are computed again in backward.
+        fp8: how the layers' products are made in FP8; None makes them in `dtype`.
     """
 
     spec: ModelSpec
@@ -39,6 +41,7 @@ class Runtime:
     kernels: Kernels
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
     recompute: Recompute = KEEP_ALL
+    fp8: Recipe | None = None
 
     @classmethod
     def on(
@@ -49,11 +52,12 @@ class Runtime:
         dtype: torch.dtype = torch.float32,
         kernels: Kernels = REFERENCE,
         recompute: Recompute = KEEP_ALL,
+        fp8: Recipe | None = None,
     ) -> Self:
         """The runtime of this rank of the mesh; the stage is its first."""
         rows = {row.name: row for row in table(spec)}
         stage = mesh.stage(spec.layers)
-        return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, recompute=recompute)
+        return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, recompute=recompute, fp8=fp8)
 
     @classmethod
     def alone(

@@ -88,6 +88,16 @@ class WeightGradients:
         self._add(weight, lambda: add_product(main(), grad_TO, x_TI()))
         return None
 
+    def add_by(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
+        """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
+        main = self._main.get(weight)
+        if main is None:
+            made = torch.zeros_like(weight, dtype=torch.float32)
+            addition(made)
+            return made.to(weight.dtype)
+        self._add(weight, lambda: addition(main()))
+        return None
+
     def add_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Add grad[t] to row `row_T[t]`, for every t; as `add` otherwise."""
         main = self._main.get(weight)

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
+from mega_model.fp8 import missing
 from mega_model.kernels.choice import Choice, choose
 from mega_model.mesh import Mesh, World
 from mega_schema.checkpoint import Checkpoint
@@ -105,6 +106,14 @@ def prepare(run: Run, family: Family, world: World, before: int | None = None) -
         )
     if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
         check_algorithm(os.environ)
+    if plan.run.train.fp8 and (lacking := missing(torch.device(plan.device))):
+        raise ConfigError(
+            "--fp8-format",
+            "no products in FP8 here",
+            found=lacking,
+            wanted="compute capability 8.9 or more (Ada, Hopper and after)",
+            hint="--bf16 alone",
+        )
     choose(plan.run.train.kernels, torch.device(plan.device))  # what cannot be had is said before ranks meet
     return Prepared(plan, corpora, checkpoint, tokenizer, older)
 
@@ -244,7 +253,7 @@ def began(trainer: Trainer) -> Began:
 
 
 def taken(run: Run, choice: Choice, device: torch.device) -> str:
-    """Whose kernels a run computes with, and whose AdamW where it is not torch's."""
+    """Whose kernels a run computes with, whose AdamW where it is not torch's, and whether it uses FP8."""
     its = adam(run.train.kernels, device).whose
     named = f", {its} (adamw)" if its != "torch" and run.optimizer.name != "sgd" else ""
-    return choice.summary + named
+    return choice.summary + named + (f", torch (products in FP8, {run.train.fp8})" if run.train.fp8 else "")

@@ -18,6 +18,7 @@ _FLOAT32 = "scores, softmax and loss are computed in float32"
 _OVERLAPS = "torch's symmetric memory overlaps what it can"
 _ALLOCATOR = "Python and torch free memory themselves"
 _RECORD = "the numbers lie in events.jsonl, under --save"
+_SCALED = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
 _DEALT = "initial values and every update are the same on all replicas"
 
 # a run is the same without these: they are left out, with a line that says so
@@ -82,6 +83,10 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--no-query-key-layer-scaling": _FLOAT32,
         "--attention-softmax-in-fp32": _FLOAT32,
         "--fp16-lm-cross-entropy": _FLOAT32,
+        "--fp8-margin": _SCALED,
+        "--fp8-interval": _SCALED,
+        "--fp8-amax-history-len": _SCALED,
+        "--fp8-amax-compute-algo": _SCALED,
         "--embedding-weights-in-fp32": "main weights are float32, the embedding's too",
         "--synchronize-each-layer": "nothing has to be waited for after a layer",
         "--contigious-checkpointing": _ALLOCATOR,
@@ -133,6 +138,8 @@ ALIKE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--squared-relu": ("--activation", "squared_relu"),
         "--openai-gelu": ("--activation", "gelu_tanh"),
         "--onnx-safe": ("--activation", "gelu_erf"),
+        "--fp8-e4m3": ("--fp8-format", "e4m3"),
+        "--fp8-hybrid": ("--fp8-format", "hybrid"),
         "--layernorm-epsilon": ("--norm-epsilon",),
         "--encoder-seq-length": ("--seq-length",),
         "--encoder-num-layers": ("--num-layers",),
@@ -176,6 +183,7 @@ MEANS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "--model-type": MappingProxyType({"GPT": ()}),
         "--remote-device": MappingProxyType({"none": ()}),
         "--mlp-type": MappingProxyType({"standard": ()}),
+        "--fp8-recipe": MappingProxyType({"tensorwise": ()}),
         # fairseq's
         "--arch": MappingProxyType({"transformer_lm_megatron_11b": ("--preset", "megatron-11b")}),
         "--task": MappingProxyType({"language_modeling": ()}),
@@ -238,8 +246,7 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--topk": "",
         "--disable-moe-token-dropping": "",
         "--use-tutel": "",
-        "--fp8-": "--bf16",
-        "--no-fp8-wgrad": "--bf16",
+        "--fp8-param-gather": "leave it out; weights travel in bfloat16",
         "--fp32-residual-connection": "leave it out",
         "--use-tp-pp-dp-mapping": "leave it out; ranks are numbered tp, cp, dp, pp",
         "--overlap-param-gather-with-optimizer-step": "--overlap-param-gather",

@@ -82,7 +82,12 @@ class Trainer:
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
         self.choice = choose(plan.run.train.kernels, mesh.device)
         self.rt = Runtime.on(
-            mesh, plan.spec, dtype=self.dtype, kernels=self.choice.kernels, recompute=plan.recompute
+            mesh,
+            plan.spec,
+            dtype=self.dtype,
+            kernels=self.choice.kernels,
+            recompute=plan.recompute,
+            fp8=plan.fp8,
         )
         self.shards = shards(self.rt, mesh, plan.sharing)
         self.models, self.held = self.shards.models, self.shards.held

@@ -95,6 +95,15 @@ class Train:
         "--bf16", False, "weights and activations in bfloat16, main weights and gradients in float32"
     )
     fp16: bool = option("--fp16", False, "the same in float16, with the loss scaled")
+    fp8: Literal["e4m3", "hybrid"] | None = option(
+        "--fp8-format",
+        None,
+        "beside --bf16: the layers' products in FP8, scaled by what each tensor holds now; hybrid makes "
+        "gradients e5m2",
+    )
+    fp8_no_weight_gradients: bool = option(
+        "--no-fp8-wgrad", False, "of FP8: weight gradients from bfloat16 factors"
+    )
     loss_scale: float | None = option("--loss-scale", None, "a scale that stays; it moves if not given")
     initial_loss_scale: float = option("--initial-loss-scale", 2.0**32, "the scale to begin with")
     min_loss_scale: float = option("--min-loss-scale", 1.0, "the scale falls no lower")

@@ -35,6 +35,7 @@ from mega_train.resolve.checks import (
     check_saving,
     recomputation,
 )
+from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, courses
 from mega_train.resolve.plan import Plan
@@ -104,6 +105,7 @@ def resolve(
         courses=courses(run, iterations, batches, loaded_courses),
         eod=_eod(run, corpus),
         recompute=recomputation(run, layout, micro * length // layout.cp),
+        fp8=fp8_recipe(run, spec, layout),
         device=device,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mega_schema.fp8 import Recipe
 from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec
@@ -30,6 +31,7 @@ class Plan:
         passed_over: steps whose samples are left out, in ranges one after another.
         eod: the token that ends a document, where the run needs to know it.
         recompute: what backward computes again.
+        fp8: how the layers' products are made in FP8; None where they are not.
     """
 
     run: Run
@@ -44,6 +46,7 @@ class Plan:
     courses: Courses
     eod: int | None
     recompute: Recompute
+    fp8: Recipe | None
     device: Literal["cpu", "cuda"]
 
     @property

@@ -1,0 +1,185 @@
+"""The products of a layer in FP8 (arXiv:2209.05433), over torch's scaled matrix product; nothing to install.
+
+Each factor is divided by a number that takes its largest magnitude to the format's largest, and rounded: one
+scale a tensor, found in the tensor itself each time (current scaling; no history of earlier steps, and so no
+state). Inputs and weights are e4m3; gradients of outputs e5m2 in `hybrid`, e4m3 too in `e4m3`. Products are
+summed in float32; sums over ranks, and everything else, stay as they are in bfloat16.
+
+What the ranks of tp hold parts of has one scale on all of them: a layer cut over tp multiplies the numbers
+that it does in one process. With sequence parallelism tokens are gathered as FP8, half the bytes.
+
+A GPU multiplies only what lies in memory along the dimension that is summed over, so that backward turns its
+factors (cuBLASLt's TN; Hopper has no other).
+
+Legend: T tokens; I, O this rank's widths; M, N, K of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mega_model.mesh import Axis
+from mega_model.weight_gradients import WeightGradients
+from mega_schema.fp8 import MULTIPLE, Recipe
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_OF_GRADIENTS = MappingProxyType({"e4m3": E4M3, "hybrid": E5M2})
+_SMALLEST = 1e-30  # the largest magnitude of zeros; what is divided by it stays finite
+
+
+class Rounded(NamedTuple):
+    """A tensor that is `values` times `scale`: FP8, and a float32 number of shape ()."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def missing(device: torch.device) -> str:
+    """Why a device cannot multiply in FP8; empty where it can. A CPU can, and is slower than in bfloat16."""
+    if device.type != "cuda":
+        return ""
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if (major, minor) >= (8, 9) else f"a GPU of compute capability {major}.{minor}"
+
+
+def rounded(x: Tensor, dtype: torch.dtype, over: Axis | None = None) -> Rounded:
+    """x in FP8.
+
+    Args:
+        over: where each of these ranks holds another part of x: all of them take the same scale.
+    """
+    largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    if over is not None:
+        over.reduce(largest, "max")
+    return rounded_at(x, dtype, largest.clamp(min=_SMALLEST) / torch.finfo(dtype).max)
+
+
+def rounded_at(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Rounded:
+    """x in FP8 with a scale that is known."""
+    return Rounded((x.float() / scale).to(dtype), scale)
+
+
+def product(a_MK: Rounded, b_NK: Rounded, dtype: torch.dtype, *, fast: bool = False) -> Tensor:
+    """a bᵀ, (M, N), both contiguous; K, and on a GPU N, multiples of `MULTIPLE`.
+
+    Args:
+        dtype: of what comes out: bfloat16 or float32.
+        fast: on Hopper, add up in fewer bits; Transformer Engine does so in forward alone.
+    """
+    b_KN = b_NK.values.t()
+    return torch._scaled_mm(
+        a_MK.values, b_KN, scale_a=a_MK.scale, scale_b=b_NK.scale, out_dtype=dtype, use_fast_accum=fast
+    )
+
+
+def turned(a_MK: Rounded) -> Rounded:
+    """aᵀ, (K, M), contiguous; zeros behind it make M a multiple of `MULTIPLE`, and change no sum over it."""
+    bytes_KM = a_MK.values.view(torch.uint8).t()
+    if more := -bytes_KM.shape[1] % MULTIPLE:
+        bytes_KM = F.pad(bytes_KM, (0, more))
+    return Rounded(bytes_KM.contiguous().view(a_MK.values.dtype), a_MK.scale)
+
+
+def column_linear(
+    x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
+) -> Tensor:
+    """x Wᵀ, (T, O), as `mega_model.linear.column_linear` without a bias."""
+    y: Tensor = _Column.apply(x_TI, weight_OI, tp, gradients, recipe)
+    return y
+
+
+def row_linear(
+    x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
+) -> Tensor:
+    """x Wᵀ summed over the ranks, (T, O), as `mega_model.linear.row_linear`."""
+    y: Tensor = _Row.apply(x_TI, weight_OI, tp, gradients, recipe)
+    return y
+
+
+def _entered(x: Rounded, tp: Axis) -> Callable[[], Rounded]:
+    """Begin to gather the tokens of all ranks, which have one scale; the call waits for them."""
+    awaited = tp.enter(x.values.view(torch.uint8))
+    return lambda: Rounded(awaited.wait().view(x.values.dtype), x.scale)
+
+
+def _tokens(tp: Axis) -> Axis | None:
+    """The ranks that hold parts of what is whole on each of them but with sequence parallelism."""
+    return tp if tp.sequence else None
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
+    ) -> Tensor:
+        x = rounded(x_TI, E4M3, _tokens(tp))
+        arriving = _entered(x, tp)
+        weight = rounded(weight_OI, E4M3, tp)
+        ctx.weight, ctx.tp, ctx.gradients, ctx.recipe = weight_OI, tp, gradients, recipe
+        ctx.save_for_backward(weight.scale, *(x if recipe.weight_gradients else (x_TI,)))
+        return product(arriving(), weight, x_TI.dtype, fast=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
+        weight_scale, *kept = ctx.saved_tensors
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        tp, gradients, in_fp8 = ctx.tp, ctx.gradients, ctx.recipe.weight_gradients
+
+        def arriving() -> Callable[[], Any]:
+            return _entered(Rounded(*kept), tp) if in_fp8 else tp.enter(kept[0]).wait
+
+        x = arriving() if needs_weight and not gradients.deferring else lambda: arriving()()
+        grad, grad_x, grad_weight = rounded(grad_TO, _OF_GRADIENTS[ctx.recipe.format], tp), None, None
+        if needs_x:
+            weight = rounded_at(ctx.weight, E4M3, weight_scale)
+            grad_x = tp.leave(product(grad, turned(weight), grad_TO.dtype))
+        if needs_weight and in_fp8:
+            grad_weight = gradients.add_by(ctx.weight, _of_weight(grad, x))
+        elif needs_weight:
+            grad_weight = gradients.add(ctx.weight, x, grad_TO)
+        return None if grad_x is None else grad_x.wait(), grad_weight, None, None, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
+    ) -> Tensor:
+        x, weight = rounded(x_TI, E4M3, tp), rounded(weight_OI, E4M3, tp)
+        ctx.weight, ctx.tp, ctx.gradients, ctx.recipe = weight_OI, tp, gradients, recipe
+        ctx.save_for_backward(weight.scale, *(x if recipe.weight_gradients else (x_TI,)))
+        return tp.leave(product(x, weight, x_TI.dtype, fast=True)).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
+        weight_scale, *kept = ctx.saved_tensors
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        tp, gradients, of_gradients = ctx.tp, ctx.gradients, _OF_GRADIENTS[ctx.recipe.format]
+        grad_x = grad_weight = None
+        if ctx.recipe.weight_gradients:
+            grad = _entered(rounded(grad_TO, of_gradients, _tokens(tp)), tp)()
+        else:
+            grad_TO = tp.enter(grad_TO).wait()
+            grad = rounded(grad_TO, of_gradients)
+        if needs_x:
+            weight = rounded_at(ctx.weight, E4M3, weight_scale)
+            grad_x = product(grad, turned(weight), grad_TO.dtype)
+        if needs_weight and ctx.recipe.weight_gradients:
+            grad_weight = gradients.add_by(ctx.weight, _of_weight(grad, lambda: Rounded(*kept)))
+        elif needs_weight:
+            grad_weight = gradients.add(ctx.weight, lambda: kept[0], grad_TO)
+        return grad_x, grad_weight, None, None, None
+
+
+def _of_weight(grad_TO: Rounded, x_TI: Callable[[], Rounded]) -> Callable[[Tensor], object]:
+    """What adds gradᵀ x to a float32 tensor."""
+    return lambda main_OI: main_OI.add_(product(turned(grad_TO), turned(x_TI()), torch.float32))

@@ -1,0 +1,46 @@
+"""FP8: beside which arithmetic it stands, and which shapes it multiplies."""
+
+from __future__ import annotations
+
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.fp8 import MULTIPLE, Recipe
+from mega_schema.layout import Layout
+from mega_schema.params import is_layers_matrix
+from mega_schema.spec import ModelSpec
+from mega_train.config import Run
+
+_FLAG = "--fp8-format"
+
+
+def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Recipe | None:
+    """How the products of every layer are made in FP8; None where that is not asked for.
+
+    Raises:
+        ConfigError: two flags disagree.
+        LayoutError: a rank's share of a weight has a shape that a GPU does not multiply.
+    """
+    train = run.train
+    if train.fp8 is None:
+        if train.fp8_no_weight_gradients:
+            raise ConfigError("--no-fp8-wgrad", "there is no FP8", wanted=_FLAG, hint=f"{_FLAG} hybrid")
+        return None
+    if not train.bf16:
+        found = "--fp16" if train.fp16 else "float32"
+        hint = f"--bf16 {_FLAG} {train.fp8}"
+        raise ConfigError(_FLAG, "stands beside bfloat16 alone", found=found, wanted="--bf16", hint=hint)
+    if run.parallel.tp_overlap:
+        raise ConfigError(
+            _FLAG, "excludes --tp-comm-overlap, whose products are bfloat16's", hint="leave one of them out"
+        )
+    for row in filter(is_layers_matrix, table(spec)):
+        shape = row.local_shape(layout.tp)
+        if any(size % MULTIPLE for size in shape):
+            raise LayoutError(
+                _FLAG,
+                f"{row.name} cannot be multiplied in FP8",
+                found=f"{' x '.join(map(str, shape))} on a rank, tp={layout.tp}",
+                wanted=f"multiples of {MULTIPLE}",
+                hint="other widths, another --tensor-model-parallel-size, or --bf16 alone",
+            )
+    return Recipe(train.fp8, not train.fp8_no_weight_gradients)

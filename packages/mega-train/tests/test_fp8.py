@@ -1,0 +1,205 @@
+"""Training with products in FP8: what it stands beside, that it follows bfloat16, repeats, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mega_model import fp8
+from mega_model.mesh import Mesh
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.fp8 import Recipe
+from mega_schema.indexed import IndexedDataset
+from mega_train import launch
+from mega_train.cli import app
+from mega_train.config import Run
+from mega_train.config.training import Train
+from mega_train.explain import explain
+from mega_train.familiar import in_words, translated
+from mega_train.launch import taken
+from mega_train.resolve import Plan
+from mega_train.trainer import Trainer
+
+SIZES = {"model__hidden": 32, "batch__length": 16, "train__iterations": 100, "optimizer__lr": 0.003}
+BF16 = {**SIZES, "train__bf16": True}
+HYBRID = {**BF16, "train__fp8": '"hybrid"'}
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _trainer(planned: Planned, corpus: IndexedDataset, resume: Path | None = None, **values: Any) -> Trainer:
+    assert corpus.info is not None
+    plan = planned(corpus=corpus.info.tokenizer, **values)
+    return Trainer(plan, Mesh(), corpus, checkpoint=Checkpoint.open(resume) if resume else None)
+
+
+def _steps(run: Trainer, count: int) -> list[tuple[float, float]]:
+    return [run.step(run.rate) for _ in range(count)]
+
+
+def _losses(steps: Sequence[tuple[float, float]]) -> list[float]:
+    return [loss for loss, _ in steps]
+
+
+@pytest.mark.parametrize("more", [{}, {"train__fp8": '"e4m3"'}, {"train__fp8_no_weight_gradients": True}])
+def test_a_hundred_steps_follow_bfloat16_within_a_hundredth_of_the_loss(
+    planned: Planned, open_corpus: IndexedDataset, more: dict[str, Any]
+) -> None:
+    wanted = _losses(_steps(_trainer(planned, open_corpus, **BF16), 100))
+    got = _losses(_steps(_trainer(planned, open_corpus, **HYBRID | more), 100))
+    assert got == pytest.approx(wanted, rel=1e-2)
+    assert got != wanted
+    assert got[-1] < 0.3 * got[0]
+
+
+def test_it_repeats_bit_for_bit(planned: Planned, open_corpus: IndexedDataset) -> None:
+    one, other = (_steps(_trainer(planned, open_corpus, **HYBRID), 5) for _ in range(2))
+    assert one == other
+
+
+def test_a_resumed_run_goes_on_bitwise_and_a_checkpoint_knows_no_fp8(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run = _trainer(planned, open_corpus, **HYBRID, checkpoint__save=f'"{tmp_path}"')
+    _steps(run, 3)
+    run.save()
+    run.saves.finish()
+    on = _steps(run, 3)
+    assert _steps(_trainer(planned, open_corpus, tmp_path, **HYBRID), 3) == on
+    without = _steps(_trainer(planned, open_corpus, tmp_path, **BF16), 3)
+    assert without != on
+    assert _losses(without) == pytest.approx(_losses(on), rel=1e-2)
+
+
+@pytest.mark.parametrize("recompute", [{"recompute__full": True}, {"recompute__selective": True}])
+def test_what_is_computed_again_trains_bitwise_alike(
+    planned: Planned, open_corpus: IndexedDataset, recompute: dict[str, bool]
+) -> None:
+    kept = _steps(_trainer(planned, open_corpus, **HYBRID), 3)
+    assert _steps(_trainer(planned, open_corpus, **HYBRID, **recompute), 3) == kept
+
+
+def test_a_run_without_it_makes_no_product_in_fp8(
+    planned: Planned, open_corpus: IndexedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = _steps(_trainer(planned, open_corpus, **BF16), 2)
+
+    def never(*given: object, **named: object) -> None:
+        raise AssertionError("a product in FP8")
+
+    monkeypatch.setattr(fp8, "product", never)
+    monkeypatch.setattr(fp8, "rounded", never)
+    assert _steps(_trainer(planned, open_corpus, **BF16), 2) == wanted
+    with pytest.raises(AssertionError, match="a product in FP8"):
+        _steps(_trainer(planned, open_corpus, **HYBRID), 1)
+
+
+def test_validation_computes_as_training_does(planned: Planned, open_corpus: IndexedDataset) -> None:
+    scores = []
+    for values in (BF16, HYBRID):
+        run = _trainer(planned, open_corpus, **values, evaluation__iterations=1, data__split='"8,1,1"')
+        scores.append(run.score(next(iter(run.valid.values()))))
+    assert scores[0] != scores[1]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "line"),
+    [
+        (
+            {"train__fp8": '"hybrid"'},
+            ConfigError,
+            "--fp8-format: stands beside bfloat16 alone: found float32, wanted --bf16; "
+            "hint: --bf16 --fp8-format hybrid",
+        ),
+        (
+            {"train__fp8": '"e4m3"', "train__fp16": True},
+            ConfigError,
+            "--fp8-format: stands beside bfloat16 alone: found --fp16, wanted --bf16; "
+            "hint: --bf16 --fp8-format e4m3",
+        ),
+        (
+            {**BF16, "train__fp8_no_weight_gradients": True},
+            ConfigError,
+            "--no-fp8-wgrad: there is no FP8: wanted --fp8-format; hint: --fp8-format hybrid",
+        ),
+        (
+            {**HYBRID, "parallel__tp": 2, "parallel__sequence": True, "parallel__tp_overlap": True}
+            | {"world": 2, "cuda": True},
+            ConfigError,
+            "--fp8-format: excludes --tp-comm-overlap, whose products are bfloat16's; "
+            "hint: leave one of them out",
+        ),
+        (
+            {**HYBRID, "model__ffn": 40},
+            LayoutError,
+            "--fp8-format: layers.0.up.weight cannot be multiplied in FP8: found 40 x 32 on a rank, tp=1, "
+            "wanted multiples of 16; hint: other widths, another --tensor-model-parallel-size, or --bf16 "
+            "alone",
+        ),
+        (
+            {**HYBRID, "model__hidden": 48, "model__heads": 4, "parallel__tp": 2, "world": 2},
+            LayoutError,
+            "--fp8-format: layers.0.qkv.weight cannot be multiplied in FP8: found 72 x 48 on a rank, tp=2, "
+            "wanted multiples of 16",
+        ),
+    ],
+)
+def test_what_it_does_not_stand_beside_is_refused(
+    planned: Planned, values: dict[str, Any], kind: type[Exception], line: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        planned(**values)
+    assert str(caught.value).startswith(line)
+
+
+def test_the_plan_says_how_products_are_made(planned: Planned) -> None:
+    assert planned(**BF16).fp8 is None
+    assert planned(**HYBRID).fp8 == Recipe("hybrid")
+    assert planned(**HYBRID, train__fp8_no_weight_gradients=True).fp8 == Recipe("hybrid", False)
+
+
+def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    assert fp8.missing(torch.device("cuda")) == "a GPU of compute capability 8.0"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    assert fp8.missing(torch.device("cuda")) == fp8.missing(torch.device("cpu")) == ""
+    monkeypatch.setattr(launch, "missing", lambda device: "a GPU of compute capability 8.0")
+    words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
+    words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
+    line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"
+    with pytest.raises(ConfigError, match=line):
+        CliRunner().invoke(app, words.split(), catch_exceptions=False)
+
+
+def test_the_record_of_a_run_says_it(planned: Planned, open_corpus: IndexedDataset) -> None:
+    choice = _trainer(planned, open_corpus, **BF16).choice
+    said = Run(train=Train(bf16=True, fp8="hybrid"))
+    assert taken(said, choice, torch.device("cpu")) == "reference, torch (products in FP8, hybrid)"
+    assert taken(Run(), choice, torch.device("cpu")) == "reference"
+
+
+def test_megatrons_flags_of_it_are_read_and_those_of_its_history_left_out() -> None:
+    assert translated(["--fp8-e4m3"]).words == ["--fp8-format", "e4m3"]
+    assert translated(["--fp8-recipe", "tensorwise"]).words == []
+    words = "--fp8-format hybrid --fp8-margin 0 --fp8-interval 1 --fp8-amax-history-len 1024 "
+    words += "--fp8-amax-compute-algo max --no-fp8-wgrad"
+    done = translated(words.split())
+    assert done.words == ["--fp8-format", "hybrid", "--no-fp8-wgrad"]
+    why = "of FP8: a scale is found in the tensor it is for, each time, with no history and no margin"
+    flags = "--fp8-margin, --fp8-interval, --fp8-amax-history-len, --fp8-amax-compute-algo"
+    assert in_words(done.left_out) == f"{flags} ({why})"
+    with pytest.raises(ConfigError, match="^--fp8-recipe: means nothing here: found delayed"):
+        translated(["--fp8-recipe", "delayed"])
+    assert "--fp8-interval   is left out: of FP8" in next(iter(explain("--fp8-interval")))
+    assert next(iter(explain("--fp8-format"))).startswith("train.fp8 ")

@@ -1,6 +1,6 @@
 """A training step on a GPU: model FLOPs utilisation, time by kind of kernel, and the distance to products.
 
-    python bench/gpu/step.py [gpt-1.3b] [llama-8b-4k] [llama-8b-8k] [--kernels auto] [--json FILE]
+    python bench/gpu/step.py [gpt-1.3b] [llama-8b-4k] [llama-8b-8k] [--kernels auto] [--fp8] [--json FILE]
     python bench/gpu/step.py --smoke    on a CPU, tiny: shows that it runs, measures nothing
 
 gpt-1.3b      24 layers of 2,048, sequence 2,048
@@ -12,6 +12,9 @@ bfloat16, random tokens, no recomputation, clipping and AdamW included, one GPU.
 run: the rate of the model's own matrix products alone, forward and both backward, which no step can pass; and
 a step of Hugging Face's model of the same shape under torch.compile, unless --no-peers, with as many samples
 as fit it: half as many again and again where memory runs out.
+
+--fp8 makes the layers' products in FP8 (--fp8-format hybrid); the peak and the rate of products it is held
+against stay those of bfloat16.
 """
 
 from __future__ import annotations
@@ -77,10 +80,12 @@ KINDS = (
 )
 
 
-def configured(name: str, kernels: str, data: Path, memory: float) -> tuple[Run, Family]:
+def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool) -> tuple[Run, Family]:
     """The run of a case, of as many layers as `memory` bytes hold where it does not say how many."""
     family, own = CASES[name]
     sets = [*own, *COMMON, f"train.kernels={kernels}", f"data.path={data}"]
+    if fp8:
+        sets.append('train.fp8="hybrid"')
     if any(one.startswith("model.layers") for one in own):
         return load(Run, None, {}, sets), family
     for layers in range(32, 0, -1):
@@ -166,13 +171,13 @@ def peer(plan: Plan, device: torch.device, steps: int) -> dict[str, Any]:
     return {"missing": "memory for one sample"}
 
 
-def measured(name: str, kernels: str, steps: int, *, peers: bool) -> dict[str, Any]:
+def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = False) -> dict[str, Any]:
     """One case, in this process."""
     cuda = torch.cuda.is_available()
     memory = 0.92 * torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        run, family = configured(name, kernels, data, memory)
+        run, family = configured(name, kernels, data, memory, fp8=fp8)
         assert run.model.vocab is not None
         write_corpus(data, run.model.vocab)
         ready = prepare(run, family, World())
@@ -187,6 +192,7 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool) -> dict[str, A
     tokens = ready.plan.global_samples * ready.plan.length
     found = {
         "case": name,
+        "fp8": run.train.fp8,
         "kernels": trainer.choice.summary,
         "layers": ready.plan.spec.layers,
         "tokens_per_second": tokens / median,
@@ -198,7 +204,7 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool) -> dict[str, A
         "seconds_by_kind": kinds,
         "peak_gib": peak / 2**30,
     }
-    print(f"{name}: {ready.plan.spec.layers} layers, kernels of {trainer.choice.summary}")
+    print(f"{name}: {ready.plan.spec.layers} layers, {'FP8, ' * fp8}kernels of {trainer.choice.summary}")
     print(f"  {tokens / median:,.0f} tokens/s, {1e3 * median:.1f} ms a step, peak {peak / 2**30:.1f} GiB")
     print(f"  {needed / median / 1e12:.1f} TFLOP/s, MFU {100 * needed / median / PEAK:.1f} % of 989")
     share = f"the step has {100 * needed / median / rate:.1f} % of that"
@@ -218,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
     parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--smoke", action="store_true")
@@ -228,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     real = [name for name in CASES if name != "smoke"]
     names = ["smoke"] if given.smoke else given.cases or real
     steps, peers = 2 if given.smoke else given.steps, not given.no_peers
-    results = [measured(name, given.kernels, steps, peers=peers) for name in names]
+    results = [measured(name, given.kernels, steps, peers=peers, fp8=given.fp8) for name in names]
     if given.json:
         device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
         told = {"device": device, "torch": torch.__version__, "results": results}

@@ -9,7 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from mega_model import fp8
 from mega_model.kernels import Kernels
+from mega_model.kernels.check import checked_fp8
 from mega_model.kernels.choice import Choice, choose
 from mega_schema.errors import ConfigError
 from mega_train import doctor
@@ -22,7 +24,7 @@ def test_it_says_what_there_is_whose_kernels_a_run_takes_and_that_they_are_right
     found = json.loads(done.stdout)
     assert found["torch"] == torch.__version__
     assert set(found["packages"]) >= {"triton", "liger", "apex", "flash-attn", "transformer_engine"}
-    assert set(found["kernels"]) == {field.name for field in fields(Kernels)} | {"adamw"}
+    assert set(found["kernels"]) == {field.name for field in fields(Kernels)} | {"adamw", "fp8"}
     assert {one["kernel"] for one in found["tests"]} == set(found["kernels"])
     assert {one["dtype"] for one in found["tests"]} == {"float32", "bfloat16"}
     assert found["healthy"]
@@ -44,3 +46,24 @@ def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pyte
 def test_kernels_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(ConfigError, match="--kernels: liger is not installed; hint: pip install"):
         CliRunner().invoke(app, ["doctor", "--kernels", "liger"], catch_exceptions=False)
+
+
+def test_a_gpu_without_fp8_is_told_and_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "missing", lambda device: "a GPU of compute capability 8.0")
+    done = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
+    assert done.return_value == 0
+    assert "fp8              none         -      a GPU of compute capability 8.0 has no such" in done.stdout
+    assert "(not needed: FP8 is over torch's own products)" in done.stdout
+
+
+def test_fp8_products_that_are_wrong_or_fail_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, right = torch.device("cpu"), fp8.product
+    assert checked_fp8(cpu).ok
+    monkeypatch.setattr(fp8, "product", lambda *given, **named: 1.5 * right(*given, **named))
+    assert not checked_fp8(cpu).ok
+
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("no such product")
+
+    monkeypatch.setattr(fp8, "product", fails)
+    assert checked_fp8(cpu).failure == "RuntimeError: no such product"

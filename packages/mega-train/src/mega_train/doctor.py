@@ -9,13 +9,15 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.kernels.check import Checked, checked
+from mega_model.fp8 import missing
+from mega_model.kernels.check import Checked, checked, checked_fp8
 from mega_model.kernels.choice import PACKAGES, choose, found
 from mega_model.products import computing_dtype
 from mega_train.config.training import Kernels
 from mega_train.optimizers import adam, checked_adam
 
-_ALSO = ("transformer_engine", "torchao")  # found and told of; nothing here uses them
+# found and told of; nothing here uses them
+_ALSO = {"transformer_engine": "not needed: FP8 is over torch's own products", "torchao": "not used"}
 
 
 def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
@@ -37,6 +39,11 @@ def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[s
     results.append(_result(checked_adam(adamw.kind, where), "float32"))
     taken = {name: {"whose": whose, "why": choice.why[name]} for name, whose in choice.whose.items()}
     taken["adamw"] = {"whose": adamw.whose, "why": adamw.why}
+    taken["fp8"] = {"whose": "torch", "why": "--fp8-format" + ", slower than bfloat16" * (device == "cpu")}
+    if lacking := missing(where):
+        taken["fp8"] = {"whose": "none", "why": f"{lacking} has no such products"}
+    else:
+        results.append(_result(checked_fp8(where), "bfloat16"))
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -76,14 +83,18 @@ def _devices() -> list[str]:
 def told(found: dict[str, Any]) -> str:
     """The same for a person."""
     lines = [f"torch {found['torch']}, Python {found['python']}", *found["devices"], ""]
-    lines += [f"{name:20} {its or 'not installed'}" for name, its in found["packages"].items()]
+    for name, its in found["packages"].items():
+        note = f" ({_ALSO[name]})" if name in _ALSO else ""
+        lines.append(f"{name:20} {its or 'not installed'}{note}")
     lines += ["", f"on {found['device']} a run takes:"]
     tests: dict[str, list[dict[str, Any]]] = {}
     for result in found["tests"]:
         tests.setdefault(result["kernel"], []).append(result)
     for name, its in found["kernels"].items():
-        failed = [one for one in tests[name] if not one["ok"]]
-        state = "; ".join(f"{one['dtype']}: {one['failure'] or 'wrong'}" for one in failed) or "ok"
+        failed = [one for one in tests.get(name, ()) if not one["ok"]]
+        state = "; ".join(f"{one['dtype']}: {one['failure'] or 'wrong'}" for one in failed) or (
+            "ok" if name in tests else "-"
+        )
         lines.append(f"  {name:16} {its['whose']:12} {state:6} {its['why']}")
     verdict = "every kernel is its definition" if found["healthy"] else "not every kernel is its definition"
     return "\n".join([*lines, "", f"{verdict}; {found['seconds']:.1f} s"])

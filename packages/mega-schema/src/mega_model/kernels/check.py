@@ -8,10 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mega_model.fp8 import E4M3, E5M2, column_linear, rounded
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.mesh import Axis
+from mega_model.weight_gradients import WeightGradients
+from mega_schema.fp8 import Recipe
 
 _T, _N, _K, _H, _D, _V = 64, 4, 2, 16, 96, 501  # tokens, heads, key heads, their width, hidden, vocabulary
 _LEEWAY = 16.0  # roundings of the largest number; a sum over the tokens has one for each of them too
@@ -53,6 +56,35 @@ def checked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Itera
         wanted = _run(cpu_call(REFERENCE), [x.cpu().double() for x in given])
         worst = max(_error(a, b, dtype) for a, b in zip(got, wanted, strict=True))
         yield Checked(field.name, seconds, worst)
+
+
+def checked_fp8(device: torch.device) -> Checked:
+    """A layer's three products in FP8 against those of the same rounded factors in float64, on the CPU."""
+    x, weight, grad = (
+        _numbers(shape, i).to(device, torch.bfloat16)
+        for i, shape in enumerate(((_T + 8, _D), (2 * _D, _D), (_T + 8, 2 * _D)))
+    )
+    main, gradients = torch.zeros(weight.shape, device=device), WeightGradients()
+    held, began = nn.Parameter(weight), time.perf_counter()
+    gradients.into(held, lambda: main)
+    x.requires_grad_()
+    try:
+        y = column_linear(x, held, Axis("tp"), gradients, Recipe("hybrid"))
+        (grad_x,) = torch.autograd.grad(y, x, grad)
+        got = [each.detach().cpu() for each in (y, grad_x, main)]
+    except Exception as error:  # as above
+        failure = f"{type(error).__name__}: {error}"
+        return Checked("fp8", time.perf_counter() - began, float("inf"), failure)
+    seconds = time.perf_counter() - began
+    x_64, weight_64, grad_64 = (
+        values.double() * scale.double()
+        for values, scale in (
+            rounded(given.detach().cpu(), dtype) for given, dtype in ((x, E4M3), (weight, E4M3), (grad, E5M2))
+        )
+    )
+    wanted = (x_64 @ weight_64.t(), grad_64 @ weight_64, grad_64.t() @ x_64)
+    worst = max(_error(a, b, torch.bfloat16) for a, b in zip(got, wanted, strict=True))
+    return Checked("fp8", seconds, worst)
 
 
 def _error(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:

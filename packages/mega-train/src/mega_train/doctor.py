@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,9 @@ from mega_train.config.training import Kernels
 from mega_train.optimizers import adam, checked_adam
 
 # found and told of; nothing here uses them
-_ALSO = {"transformer_engine": "not needed: FP8 is over torch's own products", "torchao": "not used"}
+_ALSO = MappingProxyType(
+    {"transformer_engine": "not needed: FP8 is over torch's own products", "torchao": "not used"}
+)
 
 
 def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:

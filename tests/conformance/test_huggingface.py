@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -209,12 +211,47 @@ def test_a_sharded_folder_reads_as_a_whole_one(tmp_path: Path) -> None:
     assert (a / "model-00000.safetensors").read_bytes() == (b / "model-00000.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("case", ["gpt2", "qwen 2 tied with a window", "bloom"])
+def test_a_folder_of_pickles_reads_as_one_of_safetensors(case: str, zipped: bool, tmp_path: Path) -> None:
+    _save(CASES[case](), tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    weights = load_file(tmp_path / "one" / "model.safetensors")
+    torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    torch.save({"lr": 0.1}, tmp_path / "pickled" / "training_args.bin")
+    shutil.copytree(tmp_path / "pickled", tmp_path / "cut")
+    (tmp_path / "cut" / "pytorch_model.bin").unlink()
+    where = {name: f"pytorch_model-{i % 2 + 1:05d}-of-00002.bin" for i, name in enumerate(weights)}
+    for file in set(where.values()):
+        torch.save({n: weights[n] for n in weights if where[n] == file}, tmp_path / "cut" / file)
+    index = json.dumps({"metadata": {}, "weight_map": where})
+    (tmp_path / "cut" / "pytorch_model.bin.index.json").write_text(index, "utf-8")
+    runs = [
+        from_hugging_face(tmp_path / name, tmp_path / f"{name}-run").folder
+        for name in ("one", "pickled", "cut")
+    ]
+    one, *others = [(run / "model-00000.safetensors").read_bytes() for run in runs]
+    assert others == [one, one]
+
+
+def test_a_folder_of_several_files_is_loaded_by_transformers(tmp_path: Path) -> None:
+    theirs = _save(CASES["qwen 2"](), tmp_path / "hf")
+    from_hugging_face(tmp_path / "hf", tmp_path / "run")
+    to_hugging_face(tmp_path / "run", tmp_path / "back", shard=20_000)
+    assert len(list((tmp_path / "back").glob("model-*-of-*.safetensors"))) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "back", local_files_only=True).eval()
+    token_BS = torch.arange(20)[None]
+    assert torch.equal(_logits(loaded, token_BS), _logits(theirs, token_BS))
+
+
 def _rename(folder: Path, name: Callable[[str], str], more: dict[str, np.ndarray]) -> None:
     """Write the weights again under other names, with others beside them."""
     file = folder / "model.safetensors"
     values = {name(n): np.array(e.values()) for n, e in safetensors.read(file).entries.items()} | more
     announced = [safetensors.Announced(n, "F32", array.shape) for n, array in values.items()]
-    safetensors.write(file, announced, lambda t: values[t.name], {"format": "pt"})
+    header, _ = safetensors.header(announced, {"format": "pt"})
+    file.write_bytes(header + b"".join(array.tobytes() for array in values.values()))
 
 
 MASK, RATES = np.ones((1, 1, 24, 24), np.float32), np.ones(4, np.float32)

@@ -285,16 +285,59 @@ def test_a_gated_gpt_is_written_as_a_llama_and_is_one_when_it_comes_back(
         assert np.array_equal(before.read_raw(MODEL, name, slab), theirs)
 
 
-def test_a_pickle_is_refused_with_what_to_do(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+def test_a_folder_without_weights_says_what_would_be_some(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
     folder = hf_folder(small_gpt)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(
-        FormatError, match=r"pytorch_model.bin: is a pickle, and safetensors is needed; hint: "
-    ):
+    with pytest.raises(FormatError, match=r"pytorch_model.bin: is not a file of torch.save"):
         from_hugging_face(folder, tmp_path / "run")
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(FormatError, match=r"has no weights: wanted model.safetensors"):
+    (folder / "pytorch_model.bin").rename(folder / "training_args.bin")
+    with pytest.raises(FormatError, match=r"has no weights: wanted model.safetensors, pytorch_model.bin, or"):
         from_hugging_face(folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("most", "files"), [(1, 28), (600, 14), (5_000_000_000, 1)])
+def test_files_are_cut_between_tensors_at_most_so_large(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, most: int, files: int
+) -> None:
+    run = run_folder(small_gpt)
+    to_hugging_face(run, tmp_path / "one")
+    to_hugging_face(run, tmp_path / "cut", shard=most)
+    names = [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
+    found = sorted((tmp_path / "cut").glob("*.safetensors"))
+    assert [file.name for file in found] == (names if files > 1 else ["model.safetensors"])
+    whole = safetensors.read(tmp_path / "one" / "model.safetensors").entries
+    parts = {name: e for file in found for name, e in safetensors.read(file).entries.items()}
+    assert list(parts) == list(whole)
+    for name, entry in whole.items():
+        assert np.array_equal(parts[name].values(), entry.values()), name
+    for file in found:
+        held = safetensors.read(file).entries
+        assert sum(e.bytes for e in held.values()) <= most or len(held) == 1
+    index = tmp_path / "cut" / "model.safetensors.index.json"
+    assert index.exists() == (files > 1)
+    if files > 1:
+        told = json.loads(index.read_bytes())
+        assert told["metadata"]["total_size"] == sum(e.bytes for e in whole.values())
+        assert told["weight_map"] == {n: parts[n].file.name for n in whole}
+    from_hugging_face(tmp_path / "cut", tmp_path / "back")
+    assert Checkpoint.open(tmp_path / "back").spec == small_gpt
+
+
+@pytest.mark.parametrize("text", ["5 GB", "GB", "5XB", "0MB", "-1KB", "5"])
+def test_a_size_is_a_number_with_a_unit(mega: Any, tmp_path: Path, text: str) -> None:
+    words = ("--from", "mega", "--to", "hf", "--load", tmp_path, "--save", tmp_path / "b")
+    done = mega("convert", *words, "--max-shard-size", text)
+    assert isinstance(done.exception, ConfigError)
+    assert f"--max-shard-size: not a size: found {text}, wanted a whole number and KB" in str(done.exception)
+
+
+def test_the_command_cuts_files(mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    words = ("--from", "mega", "--to", "hf", "--load", run_folder(small_gpt), "--save", tmp_path / "b")
+    done = mega("convert", *words, "--max-shard-size", "1kb")
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "b").glob("*.safetensors"))) > 1
 
 
 def test_our_own_folder_is_told_from_theirs(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import DEGREE, PATH, PP, TP, VP, progress
+from mega_ckpt.commands.common import DEGREE, PATH, PP, SHARD, TP, VP, progress
 from mega_ckpt.commands.look import diff, inspect, verify
 from mega_ckpt.commands.rewrite import average, reshard
 from mega_ckpt.commands.upkeep import export_tokenizer, prune
@@ -40,6 +40,7 @@ def cli() -> None:
 @TP
 @PP
 @VP
+@SHARD
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @click.option("--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where --load has padded rows.")
 @click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
@@ -69,6 +70,7 @@ def convert(
     tp: int,
     pp: int,
     vp: int,
+    shard: int,
     no_optim: bool,
     true_vocab_size: int | None,
     tokenizer: Path | None,
@@ -91,7 +93,7 @@ def convert(
         raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
     begun = time.monotonic()
     reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None)
-    target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, progress=progress("converting"))
+    target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting"))
     check = 0 if unchecked else check
     done = rewrite(load, save, have, want, reading=reading, target=target, check=check)
     seconds, written, logits = time.monotonic() - begun, done.written, done.logits

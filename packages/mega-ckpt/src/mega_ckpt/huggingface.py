@@ -16,13 +16,16 @@ import numpy as np
 from mega_ckpt import config_json, hf_tokenizer, safetensors
 from mega_ckpt.hf_tokenizer import TOKENIZER_JSON
 from mega_ckpt.layouts.huggingface import BUFFERS, names_of
+from mega_ckpt.pickles import Unpickler
+from mega_ckpt.safetensors_files import INDEX, WEIGHTS
 from mega_ckpt.stored import Stored
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION, VOCAB, MERGES = "generation_config.json", "vocab.json", "merges.txt"
 
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
@@ -92,13 +95,17 @@ def write_folder(
     folder: Path,
     spec: ModelSpec,
     config: Mapping[str, Any],
-    tensors: Sequence[safetensors.Announced],
-    values: Callable[[safetensors.Announced], np.ndarray],
+    weights: Callable[[Path], None],
     *,
+    dtype: str,
     tokenizer: Tokenizer | None,
     overwrite: bool,
 ) -> None:
     """Write a folder that `transformers` loads. It appears whole or not at all.
+
+    Args:
+        weights: writes them into a folder.
+        dtype: of the weights, safetensors' name.
 
     Raises:
         ConfigError: the folder is there already.
@@ -110,12 +117,10 @@ def write_folder(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        safetensors.write(partial / WEIGHTS, tensors, values, {"format": "pt"})
-        dtypes = {tensor.dtype for tensor in tensors}
-        dtype = _TORCH_NAMES[dtypes.pop()] if len(dtypes) == 1 else "float32"
-        special = _special(tokenizer)
+        weights(partial)
+        special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
         # transformers 4 reads torch_dtype, 5 reads dtype
-        _write(partial / CONFIG, {**config, **special, "dtype": dtype, "torch_dtype": dtype})
+        _write(partial / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
         _write(partial / GENERATION, {"_from_model_config": True, **special})
         if tokenizer is not None:
             hf_tokenizer.write(partial, tokenizer, spec.context)
@@ -147,36 +152,42 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def _entries(folder: Path) -> dict[str, Stored]:
-    if (folder / INDEX).is_file():
-        return _indexed(folder)
-    if (folder / WEIGHTS).is_file():
-        return dict(safetensors.read(folder / WEIGHTS).entries)
-    pickles = sorted(folder.glob("*.bin"))
-    if pickles:
-        raise FormatError(
-            pickles[0],
-            "is a pickle, and safetensors is needed",
-            hint="model.save_pretrained(folder) of transformers writes it",
-        )
-    raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS} or {INDEX}")
+    """Every tensor of the folder's files; safetensors go before pickles."""
+    for index, alone, tensors in ((INDEX, WEIGHTS, _safetensors), (PICKLED_INDEX, PICKLED, _pickled)):
+        if (folder / index).is_file():
+            return _indexed(folder / index, tensors)
+        if (folder / alone).is_file():
+            return dict(tensors([folder / alone])[alone])
+    raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS}, {PICKLED}, or the index of several")
 
 
-def _indexed(folder: Path) -> dict[str, Stored]:
-    index = folder / INDEX
+def _safetensors(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
+    return {file.name: safetensors.read(file).entries for file in files}
+
+
+def _pickled(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
+    with Unpickler() as unpickler:
+        return {file.name: unpickler.open(file).tensors() for file in files}
+
+
+def _indexed(
+    index: Path, tensors: Callable[[Sequence[Path]], Mapping[str, Mapping[str, Stored]]]
+) -> dict[str, Stored]:
     where = _json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise FormatError(f"{index}: weight_map", "is not an object of tensor: file")
-    files = {}
+    files = []
     for name in sorted(set(where.values())):
         if Path(name).name != name or name == "..":
             raise FormatError(index, "file outside the folder", found=name)
-        if not (folder / name).is_file():
-            raise FormatError(folder / name, "missing file", wanted=f"a file that {INDEX} names")
-        files[name] = safetensors.read(folder / name).entries
+        files.append(index.parent / name)
+        if not files[-1].is_file():
+            raise FormatError(files[-1], "missing file", wanted=f"a file that {index.name} names")
+    found = tensors(files)
     for tensor, file in where.items():
-        if tensor not in files[file]:
-            raise FormatError(folder / file, "has no tensor", wanted=tensor)
-    return {tensor: files[file][tensor] for tensor, file in where.items()}
+        if tensor not in found[file]:
+            raise FormatError(index.parent / file, "has no tensor", wanted=tensor)
+    return {tensor: found[file][tensor] for tensor, file in where.items()}
 
 
 def _bits(entry: Stored) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The safetensors file, read without copying and written one tensor at a time.
+"""The safetensors file, read without copying, and the header of one that is written.
 
     u64 little endian   length of the header
     header              JSON: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
@@ -10,15 +10,13 @@ tensor cannot change it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mega_ckpt.stored import WIDTHS, Stored
 from mega_schema.checkpoint import DTYPES
@@ -94,32 +92,16 @@ class Announced:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def write(
-    path: Path,
-    tensors: Sequence[Announced],
-    values: Callable[[Announced], np.ndarray],
-    metadata: Mapping[str, str],
-) -> None:
-    """Write a file, one tensor in memory at a time, and flush it to the disk.
+def header(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
+    """What a file begins with, and the byte of the file that each tensor begins at.
 
     Args:
-        values: called once per tensor, in order; its array has the announced shape and stored dtype.
         metadata: of the whole file; `transformers` asks for {"format": "pt"}.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
-    for tensor in tensors:
-        span = [at, at + tensor.bytes]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": span}
-        at += tensor.bytes
-    text = json.dumps(header).encode()
+    told: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begins = list(itertools.accumulate((tensor.bytes for tensor in tensors), initial=0))
+    for tensor, begin, end in zip(tensors, begins[:-1], begins[1:], strict=True):
+        told[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
+    text = json.dumps(told).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            array = np.ascontiguousarray(values(tensor))
-            assert array.shape == tensor.shape, f"{tensor.name}: {array.shape} for {tensor.shape}"
-            assert array.dtype == DTYPES[tensor.dtype], f"{tensor.name}: {array.dtype} for {tensor.dtype}"
-            out.write(array.reshape(-1).view(np.uint8).data)
-        out.flush()
-        os.fsync(out.fileno())
+    return len(text).to_bytes(8, "little") + text, [8 + len(text) + begin for begin in begins[:-1]]

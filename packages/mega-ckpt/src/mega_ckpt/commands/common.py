@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import click
+
+from mega_schema.errors import ConfigError
 
 PATH = click.Path(path_type=Path)
 DEGREE = click.IntRange(min=1)
@@ -41,11 +44,38 @@ VP = click.option(
     show_default=True,
     help="Stages of each pipeline rank.",
 )
+SHARD = click.option(
+    "--max-shard-size",
+    "shard",
+    default="5GB",
+    show_default=True,
+    callback=lambda context, option, text: size(text),
+    help="Of one file, where a format has several: KB, MB or GB of 1000s.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="A JSON object instead of text.")
 FORCE = click.option("--force", "--overwrite", "force", is_flag=True, help="Replace what --save holds.")
 
 _WIDTH = 24  # characters of the bar
 _TURN = 0.1  # seconds between two looks of a person
+
+
+def size(text: str) -> int:
+    """Bytes, of a number with a unit.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    found = re.fullmatch(r"(\d+)([KMG]?)B", text.upper())
+    number = int(found[1]) * 1000 ** " KMG".index(found[2] or " ") if found else 0
+    if not number:
+        raise ConfigError(
+            "--max-shard-size",
+            "not a size",
+            found=text,
+            wanted="a whole number and KB, MB or GB",
+            hint="--max-shard-size 5GB",
+        )
+    return number
 
 
 def progress(what: str) -> Callable[[int], AbstractContextManager[Callable[[int], object]]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from mega_ckpt import config_json, dtypes, huggingface, safetensors
+from mega_ckpt import config_json, dtypes, huggingface, safetensors_files
+from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.hf_tokenizer import TOKENIZER_CONFIG
 from mega_ckpt.layouts.huggingface import aliases
+from mega_ckpt.safetensors_files import Weight
 from mega_ckpt.source import Source, gathered, matched
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
@@ -39,22 +40,25 @@ def write(source: Source, folder: Path, target: Target) -> Written:
     """A folder that `transformers` loads."""
     config = config_json.from_spec(source.spec, source.where)
     rows, stored = {row.name: row for row in table(source.spec)}, source.spaces[MODEL]
-    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in aliases(source.spec)}
-    announced = [
-        safetensors.Announced(
-            name, stored[f.ours] if target.dtype == KEEP else dtypes.NAMES[target.dtype], f.shape
-        )
-        for name, f in foreign.items()
-    ]
+    kinds = stored if target.dtype == KEEP else dict.fromkeys(stored, dtypes.NAMES[target.dtype])
+    weights = [Weight(alias.whole(rows[alias.ours]), kinds[alias.ours]) for alias in aliases(source.spec)]
+    each = {weight.dtype for weight in weights}
 
-    def values(tensor: safetensors.Announced) -> np.ndarray:
-        return source.assembled(MODEL, foreign[tensor.name], tensor.dtype)
+    def bands(name: str, dtype: str) -> Iterator[Band]:
+        return source.bands(MODEL, name, rows[name].shape, dtype)
 
     huggingface.write_folder(
-        folder, source.spec, config, announced, values, tokenizer=source.tokenizer, overwrite=target.force
+        folder,
+        source.spec,
+        config,
+        lambda new: safetensors_files.write(new, weights, bands, target.shard, target.progress),
+        dtype=each.pop() if len(each) == 1 else "F32",
+        tokenizer=source.tokenizer,
+        overwrite=target.force,
     )
     has_files = (folder / TOKENIZER_CONFIG).exists()
-    return Written(folder, count(rows.values()), sum(t.bytes for t in announced), has_files)
+    size = sum(weight.announced.bytes for weight in weights)
+    return Written(folder, count(rows.values()), size, has_files)
 
 
 FORMAT = Format(read, free, write, frozenset({"tokenizer"}))

@@ -107,6 +107,23 @@ def test_decode_gives_back_any_text_that_was_encoded(text):
         assert "".join(opened.pieces(ids)) == text
 
 
+def test_what_lay_beside_a_tokenizer_travels_with_it_and_changes_no_identity(small, tmp_path):
+    small.save(tmp_path / "plain")
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(small.source, "utf-8")
+    plain = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    files = {"tokenizer_config.json": b'{"model_max_length": 7}', "chat_template.jinja": b"{{ messages }}"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "README.md").write_text("not of the tokenizer", "utf-8")
+    opened = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    assert opened.identity == plain.identity
+    pickle.loads(pickle.dumps(opened)).save(tmp_path / "saved")
+    assert open_folder(tmp_path / "saved").beside == files == opened.beside
+    assert plain.beside == open_folder(tmp_path / "plain").beside == {}
+
+
 def test_the_end_of_a_document_cannot_be_written_in_a_text(small):
     ids = small.encode("<|endoftext|>")
     assert small.identity.eod not in ids

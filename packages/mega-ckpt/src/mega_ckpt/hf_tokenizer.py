@@ -15,6 +15,7 @@ from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder
 from mega_schema.tokenizer_sentencepiece import MODEL, SentencePiece
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL, GENERATION = "special_tokens_map.json", "generation_config.json"
 _LLAMA = "Llama2Tokenizer"
 
 
@@ -55,6 +56,8 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
 def write(folder: Path, tokenizer: Tokenizer, context: int) -> None:
     """Write the files into `folder`; of a tokenizer that Hugging Face has not, none.
 
+    What came with the tokenizer is written as it came: its roles and its template of chats.
+
     Args:
         context: tokens that the model has places for.
     """
@@ -77,8 +80,22 @@ def write(folder: Path, tokenizer: Tokenizer, context: int) -> None:
         config |= {"add_bos_token": False, "add_eos_token": False}
     else:
         return
-    config |= {key: names[number] for key, number in special.items() if number in names}
-    write_text(folder / TOKENIZER_CONFIG, json.dumps(config, indent=2) + "\n")
+    roles = {key: names[number] for key, number in special.items() if number in names}
+    files = {TOKENIZER_CONFIG: config | roles, SPECIAL: roles}
+    made = {name: json.dumps(content, indent=2).encode() + b"\n" for name, content in files.items()}
+    came = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    for name, content in {**({} if TOKENIZER_CONFIG in came else made), **came}.items():
+        if name != GENERATION:
+            (folder / name).write_bytes(content)
+
+
+def generation(tokenizer: Tokenizer | None) -> bytes | None:
+    """The generation_config.json that came with the tokenizer, where a person wrote it.
+
+    Else it repeats what a config.json said, and the one that is written says more.
+    """
+    came = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
+    return None if came is None or b'"_from_model_config": true' in came else came
 
 
 def _is_known(tokenizer: Tokenizer) -> bool:

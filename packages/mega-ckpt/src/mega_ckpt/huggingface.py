@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import config_json, hf_tokenizer, safetensors
-from mega_ckpt.hf_tokenizer import TOKENIZER_JSON
+from mega_ckpt.hf_tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.layouts.huggingface import BUFFERS, names_of
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors_files import INDEX, WEIGHTS
@@ -23,10 +23,11 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer_sentencepiece import MODEL
 
 CONFIG = "config.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-GENERATION, VOCAB, MERGES = "generation_config.json", "vocab.json", "merges.txt"
+VOCAB, MERGES = "vocab.json", "merges.txt"
 
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
@@ -79,6 +80,8 @@ def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
         tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
     elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=folder / VOCAB, merge_file=folder / MERGES)
+    elif (folder / MODEL).is_file():
+        tokenizer = open_tokenizer("Llama2Tokenizer", model=folder / MODEL)
     else:
         return None
     if tokenizer.identity.vocab_size > spec.vocab:
@@ -121,7 +124,10 @@ def write_folder(
         special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
         # transformers 4 reads torch_dtype, 5 reads dtype
         _write(partial / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
-        _write(partial / GENERATION, {"_from_model_config": True, **special})
+        if (came := hf_tokenizer.generation(tokenizer)) is None:
+            _write(partial / GENERATION, {"_from_model_config": True, **special})
+        else:
+            (partial / GENERATION).write_bytes(came)
         if tokenizer is not None:
             hf_tokenizer.write(partial, tokenizer, spec.context)
         if folder.exists():

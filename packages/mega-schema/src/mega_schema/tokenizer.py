@@ -6,6 +6,7 @@ A saved tokenizer is a folder:
     tokenizer.json   Hugging Face `tokenizers` format, as it was read or made from other files; absent for
                      a NullTokenizer
     tokenizer.model  instead of it, a SentencePiece model as it was read
+    ...              Hugging Face's files that lay beside a tokenizer.json, as they were read
 
 Text is never trusted to end a document: `<|endoftext|>` inside one is encoded letter by letter. Such tokens
 enter by their ids only (`identity.eod`, ...).
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mega_schema import tokenizer_files, tokenizer_sentencepiece
@@ -91,12 +93,20 @@ class Tokenizer(Protocol):
 
 
 class FastTokenizer:
-    """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json."""
+    """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json.
+
+    Attributes:
+        beside: files of Hugging Face's that travel with it; no id depends on them.
+    """
 
     def __init__(
-        self, source: str, identity: TokenizerIdentity, library: tokenizers.Tokenizer | None = None
+        self,
+        source: str,
+        identity: TokenizerIdentity,
+        library: tokenizers.Tokenizer | None = None,
+        beside: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        self.source, self.identity = source, identity
+        self.source, self.identity, self.beside = source, identity, dict(beside)
         if library is not None:
             self._library = library
 
@@ -112,7 +122,7 @@ class FastTokenizer:
         return bytes_of_letters() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return FastTokenizer, (self.source, self.identity)
+        return FastTokenizer, (self.source, self.identity, None, self.beside)
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -133,7 +143,7 @@ class FastTokenizer:
         return [self._piece(self._library.id_to_token(int(i)) or "") for i in ids]
 
     def save(self, folder: Path) -> None:
-        _save(folder, self.identity, self.source)
+        save_folder(folder, self.identity, {**self.beside, CONTENT: self.source.encode()})
 
     def _piece(self, token: str) -> str:
         if self._bytes is None:
@@ -177,7 +187,7 @@ class NullTokenizer:
         return [str(int(i)) for i in ids]
 
     def save(self, folder: Path) -> None:
-        _save(folder, self.identity, None)
+        save_folder(folder, self.identity, {})
 
 
 def open_tokenizer(
@@ -265,7 +275,7 @@ def open_folder(folder: Path) -> Tokenizer:
         source = _read(folder / CONTENT)
         library, content = _library(source, folder / CONTENT), json.loads(source)
         sha256, size = content_sha256(content), content_vocab_size(content)
-        opened = FastTokenizer(source, identity, library)
+        opened = FastTokenizer(source, identity, library, tokenizer_files.beside(folder))
     if sha256 != identity.sha256:
         what = f"{CONTENT} is not the one {IDENTITY} was made from"
         hint = "copy the whole folder again from where it was saved"
@@ -308,7 +318,7 @@ def _open_hugging_face(model: Path) -> Tokenizer:
         pad=special("pad_token", _PAD),
         sha256=content_sha256(content),
     )
-    return FastTokenizer(source, identity, library)
+    return FastTokenizer(source, identity, library, tokenizer_files.beside(model) if model.is_dir() else {})
 
 
 def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
@@ -350,10 +360,6 @@ def _library(source: str, where: object) -> tokenizers.Tokenizer:
     opened.no_padding()
     opened.encode_special_tokens = True
     return opened
-
-
-def _save(folder: Path, identity: TokenizerIdentity, source: str | None) -> None:
-    save_folder(folder, identity, {} if source is None else {CONTENT: source.encode()})
 
 
 def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:

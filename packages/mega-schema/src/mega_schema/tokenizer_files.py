@@ -17,6 +17,13 @@ GPT2_EOD: Final = "<|endoftext|>"
 BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT_ADDED: Final = ("[BOS]", "[EOS]")  # Megatron adds them after the file's last word
 TIK_SPECIAL: Final = ("<unk>", "<s>", "</s>")
+# what Hugging Face's programs want to know beside the content: roles, chats, what ends an answer
+BESIDE: Final = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 # NVIDIA's two ways to cut text into words, by the names of --tiktoken-pattern
 TIK_PATTERNS: Final = (
     ("v1", r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
@@ -127,6 +134,11 @@ def tiktoken(
         decoder=level,
         model={"type": "BPE", "ignore_merges": True, "vocab": {**special, **vocab}, "merges": merges},
     )
+
+
+def beside(folder: Path) -> dict[str, bytes]:
+    """The files of Hugging Face's that lie beside a tokenizer.json, as they are."""
+    return {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
 
 
 def bytes_of_letters() -> dict[str, int]:

@@ -93,7 +93,9 @@ def test_the_tokenizers_library_loads_what_was_exported(
     import tokenizers
 
     done = mega("export-tokenizer", with_letters.folder, "--save", tmp_path / "out")
-    assert done.output == f"{tmp_path / 'out'}: tokenizer.json, tokenizer_config.json\n"
+    assert (
+        done.output == f"{tmp_path / 'out'}: special_tokens_map.json, tokenizer.json, tokenizer_config.json\n"
+    )
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert theirs.encode("abcab", add_special_tokens=False).ids == [9, 2, 9]
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text("utf-8"))

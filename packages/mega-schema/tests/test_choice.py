@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.kernels import REFERENCE, Kernels, choice, others
+from mega_model.kernels import REFERENCE, Kernels, blocked, choice, others
 from mega_model.kernels.check import checked
 from mega_model.kernels.choice import PACKAGES, choose
 from mega_schema.errors import ConfigError
@@ -85,11 +85,21 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return called
 
 
-def test_a_cpu_computes_the_definitions() -> None:
+def test_a_cpu_computes_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "native", lambda half: False)
     found = choose("auto", CPU)
     assert found.kernels is REFERENCE
     assert found.summary == "reference"
     assert set(found.why.values()) == {"what a CPU computes"}
+
+
+def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "native", lambda half: half == torch.bfloat16)
+    found = choose("auto", CPU)
+    assert found.kernels == replace(REFERENCE, attention=blocked.attention)
+    assert found.why["attention"] == "this CPU has products of bfloat16"
+    for dtype in (torch.float32, torch.bfloat16):
+        assert [result for result in checked(found.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
@@ -139,7 +149,7 @@ def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
 @pytest.mark.usefixtures("flash_attn")
 def test_flash_attention_is_taken_where_it_is_installed() -> None:
     assert choose("auto", GPU).whose["attention"] == "flash-attn"
-    assert choose("auto", CPU).whose["attention"] == "reference"
+    assert choose("auto", CPU).whose["attention"] != "flash-attn"
 
 
 @pytest.mark.usefixtures("apex", "liger")

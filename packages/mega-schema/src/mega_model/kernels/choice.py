@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.kernels import REFERENCE, others
+from mega_model.kernels import REFERENCE, blocked, others
 from mega_model.kernels.record import Kernels
+from mega_model.products import native
 from mega_schema.errors import ConfigError
 
 Name = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
@@ -68,8 +69,9 @@ def found(name: str) -> str | None:
 def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Choice:
     """The kernels that --kernels names, for a device.
 
-    `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions. The
-    name of a package takes what that has, and ours for the rest.
+    `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
+    for attention where it has products of bfloat16. The name of a package takes what that has, and ours for
+    the rest.
 
     Args:
         backend: torch.compile's.
@@ -84,7 +86,7 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
     if name != "auto":
         _check(name, device)
     if device.type == "cpu" and not _interpreting():
-        return _definitions("what a CPU computes")
+        return _on_a_cpu()
     if found("triton") is None:
         chosen = _definitions("triton is not installed")
     else:
@@ -103,6 +105,13 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
 def _definitions(why: str) -> Choice:
     names = [field.name for field in fields(Kernels)]
     return Choice(REFERENCE, dict.fromkeys(names, "reference"), dict.fromkeys(names, why))
+
+
+def _on_a_cpu() -> Choice:
+    chosen = _definitions("what a CPU computes")
+    if not native(torch.bfloat16):
+        return chosen
+    return _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
 
 
 def _check(name: str, device: torch.device) -> None:

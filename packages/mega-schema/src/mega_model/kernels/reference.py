@@ -111,7 +111,8 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
 
 def attention_dtype(x: Tensor) -> Tensor:
     """x as attention computes with it."""
-    # torch's own attention in half precision takes two to five times as long on a CPU: bench/cpu_training.py
+    # torch's own attention in half precision takes two to five times as long on a CPU without products of it
+    # (bench/cpu_training.py); one with them has `blocked`
     return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -1,0 +1,115 @@
+"""Attention in bfloat16 on a CPU: in blocks (`mega_model.kernels.blocked`) against torch's, made in float32.
+
+    python bench/cpu_attention.py [--rounds 3] [--threads 1] [--json FILE]
+
+Causal attention, forward and forward with backward, of tensors that lie as they do in a model. A new process
+each time, in turn; the fewest CPU seconds count, since other work can only add to them. Memory is by how much
+a forward pass raises what the process holds, which is what it keeps for backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mega_model.kernels import REFERENCE, blocked
+from mega_train.launch import keep_freed_memory
+
+# rows, heads, key heads, tokens, width
+SHAPES = (
+    (4, 6, 6, 512, 64),
+    (16, 6, 6, 128, 64),
+    (1, 16, 16, 2048, 64),
+    (1, 16, 4, 2048, 64),
+    (1, 8, 8, 4096, 128),
+)
+WAYS = {"torch": REFERENCE.attention, "blocked": blocked.attention}
+
+
+def child(way: str, shape: tuple[int, ...]) -> dict[str, float]:
+    """CPU milliseconds, and what is kept in MB."""
+    keep_freed_memory()
+    rows, heads, key_heads, tokens, width = shape
+    packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).bfloat16().requires_grad_()
+    q, k, v = (x.transpose(1, 2) for x in packed.split([heads, key_heads, key_heads], 2))
+    grad = torch.randn(rows, tokens, heads, width).bfloat16().transpose(1, 2)
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() != packed.untyped_storage().data_ptr():
+            kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        WAYS[way](q, k, v, "before")
+
+    def forward() -> None:
+        with torch.no_grad():
+            WAYS[way](q, k, v, "before")
+
+    def both() -> None:
+        torch.autograd.grad(WAYS[way](q, k, v, "before"), packed, grad)
+
+    return {
+        "forward_ms": _quickest(forward),
+        "forward_backward_ms": _quickest(both),
+        "kept_mb": round(sum(kept.values()) / 1e6, 1),
+    }
+
+
+def _quickest(work: Callable[[], None]) -> float:
+    work()
+    seconds = []
+    for _ in range(8):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    return round(1e3 * min(seconds), 1)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.child:
+        print(json.dumps(child(given.child[0], SHAPES[int(given.child[1])])))
+        return
+
+    def run(way: str, number: int) -> dict[str, float]:
+        command = [sys.executable, __file__, "--threads", str(given.threads), "--child", way, str(number)]
+        return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
+
+    table: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {given.threads} threads",
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "torch": torch.__version__,
+    }
+    for number, shape in enumerate(SHAPES):
+        rounds = [{way: run(way, number) for way in WAYS} for _ in range(given.rounds)]
+        name = "{} x {}/{} heads x {} x {}".format(*shape)
+        table[name] = {way: {key: min(r[way][key] for r in rounds) for key in rounds[0][way]} for way in WAYS}
+    text = json.dumps(table, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from mega_ckpt import dtypes
 from mega_ckpt.saving import shares
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, MODEL, OPTIMIZER, Box
+from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER, Box
 from mega_schema.commit import Save
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
@@ -68,7 +69,10 @@ def random_whole() -> RandomWhole:
 
         rows = [row for row in table(spec) if row.tied_to is None]
         spaces = {MODEL: dtype} | (dict.fromkeys(OPTIMIZER, "F32") if optimizer else {})
-        return {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
+        made = {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
+        if optimizer and dtype != "F32":  # narrow weights are the optimizer's, rounded
+            made[MODEL] = {name: dtypes.rounded(main, dtype) for name, main in made[MAIN].items()}
+        return made
 
     return make
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from mega_schema.checkpoint import MODEL, Checkpoint, latest
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.run_folder import LATEST, MANIFEST, TRAINER
-from mega_schema.spec import ModelSpec
+from mega_schema.spec import ModelSpec, gpt
 
 Json = dict[str, Any]
 
@@ -157,6 +159,18 @@ ON_VERIFY: dict[str, tuple[Callable[[Json], object], str]] = {
         "header and manifest disagree: found F32",
     ),
     "checksum": (lambda m: _piece(m).update(crc32=1), "crc32: found"),
+    "first moments without the second": (
+        lambda m: m["tensors"].pop("optim.exp_avg_sq"),
+        "namespace missing: found optim.exp_avg alone, wanted optim.exp_avg_sq",
+    ),
+    "second moments without the first": (
+        lambda m: m["tensors"].pop("optim.exp_avg"),
+        "namespace missing: found optim.exp_avg_sq alone, wanted optim.exp_avg",
+    ),
+    "moments that are whole numbers": (
+        lambda m: m["tensors"]["optim.exp_avg"]["embed.weight"].update(dtype="I32"),
+        "optim.exp_avg embed.weight: dtype: found I32, wanted F32",
+    ),
 }
 
 
@@ -172,19 +186,86 @@ def test_a_manifest_that_lies_is_found_out_by_verify(folder: Path, what: str) ->
 ODD = [None, True, -1, 0, 1, 2**70, 1e308, float("nan"), "x", "", [], {}, [1], {"a": 1}, "../x", [None], -0.5]
 
 
-def test_no_value_in_a_manifest_makes_a_traceback(folder: Path) -> None:
-    manifest, rng = (folder / MANIFEST).read_text("utf-8"), random.Random(5)
-    places, refused = list(_places(json.loads(manifest)))[1:], 0
+MUTATIONS = 5000  # of manifests and headers, half of each
+
+
+@pytest.fixture
+def smallest(tmp_path: Path, random_whole: Any, save_whole: Any) -> Path:
+    """A checkpoint of one layer and its weights, which is quickly verified."""
+    spec = gpt(layers=1, hidden=8, heads=2, vocab=11, context=4)
+    made: Path = save_whole(tmp_path / "run", spec, random_whole(spec), layout=Layout(tp=2), iteration=4)
+    return made
+
+
+def test_no_manifest_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
+    file, rng = smallest / MANIFEST, random.Random(5)
+    text, refused = file.read_text("utf-8"), 0
+    places = list(_places(json.loads(text)))[1:]
     short = [place for place in places if len(place) < 4]
-    for turn in range(300):
-        changed = at = json.loads(manifest)
-        *way, last = rng.choice(short if turn % 2 else places)
-        for key in way:
-            at = at[key]
-        at[last] = rng.choice(ODD)
-        (folder / MANIFEST).write_text(json.dumps(changed), "utf-8")
-        refused += _fault(folder) is not None  # anything but a MegaError is a traceback, and fails here
-    assert refused > 200
+    with _little_memory():
+        for turn in range(MUTATIONS // 2):
+            if turn % 5 == 4:
+                changed = _garbled(text.encode(), rng)
+            else:
+                manifest = at = json.loads(text)
+                *way, last = rng.choice(short if turn % 2 else places)
+                for key in way:
+                    at = at[key]
+                at[last] = rng.choice(ODD)
+                changed = json.dumps(manifest).encode()
+            file.write_bytes(changed)
+            refused += _fault(smallest) is not None  # anything but a MegaError is a traceback, and fails here
+    assert refused > MUTATIONS * 0.35
+
+
+def test_no_header_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
+    file, rng = smallest / "model-00001.safetensors", random.Random(6)
+    before = file.read_bytes()
+    length = 8 + int.from_bytes(before[:8], "little")
+    entries = json.loads(before[8:length])
+    places = list(_places(entries))[1:]
+    refused = 0
+    with _little_memory():
+        for turn in range(MUTATIONS // 2):
+            if turn % 2:
+                header = _garbled(before[:length], rng)
+            else:
+                changed = at = json.loads(json.dumps(entries))
+                *way, last = rng.choice(places)
+                for key in way:
+                    at = at[key]
+                at[last] = rng.choice(ODD)
+                text = json.dumps(changed).encode()
+                header = len(text).to_bytes(8, "little") + text
+            file.write_bytes(header + before[length:])
+            with contextlib.suppress(FormatError):
+                ours.read(file)
+                continue
+            refused += 1
+    assert refused > MUTATIONS * 0.35
+
+
+def _garbled(data: bytes, rng: random.Random) -> bytes:
+    """Bytes changed, left out, doubled, or cut off."""
+    at, length = rng.randrange(len(data)), rng.randrange(1, 9)
+    match rng.randrange(4):
+        case 0:
+            return data[:at] + rng.randbytes(length) + data[at + length :]
+        case 1:
+            return data[:at] + data[at + length :]
+        case 2:
+            return data[: at + length] + data[at:]
+        case _:
+            return data[:at]
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """The block may take 100 MB more than there is taken now."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert taken < 100_000, f"{taken} KiB more"
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

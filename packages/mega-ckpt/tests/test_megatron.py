@@ -14,6 +14,7 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mega_ckpt import dtypes
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target
 from mega_ckpt.layouts import whole_slab
@@ -42,12 +43,14 @@ def _save(run: Path, spec: ModelSpec, *, narrow: bool = True, seed: int = 5) -> 
     rng, save = np.random.default_rng(seed), Save(run, 3)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
+    main = {row.name: rng.normal(size=row.shape).astype(np.float32) for row in rows}
     for space in (MODEL, *OPTIMIZER) if narrow else (MODEL, *OPTIMIZER[1:]):
         kind = "BF16" if space == MODEL and narrow else "F32"
 
-        def values(box: Box) -> np.ndarray:
-            numbers = rng.normal(size=box.whole).astype(np.float32)
-            return numbers if box.dtype == "F32" else (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        def values(box: Box, space: str = space) -> np.ndarray:
+            if space in (MODEL, OPTIMIZER[0]):
+                return dtypes.cast(main[box.name], "F32", box.dtype, box.name)
+            return rng.normal(size=box.whole).astype(np.float32)
 
         save.write(space, 0, [Box(row.name, row.shape, whole_slab(row.shape), kind) for row in rows], values)
     config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.1\n"

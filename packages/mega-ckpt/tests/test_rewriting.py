@@ -129,6 +129,38 @@ def test_a_weight_that_float16_has_not_is_named(small_gpt: ModelSpec, tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
+def test_verify_finds_weights_that_are_not_the_optimizers(
+    mega: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    sound = _mixed(tmp_path / "run", small_gpt)
+    told = json.loads(mega("verify", sound.folder, "--json").output)
+    size = sum(piece.bytes for *_, piece in sound.pieces())
+    assert told == {
+        "folder": str(sound.folder), "sound": True, "tensors": 112, "pieces": 112, "bytes": size
+    }  # fmt: skip
+    save = Save(tmp_path / "other", 5)
+    save.begin()
+    for space, tensors in sound.tensors.items():
+        whole = [Box(name, t.shape, whole_slab(t.shape), t.dtype) for name, t in tensors.items()]
+        bits = _whole(sound, space)
+        if space == MODEL:
+            bits["layers.1.up.weight"][3, 2] ^= 1  # the last bit of one number
+        save.write(space, 0, whole, lambda box, bits=bits: bits[box.name])
+    other = Checkpoint(save.commit(small_gpt, layout=Layout(), trainer={"iteration": 5}))
+    with pytest.raises(
+        FormatError, match=r"model layers.1.up.weight: is not optim.main rounded to BF16: fou"
+    ):
+        verify(other)
+    mended = Checkpoint(reshard(other, tmp_path / "mended", Layout(), dtype="bf16"))
+    verify(mended)
+    assert all((bits == _whole(sound, MODEL)[name]).all() for name, bits in _whole(mended, MODEL).items())
+
+
+def test_infinities_and_no_numbers_are_weights_too(small_gpt: ModelSpec, tmp_path: Path) -> None:
+    for largest in (np.inf, np.nan):
+        verify(_mixed(tmp_path / f"{largest}", small_gpt, largest=largest))
+
+
 def _limited(size: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
     def within() -> Iterator[None]:

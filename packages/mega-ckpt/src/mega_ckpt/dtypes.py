@@ -27,17 +27,10 @@ def cast(stored: np.ndarray, have: str, want: str, where: object) -> np.ndarray:
     """
     if have == want:
         return stored
-    number = (stored.astype(np.uint32) << 16).view(np.float32) if have == "BF16" else stored
-    number = number.astype(np.float32)
-    if want == "BF16":
-        out = _to_bfloat16(number)
-        infinite = (out & 0x7FFF) == 0x7F80
-    else:
-        with np.errstate(over="ignore"):  # looked for below, with the tensor's name
-            out = number.astype(DTYPES[want])
-        infinite = np.isinf(out)
-    lost = infinite & np.isfinite(number)
-    if lost.any():
+    number = as_float32(stored, have)
+    out = rounded(number, want)
+    infinite = (out & 0x7FFF) == 0x7F80 if want == "BF16" else np.isinf(out)
+    if infinite.any() and (lost := infinite & np.isfinite(number)).any():
         raise FormatError(
             where,
             f"too large for {want}",
@@ -47,16 +40,36 @@ def cast(stored: np.ndarray, have: str, want: str, where: object) -> np.ndarray:
     return out
 
 
+def rounded(number: np.ndarray, want: str) -> np.ndarray:
+    """Float32 numbers to nearest, ties to even; what is too large becomes infinite, as torch has it."""
+    if want == "BF16":
+        return _to_bfloat16(number)
+    with np.errstate(over="ignore"):
+        return number.astype(DTYPES[want])
+
+
+def as_float32(stored: np.ndarray, have: str) -> np.ndarray:
+    """What is stored as one of FLOATS, in float32, which holds each of their numbers."""
+    if have == "BF16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32, copy=False)
+
+
 def numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
     """What is stored, as float64."""
-    if dtype == "BF16":
-        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return stored.astype(np.float64)
+    return (as_float32(stored, dtype) if dtype == "BF16" else stored).astype(np.float64)
 
 
 def _to_bfloat16(number: np.ndarray) -> np.ndarray:
     """The upper half of a float32, rounded; a NaN stays one whatever its lower half was."""
-    bits = number.view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    quiet = bits >> 16 | 0x40
-    return np.where(np.isnan(number), quiet, rounded).astype(np.uint16)
+    bits = np.ascontiguousarray(number).view(np.uint32)
+    half = bits >> 16  # one array for all steps: in a virtual machine new memory costs more than the sums
+    half &= 1
+    half += 0x7FFF
+    half += bits
+    half >>= 16
+    out = half.astype(np.uint16)
+    nan = np.isnan(number)
+    if nan.any():
+        out[nan] = bits[nan] >> 16 | 0x40
+    return out

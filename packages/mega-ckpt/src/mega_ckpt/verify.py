@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from mega_ckpt import safetensors
-from mega_ckpt.bands import BAND, PieceReader
+from mega_ckpt import dtypes, safetensors
+from mega_ckpt.bands import BAND, PieceReader, rows_at_once, stored_bands
 from mega_ckpt.stored import Stored
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint, Piece, Tensor
+from mega_schema.checkpoint import MAIN, MODEL, MOMENTS, Checkpoint, Piece
 from mega_schema.errors import FormatError
 from mega_schema.pieces import piece_key
 from mega_schema.run_folder import FORMAT, MANIFEST, TOKENIZER, TRAINER
@@ -88,6 +89,9 @@ def check_table(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.folder / MANIFEST
     if MODEL not in checkpoint.tensors:
         raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
+    for one, other_one in (MOMENTS, MOMENTS[::-1]):
+        if one in checkpoint.tensors and other_one not in checkpoint.tensors:
+            raise FormatError(manifest, "namespace missing", found=f"{one} alone", wanted=other_one)
     for space, entries in checkpoint.tensors.items():
         other = checkpoint.tensors.get(_OTHERS.get(space, ""), {})
         wanted = {name: shape for name, shape in every.items() if name not in other}
@@ -98,7 +102,9 @@ def check_table(checkpoint: Checkpoint) -> None:
                 raise FormatError(
                     f"{manifest}: {space} {name}", "shape", found=entries[name].shape, wanted=shape
                 )
-        for name in entries:
+        for name, tensor in entries.items():
+            if space != MODEL and tensor.dtype != "F32":
+                raise FormatError(f"{manifest}: {space} {name}", "dtype", found=tensor.dtype, wanted="F32")
             if name not in wanted:
                 raise FormatError(manifest, f"{space} has a tensor that the model has not", found=name)
 
@@ -156,14 +162,14 @@ def check_headers(checkpoint: Checkpoint) -> None:
 
 
 def check_sums(checkpoint: Checkpoint, progress: Progress = silent) -> None:
-    """The bytes of every piece have the checksum they were written with. All cores read.
+    """The bytes of every piece have the checksum they were written with, and narrow weights are the
+    optimizer's, rounded. All cores read, and each byte is read once.
 
     Args:
         progress: of the bytes read.
     """
 
-    def piece(job: tuple[str, str, Tensor, Piece], told: Told) -> None:
-        space, name, _, piece = job
+    def piece(space: str, name: str, piece: Piece, told: Told) -> None:
         part = np.empty(min(BAND, piece.bytes), np.uint8).data
         with contextlib.closing(PieceReader(checkpoint, space, name, piece)) as reader:
             for begin in range(0, piece.bytes, BAND):
@@ -172,10 +178,43 @@ def check_sums(checkpoint: Checkpoint, progress: Progress = silent) -> None:
                 told(len(taken))
             reader.end()
 
-    # as they lie on the disk
-    jobs = sorted(checkpoint.pieces(), key=lambda job: (job[3].file, job[3].offset))
-    with progress(sum(piece.bytes for *_, piece in jobs)) as told:
-        each(jobs, piece, told)
+    pairs = _rounded(checkpoint)
+    alone = [job for job in checkpoint.pieces() if job[0] not in (MODEL, MAIN) or job[1] not in pairs]
+    alone.sort(key=lambda job: (job[3].file, job[3].offset))  # as they lie on the disk
+    jobs: list[Callable[[Told], None]] = [partial(_check_rounded, checkpoint, name) for name in pairs]
+    jobs += [partial(piece, space, name, one) for space, name, _, one in alone]
+    with progress(sum(one.bytes for *_, one in checkpoint.pieces())) as told:
+        each(jobs, lambda job, told: job(told), told)
+
+
+def _rounded(checkpoint: Checkpoint) -> list[str]:
+    """The weights that are narrower than those that the optimizer keeps."""
+    main = checkpoint.tensors.get(MAIN, {})
+    return [
+        name for name, t in checkpoint.tensors[MODEL].items() if name in main and t.dtype in ("BF16", "F16")
+    ]
+
+
+def _check_rounded(checkpoint: Checkpoint, name: str, told: Told) -> None:
+    """A narrow weight is the optimizer's, rounded; and both have their checksums."""
+    tensor = checkpoint.tensors[MODEL][name]
+    rows = rows_at_once(tensor.shape, "F32")
+    both = (stored_bands(checkpoint, space, name, rows) for space in (MODEL, MAIN))
+    for narrow, main in zip(*both, strict=True):
+        wanted = dtypes.rounded(main.values, tensor.dtype)
+        told(narrow.values.nbytes + main.values.nbytes)
+        if narrow.values.tobytes() == wanted.tobytes():
+            continue
+        found, want = (dtypes.as_float32(values, tensor.dtype) for values in (narrow.values, wanted))
+        differs = (found != want) & ~(np.isnan(found) & np.isnan(want))
+        if differs.any():
+            raise FormatError(
+                f"{checkpoint.folder}: {MODEL} {name}",
+                f"is not {MAIN} rounded to {tensor.dtype}",
+                found=float(found[differs][0]),
+                wanted=float(want[differs][0]),
+                hint="mega-ckpt reshard --dtype makes the weights again from the optimizer's",
+            )
 
 
 def check_companions(checkpoint: Checkpoint) -> None:

@@ -32,7 +32,8 @@ from mega_schema.spec import ModelSpec
 
 MODEL = "model"
 MAIN = "optim.main"  # the weights in float32, where the model's are narrower
-OPTIMIZER = (MAIN, "optim.exp_avg", "optim.exp_avg_sq")  # and the first and second moments
+MOMENTS = ("optim.exp_avg", "optim.exp_avg_sq")  # the first and the second
+OPTIMIZER = (MAIN, *MOMENTS)
 
 # safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(

@@ -1,0 +1,82 @@
+"""Every command needs a few bands of memory, however large a tensor is. Mapped pages count too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LARGEST = 400 << 20  # bytes of the largest tensor
+ALLOWED = 200 << 20  # bytes beside what the program is: less than half of that tensor
+
+# it makes a checkpoint whose embedding is LARGEST, forgets what that took, and runs a command
+CHILD = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from mega_ckpt.bands import Band, slabs_of_rows
+from mega_ckpt.cli import cli
+from mega_ckpt.saving import fill, saving, shares
+from mega_schema.arch import table
+from mega_schema.layout import Layout
+from mega_schema.spec import llama
+
+def make(run, largest):
+    spec = llama(layers=1, hidden=1024, heads=8, vocab=largest // 4096, context=8, ffn=64, tied=True)
+    shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
+    def bands(space, name):
+        for slab in slabs_of_rows(shapes[name], 1000):
+            values = np.full(slab.shape, slab.start[0] % 251, np.float32)
+            yield Band(slab.start[0], values)
+    with saving(run, 1) as save:
+        fill(save, {"model": shares(spec, Layout(tp=2), dict.fromkeys(shapes, "F32"))}, bands)
+        save.commit(spec, layout=Layout(tp=2), trainer={"iteration": 1, "consumed_samples": 0})
+
+if sys.argv[1] == "make":
+    make(Path(sys.argv[2]), int(sys.argv[3]))
+else:
+    import mega_ckpt.average, mega_ckpt.convert, mega_ckpt.diff, mega_ckpt.reshard, mega_ckpt.stats
+    import mega_ckpt.formats.huggingface, mega_ckpt.formats.mega
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cli(sys.argv[1:], standalone_mode=False)
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def _child(*words: object) -> str:
+    command = [sys.executable, "-c", CHILD, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    _child("make", folder / "run", LARGEST)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "reshard --load {0}/run --save {1}/cut --tp 4",
+        "reshard --load {0}/run --save {1}/narrow --dtype bf16",
+        "verify {0}/run",
+        "inspect {0}/run --stats",
+        "average {0}/run {0}/run --save {1}/mean",
+        "diff {0}/run {0}/run",
+        "convert --from mega --to hf --no-check-logits --load {0}/run --save {1}/hf",
+    ],
+    ids=lambda words: words.split()[0],
+)
+def test_memory_is_that_of_some_bands(large: Path, tmp_path: Path, words: str) -> None:
+    taken = int(_child(*words.format(large, tmp_path).split()).splitlines()[-1])
+    assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
+    if words.startswith("convert"):  # and back
+        back = f"convert --from hf --to mega --load {tmp_path}/hf --save {tmp_path}/back"
+        taken = int(_child(*back.split()).splitlines()[-1])
+        assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
+        assert "the same" in _child("diff", large / "run", tmp_path / "back")

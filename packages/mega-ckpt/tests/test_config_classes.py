@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -106,6 +107,13 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
     ("kind", "change", "said"),
     [
         ("bloom", {"alibi": False}, "alibi: is not supported: found False, wanted True"),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx: is not support",
+        ),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights: is not supported"),
+        ("gpt2", {"activation_function": "tanh"}, "activation_function: is not supported: found tanh"),
         ("gpt_neox", {"attention_bias": False}, "attention_bias: is not supported: found False, wanted True"),
         ("gpt_neox", {"hidden_act": "relu"}, "hidden_act: is not supported: found relu, wanted gelu_fast | "),
         (
@@ -153,3 +161,49 @@ def test_older_names_of_keys_and_missing_ones_mean_what_the_class_takes() -> Non
     assert (
         config_json.to_spec({"model_type": "qwen3", **wide, "num_key_value_heads": 2}, "x").head_width == 128
     )
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"window": 3},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("kind", CHOICES)
+def test_a_model_is_written_as_the_class_that_has_what_it_has(kind: str, windowed: bool) -> None:
+    window = {"window": 3} if windowed else {}
+    spec = llama(layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, **{**window, **CHOICES[kind]})
+    config = config_json.from_spec(spec, "x")
+    assert config["model_type"] == ("mistral" if windowed and kind == "llama" else kind)
+    assert config_json.to_spec(json.loads(json.dumps(config)), "x") == spec
+
+
+def test_a_gated_gpt_is_written_as_a_llama_and_is_one_when_it_comes_back(
+    run_folder: Any, tmp_path: Path
+) -> None:
+    gated = gpt(
+        layers=2,
+        hidden=8,
+        heads=4,
+        kv_heads=2,
+        ffn=6,
+        vocab=11,
+        context=6,
+        norm="rmsnorm",
+        activation="swiglu",
+        positions="rope",
+        bias=False,
+        qkv_bias=False,
+        tied=False,
+    )
+    convert(run_folder(gated), tmp_path / "hf", "mega", "hf")
+    convert(tmp_path / "hf", tmp_path / "back", "hf", "mega")
+    back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
+    assert back.spec == dataclasses.replace(gated, family="llama")
+    for name, tensor in before.tensors[MODEL].items():
+        slab = whole_slab(tensor.shape)
+        theirs = back.read_raw(MODEL, name.replace(".up.", ".gate_up."), slab)
+        assert np.array_equal(before.read_raw(MODEL, name, slab), theirs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mega_ckpt.layouts import Alias, by_parameter, huggingface, in_parts, megatron, whole_slab
+from mega_ckpt.layouts import Alias, by_parameter, copy, huggingface, in_parts, megatron, whole_slab
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
@@ -71,6 +71,16 @@ def test_parts_of_a_box_are_its_rows_in_order(shape: tuple[int, ...], width: int
     parts = [whole[part.in_global] for part in in_parts(whole_slab(shape), width)]
     assert all(len(part) == 1 or part.size * width <= 1 << 26 for part in parts)
     assert np.array_equal(np.concatenate([*parts, whole[:0]]), whole)
+
+
+@pytest.mark.parametrize("shape", [(200, 130), (64, 1), (1, 64), (65, 64), (0, 5)])
+def test_a_transposed_part_is_copied_number_for_number(shape: tuple[int, int]) -> None:
+    values = np.arange(shape[0] * shape[1], dtype=np.uint16).reshape(shape)
+    for part in (values, values.T):
+        out = np.full((part.shape[0] + 2, part.shape[1] + 3), 7, np.uint16)
+        copy(out[1:-1, 2:-1], part)
+        assert np.array_equal(out[1:-1, 2:-1], part)
+        assert (np.delete(out, np.s_[1:-1], 0) == 7).all()
 
 
 def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:

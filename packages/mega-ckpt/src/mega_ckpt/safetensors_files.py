@@ -23,7 +23,7 @@ import numpy as np
 
 from mega_ckpt import safetensors
 from mega_ckpt.bands import Band, as_bytes
-from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts import Foreign, copy
 from mega_ckpt.safetensors import Announced
 from mega_ckpt.threads import Progress, Told, each
 from mega_schema.checkpoint import DTYPES
@@ -139,8 +139,8 @@ class _Place:
         foreign = self.weight.foreign
         if self._whole is None:
             self._whole = np.empty(foreign.shape, DTYPES[self.weight.dtype])
-        order = slice(at, at + len(values)) if foreign.order is None else foreign.order[at : at + len(values)]
-        self._whole.T[order] = values
+        assert foreign.order is None
+        copy(self._whole[:, at : at + len(values)], values.T)
         if last:
             self._write(self._whole, 0)
             self._whole = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, rows_at_once, slabs_of_rows
-from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts import Foreign, copy
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES
@@ -149,7 +149,7 @@ def gathered(where: Path, spec: ModelSpec, spaces: Mapping[str, Found]) -> tuple
                 if met is not None:
                     begin = [at + first for at, first in zip(have.at, met.in_b, strict=True)]
                     at = tuple(slice(b, b + n) for b, n in zip(begin, met.shape, strict=True))
-                    out[met.a] = foreign.part(stored.values(), at)
+                    copy(out[met.a], foreign.part(stored.values(), at))
         return out
 
     return dtype, box

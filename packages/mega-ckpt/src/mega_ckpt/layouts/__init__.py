@@ -141,6 +141,19 @@ def in_parts(box: Slab, width: int) -> Iterator[Slab]:
         yield Slab(start, (min(step, rows - first), *rest), at)
 
 
+_ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each
+
+
+def copy(out: np.ndarray, part: np.ndarray) -> None:
+    """out[...] = part. A transposed part is not walked down its columns: each number would miss the cache."""
+    if part.ndim != 2 or part.strides[0] >= part.strides[1]:
+        out[...] = part
+        return
+    for first in range(0, len(out), _ROWS):
+        some = slice(first, first + _ROWS)
+        out[some] = np.ascontiguousarray(part[some].T).T
+
+
 def whole_slab(shape: Shape) -> Slab:
     """The box that is the whole tensor; a fused parameter's slabs are one per run even on one rank."""
     zero = (0,) * len(shape)

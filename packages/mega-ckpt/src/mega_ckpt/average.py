@@ -11,7 +11,7 @@ from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, rows_at_once, stored_bands
 from mega_ckpt.saving import check_free, fill, saving, shares
 from mega_ckpt.threads import Progress, silent
-from mega_ckpt.verify import check_companions, check_cover, check_headers, check_table
+from mega_ckpt.verify import check
 from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.layout import WHOLE
@@ -66,8 +66,7 @@ def average(
             raise ConfigError("--save", "is where a source is", found=run, wanted="another folder")
     check_free(run, newest.iteration, force=force)
     for source in sources:
-        for check in (check_table, check_cover, check_headers, check_companions):
-            check(source)
+        check(source)
     spaces = [MAIN if MAIN in source.tensors else MODEL for source in sources]
     kinds = {name: tensor.dtype for name, tensor in first.tensors[MODEL].items()}
     parts = [weight / sum(weights) for weight in weights]

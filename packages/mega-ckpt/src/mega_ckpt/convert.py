@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from mega_ckpt import logits
+from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Reading, Target, Written, format_of, writing
 from mega_ckpt.logits import Difference
 from mega_ckpt.source import Source
@@ -58,7 +60,7 @@ def convert(
         source = _precise(source)
     free(source, save, target)
     tokens = logits.wanted(check, want, source)
-    source.verify()
+    (source.check if format_of(want).in_bands else source.verify)()
     written = write(source, save, target)
     found = None
     if tokens:
@@ -77,7 +79,13 @@ def _precise(source: Source) -> Source:
     def box(space: str, name: str, slab: Slab) -> np.ndarray:
         return source.box(MAIN if space == MODEL else space, name, slab)
 
-    return replace(source, spaces=spaces, box=box)
+    checked = source.checked
+
+    def whole(space: str, name: str) -> Iterator[Band]:
+        assert checked is not None
+        return checked(MAIN if space == MODEL else space, name)
+
+    return replace(source, spaces=spaces, box=box, checked=checked and whole)
 
 
 def left(source: Source, want: str, target: Target) -> tuple[str, ...]:

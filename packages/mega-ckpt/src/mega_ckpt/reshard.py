@@ -9,7 +9,7 @@ from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, stored_bands
 from mega_ckpt.saving import check_free, fill, saving, shares, taken
 from mega_ckpt.threads import Progress, silent
-from mega_ckpt.verify import check_companions, check_cover, check_headers, check_table
+from mega_ckpt.verify import check, check_table
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
@@ -55,8 +55,7 @@ def reshard(
     if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
         raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
     check_free(run, source.iteration, force=force)
-    for check in (check_cover, check_headers, check_companions):
-        check(source)
+    check(source)
 
     def bands(space: str, name: str) -> Iterator[Band]:
         origin, want = made_from[space].space, made_from[space].dtypes[name]

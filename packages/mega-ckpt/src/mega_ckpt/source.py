@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import dtypes
-from mega_ckpt.bands import Band, rows_at_once, slabs_of_rows
+from mega_ckpt.bands import Band, Bands, rows_at_once, slabs_of_rows
 from mega_ckpt.layouts import Foreign, copy
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
@@ -45,6 +45,9 @@ class Source:
         run_config: the run's configuration as TOML.
         left: what is there and has no place in ours, a few words each.
         verify: reads every number, where checksums tell whether they are sound; a FormatError where not.
+        checked: a whole parameter of a namespace as it is stored, its checksums held against it on the way;
+            None of a format without checksums.
+        check: what `verify` does without reading numbers: all that is left to do for who reads `checked`.
     """
 
     where: Path
@@ -56,6 +59,8 @@ class Source:
     run_config: str | None = None
     left: tuple[str, ...] = ()
     verify: Callable[[], object] = lambda: None
+    checked: Bands | None = None
+    check: Callable[[], object] = lambda: None
 
     @property
     def iteration(self) -> int:
@@ -79,8 +84,13 @@ class Source:
         Raises:
             FormatError: a finite number would become infinite.
         """
-        for slab in slabs_of_rows(shape, rows_at_once(shape, self.spaces[space][name])):
-            yield Band(slab.start[0], self.cast(space, name, slab, dtype))
+        have = self.spaces[space][name]
+        if self.checked is None:
+            for slab in slabs_of_rows(shape, rows_at_once(shape, have)):
+                yield Band(slab.start[0], self.cast(space, name, slab, dtype))
+            return
+        for band in self.checked(space, name):
+            yield Band(band.first, dtypes.cast(band.values, have, dtype, f"{self.where}: {name}"))
 
     def assembled(self, space: str, foreign: Foreign, dtype: str) -> np.ndarray:
         """A tensor as a foreign file has it; one is in memory at a time, and a few rows beside it."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from mega_schema.errors import ConfigError, DamageError, FormatError
 from mega_schema.run_folder import FORMAT, LATEST, MANIFEST, TRAINER, iteration_folder, replaced_folder
-from mega_schema.shard import Shape, Slab, overlap
+from mega_schema.shard import Overlap, Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 
 MODEL = "model"
@@ -159,7 +159,7 @@ class Checkpoint:
         for piece in tensor.pieces:
             met = overlap(slab.start, slab.shape, piece.start, piece.shape)
             if met is not None:
-                out[met.a] = self.values(tensor, piece)[met.b]
+                self._read_part(tensor, piece, met, out)
                 covered += math.prod(met.shape)
         if covered != math.prod(slab.shape):
             raise DamageError(
@@ -169,6 +169,23 @@ class Checkpoint:
                 wanted=math.prod(slab.shape),
             )
         return out
+
+    def _read_part(self, tensor: Tensor, piece: Piece, met: Overlap, out: np.ndarray) -> None:
+        """Whole rows are read, which is faster than mapping them and leaves no pages; columns are mapped."""
+        place = out[met.a]
+        if met.shape[1:] != piece.shape[1:] or not place.flags.c_contiguous:
+            place[...] = self.values(tensor, piece)[met.b]
+            return
+        path = self.folder / piece.file
+        row = math.prod(piece.shape[1:]) * out.itemsize
+        with path.open("rb", buffering=0) as file:
+            file.seek(piece.offset + met.in_b[0] * row)
+            left = place.reshape(-1).view(np.uint8).data
+            while len(left):
+                count = file.readinto(left)
+                if not count:
+                    raise DamageError(path, "ends early", found=f"{file.tell()} bytes", hint=_OTHER)
+                left = left[count:]
 
     def values(self, tensor: Tensor, piece: Piece) -> np.ndarray:
         """The values of one piece, mapped from its file."""

@@ -77,12 +77,14 @@ class Format:
             a place that is taken: with a ConfigError or LayoutError. None where the format is read only.
         write: called after `free`.
         holds: what beside weights has a place there: "optimizer", "schedule", "tokenizer", "configuration".
+        in_bands: `write` reads numbers by `Source.bands` alone, which checks them on the way where it can.
     """
 
     read: Callable[[Path, Reading], Source]
     free: Free | None = None
     write: Write | None = None
     holds: frozenset[str] = frozenset()
+    in_bands: bool = False
 
 
 def format_of(name: str) -> Format:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from mega_ckpt.bands import Band
+from mega_ckpt.bands import Band, stored_bands
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.saving import check_free, fill, saving, shares, taken
 from mega_ckpt.source import Source
-from mega_ckpt.verify import verify
+from mega_ckpt.verify import check, verify
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.params import count
@@ -35,6 +36,8 @@ def read(load: Path, reading: Reading) -> Source:
         open_folder(tokenizer) if tokenizer.is_dir() else None,
         run_config.read_text("utf-8") if run_config.is_file() else None,
         verify=lambda: verify(found),
+        checked=partial(stored_bands, found),
+        check=lambda: check(found),
     )
 
 
@@ -71,4 +74,6 @@ def write(source: Source, run: Path, target: Target) -> Written:
     return Written(folder, count(table(source.spec)), written, tokenizer is not None)
 
 
-FORMAT = Format(read, free, write, frozenset({"optimizer", "schedule", "tokenizer", "configuration"}))
+FORMAT = Format(
+    read, free, write, frozenset({"optimizer", "schedule", "tokenizer", "configuration"}), in_bands=True
+)

@@ -194,18 +194,18 @@ def test_what_mistral_adds_to_the_parameters_is_known(meta: Write, tmp_path: Pat
     assert Checkpoint.open(tmp_path / "run").spec.window == 5
 
 
-def test_a_tokenizer_is_named_or_said_to_be_left(meta: Write, tmp_path: Path) -> None:
+def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_path: Path) -> None:
     folder = meta()
     (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\n")
-    done = convert(folder, tmp_path / "run", "meta", "mega")
-    assert not done.written.tokenizer
-    assert done.left == ("tokenizer.model, a tiktoken vocabulary: --tokenizer takes Hugging Face's",)
+    said = "tokenizer.model: tokens: found 1 and 256 special ones, wanted the model's 12"
+    with pytest.raises(FormatError, match=said):
+        convert(folder, tmp_path / "run", "meta", "mega")
     open_tokenizer("NullTokenizer", vocab_size=11).save(tmp_path / "null")
-    done = convert(folder, tmp_path / "b", "meta", "mega", reading=Reading(tokenizer=tmp_path / "null"))
-    assert (done.written.tokenizer, done.left) == (True, ())
+    reading = Reading(tokenizer=tmp_path / "null")
+    assert convert(folder, tmp_path / "run", "meta", "mega", reading=reading).written.tokenizer
     (folder / "tokenizer.model").write_bytes(b"\nx")
     with pytest.raises(FormatError, match="tokenizer.model: not a SentencePiece model"):
-        convert(folder, tmp_path / "c", "meta", "mega")
+        convert(folder, tmp_path / "more", "meta", "mega")
 
 
 SMALL: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 4, "ffn": 6, "vocab": 11, "context": 6}

@@ -39,7 +39,7 @@ TIK_PATTERNS: Final = (
 def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
     """GPT-2's vocab.json and the lines of its merges.txt."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return _content(
+    return content_of(
         special={GPT2_EOD: vocab[GPT2_EOD]},
         pre_tokenizer=level,
         post_processor=level,
@@ -73,7 +73,7 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
         special[word] = vocab.setdefault(word, len(vocab))
     rules = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lower_case}
     model = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-    return _content(
+    return content_of(
         special=special,
         found=found,
         normalizer={"type": "BertNormalizer", **rules},
@@ -113,6 +113,25 @@ def tiktoken(
         raise ConfigError("--tiktoken-num-special-tokens", "does not fit", found=specials, wanted=wanted)
     ranks = _ranks(path, words, vocab_size - specials)
     names = [*named, *(f"<SPECIAL_{i}>" for i in range(len(named), specials))]
+    vocab, merges = byte_level(ranks, specials)
+    special = dict(zip(names, range(specials), strict=True))
+    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return content_of(
+        special=special,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
+        decoder=level,
+        model={"type": "BPE", "ignore_merges": True, "vocab": {**special, **vocab}, "merges": merges},
+    )
+
+
+def byte_level(ranks: dict[bytes, int], first: int) -> tuple[dict[str, int], list[list[str]]]:
+    """The vocabulary and the merges of tiktoken's ranks, in GPT-2's letters.
+
+    Args:
+        ranks: of every token, from 0 up, in their order.
+        first: id of rank 0.
+    """
     letters = {byte: letter for letter, byte in bytes_of_letters().items()}
 
     def spelt(token: bytes) -> str:
@@ -124,16 +143,7 @@ def tiktoken(
         for cut in sorted(range(1, len(token)), key=lambda cut: _cut_rank(ranks, token, cut))
         if token[:cut] in ranks and token[cut:] in ranks
     ]
-    vocab = {spelt(token): rank + specials for token, rank in ranks.items()}
-    special = dict(zip(names, range(specials), strict=True))
-    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return _content(
-        special=special,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
-        decoder=level,
-        model={"type": "BPE", "ignore_merges": True, "vocab": {**special, **vocab}, "merges": merges},
-    )
+    return {spelt(token): first + rank for token, rank in ranks.items()}, merges
 
 
 def beside(folder: Path) -> dict[str, bytes]:
@@ -174,7 +184,7 @@ def _ranks(path: Path, words: Any, count: int) -> dict[bytes, int]:
     return ranks
 
 
-def _content(
+def content_of(
     *,
     special: dict[str, int],
     model: dict[str, Any],

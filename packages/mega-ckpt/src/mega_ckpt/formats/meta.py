@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import dtypes, given_tokenizer, meta_params, torch_file
+from mega_ckpt import dtypes, given_tokenizer, llama3_tokenizer, meta_params, torch_file
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.meta import of_part
@@ -62,8 +62,7 @@ def read(load: Path, reading: Reading) -> Source:
         raise FormatError(load, f"cannot be in {len(parts)} parts: {error}") from None
     found = joined(matched(*each) for each in zip(files, expected, parts, strict=True)).alike()
     spaces, box = gathered(load, spec, {MODEL: found})
-    tokenizer, left = _tokenizer(load, reading, spec)
-    return Source(load, spec, spaces, box, tokenizer=tokenizer, left=left)
+    return Source(load, spec, spaces, box, tokenizer=_tokenizer(load, reading, spec))
 
 
 def free(source: Source, folder: Path, target: Target) -> None:
@@ -147,17 +146,18 @@ def _tensors(file: Path, tree: Any) -> dict[str, Stored]:
     return {str(name): stored for name, stored in tree.items() if name != _ANGLES}
 
 
-def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> tuple[Tokenizer | None, tuple[str, ...]]:
-    """The one that was named, or the folder's, or that of the folder above; and what of it is left."""
+def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
+    """The one that was named, or the folder's, or that of the folder above."""
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec), ()
+        return given_tokenizer.of(reading.tokenizer, spec)
     for path in (load / TOKENIZER, load.parent / TOKENIZER):
         if path.is_file():
             with path.open("rb") as file:
-                if file.read(1) != b"\n":  # as a SentencePiece model begins
-                    return None, (f"{TOKENIZER}, a tiktoken vocabulary: --tokenizer takes Hugging Face's",)
-            return given_tokenizer.fitting(open_tokenizer("Llama2Tokenizer", model=path), spec, path), ()
-    return None, ()
+                sentencepiece = file.read(1) == b"\n"  # the tag of its first field
+            if not sentencepiece:
+                return llama3_tokenizer.read(path, spec.vocab)
+            return given_tokenizer.fitting(open_tokenizer("Llama2Tokenizer", model=path), spec, path)
+    return None
 
 
 FORMAT = Format(read, free, write)

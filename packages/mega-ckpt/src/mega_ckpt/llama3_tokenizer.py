@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from mega_schema.errors import FormatError
@@ -24,7 +26,9 @@ _PATTERN: Final = (
 _SPECIALS: Final = 256
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
 # by their distance from the first; those of no use have a number instead of a name
-_NAMED: Final = {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
+_NAMED: Mapping[int, str] = MappingProxyType(
+    {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
+)
 
 
 def read(path: Path, vocab: int) -> FastTokenizer:

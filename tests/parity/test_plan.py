@@ -157,9 +157,10 @@ def _padding(run: Trainer) -> int:
 
 def _planned(run: Trainer) -> tuple[Memory, Job]:
     plan = run.plan
-    # torch's own bfloat16 attention is slow on a CPU, so there attention computes in float32
     made = job(plan.run, plan.spec.family, plan.layout.world)
-    made = replace(made, software=replace(made.software, attention_width=4 if plan.run.train.bf16 else None))
+    # torch's bfloat16 attention is slow on a CPU, so there attention computes in float32, if not in blocks
+    copied = plan.run.train.bf16 and run.choice.whose["attention"] == "reference"
+    made = replace(made, software=replace(made.software, attention_width=4 if copied else None))
     return memory(made, run.mesh.pp.rank), made
 
 

@@ -60,7 +60,8 @@ def convert(
         source = _precise(source)
     free(source, save, target)
     tokens = logits.wanted(check, want, source)
-    (source.check if format_of(want).in_bands else source.verify)()
+    on_the_way = format_of(want).in_bands and source.checked is not None
+    (source.check if on_the_way else source.verify)()
     written = write(source, save, target)
     found = None
     if tokens:

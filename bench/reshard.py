@@ -3,8 +3,9 @@
     python bench/reshard.py [--rounds 5] [--layers 6] [--folder FOLDER] [--note WORDS] [--json FILE]
 
 A Llama (hidden 1024; six layers: 1.24 GB of weights and moments in float32, as tp 2 x pp 2 wrote them). In
-turn, each round in another order: `reshard` to tp 1 and to tp 4, `cp -r` of the checkpoint; its weights to
-Hugging Face's format and from it, `cp` of the weights' files; and the same tensors, in memory already, by
+turn, each round in another order: `reshard` to tp 1 and to tp 4, `cp -r` of the checkpoint; all of it to
+Megatron's files of tp 2 x pp 2 and from them; its weights to Hugging Face's format and from it, and to
+Meta's, `cp` of the weights' files; and the same tensors, in memory already, by
 `torch.distributed.checkpoint.save` and by safetensors' `save_file`, one file for a namespace. What is read is
 in the page cache. All that is written is flushed to the disk within the time (`cp`: fsync of each file after
 it), and removed before the next. Ours also reads its source, checks its checksums and takes new ones
@@ -36,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
 from mega_ckpt.bands import Band, slabs_of_rows
 from mega_ckpt.convert import convert
+from mega_ckpt.formats import Target
 from mega_ckpt.layouts import whole_slab
 from mega_ckpt.reshard import reshard
 from mega_ckpt.saving import fill, saving, shares
@@ -55,8 +57,12 @@ PAIRS = (
     ("reshard to tp 1", "safetensors save_file"),
     ("mega to hf", "cp of the weights"),
     ("hf to mega", "cp of the weights"),
+    ("mega to meta", "cp of the weights"),
+    ("mega to megatron", "cp -r"),
+    ("megatron to mega", "cp -r"),
     ("mega to hf", "safetensors save_file of the weights"),
 )
+WEIGHTS = ("mega to hf", "hf to mega", "mega to meta")  # alone are converted
 
 
 def made(run: Path, layers: int) -> Checkpoint:
@@ -135,6 +141,8 @@ def main() -> None:
     try:
         run = made(folder / "run", given.layers)
         convert(run.folder, folder / "hf", "mega", "hf")
+        theirs = Target(layout=CUT)
+        convert(run.folder, folder / "megatron", "mega", "megatron", target=theirs)
         tensors = {
             space: {
                 name: torch.from_numpy(run.read_raw(space, name, whole_slab(t.shape)))
@@ -153,6 +161,9 @@ def main() -> None:
             "safetensors save_file": lambda new: by_safetensors(tensors, new),
             "mega to hf": lambda new: convert(run.folder, new, "mega", "hf"),
             "hf to mega": lambda new: convert(folder / "hf", new, "hf", "mega"),
+            "mega to meta": lambda new: convert(run.folder, new, "mega", "meta"),
+            "mega to megatron": lambda new: convert(run.folder, new, "mega", "megatron", target=theirs),
+            "megatron to mega": lambda new: convert(folder / "megatron", new, "megatron", "mega"),
             "cp of the weights": lambda new: copied(weights, new),
             "safetensors save_file of the weights": lambda new: by_safetensors({MODEL: tensors[MODEL]}, new),
         }
@@ -163,7 +174,7 @@ def main() -> None:
     load.append(os.getloadavg()[0])
     ratios = {}
     for name, of in seconds.items():
-        size = sizes["weights" if name in ("mega to hf", "hf to mega") or "weights" in name else "all"]
+        size = sizes["weights" if name in WEIGHTS or "weights" in name else "all"]
         middle = statistics.median(of)
         print(f"{name:38} {middle:6.2f} s ({min(of):.2f} to {max(of):.2f})  {size / middle / 1e6:6.0f} MB/s")
     for ours, theirs in PAIRS:

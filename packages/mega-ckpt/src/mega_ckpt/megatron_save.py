@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import megatron_args, torch_file
-from mega_ckpt.bands import BAND
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import Names, of_chunk
 from mega_ckpt.megatron_run import name_of, placing
@@ -26,9 +24,9 @@ from mega_ckpt.saving import Taken
 from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, Told, each
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, MAIN, MODEL
+from mega_schema.checkpoint import MAIN, MODEL
 from mega_schema.layout import Layout
-from mega_schema.shard import Slab, overlap
+from mega_schema.shard import Slab
 
 VERSION = 3.0
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
@@ -266,29 +264,10 @@ def _parts(source: Source, space: str, foreign: Foreign, dtype: str, into: str) 
         space: that values come from.
         into: the one that they are written to.
     """
-    rest, whole = foreign.shape[1:], DTYPES[dtype]
-    step = max(1, BAND // max(1, math.prod(rest) * whole.itemsize))
-    ours = np.arange(foreign.shape[0])
-    if foreign.order is not None:
-        ours[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
-    filled = sum(box.shape[0] for box in foreign.boxes) if foreign.ours in _PADDED else foreign.shape[0]
-    for first in range(0, foreign.shape[0], step):
-        rows = ours[first : first + step]
-        out = np.zeros((len(rows), *rest), whole)
-        for begin, count in _runs(rows):
-            for box in foreign.boxes:
-                met = overlap((int(rows[begin]), *(0,) * len(rest)), (count, *rest), box.at, box.shape)
-                if met is not None:
-                    start = tuple(a + b for a, b in zip(box.start, met.in_b, strict=True))
-                    slab = Slab(start, met.shape, (begin + met.in_a[0], *met.in_a[1:]))
-                    out[slab.in_local] = source.cast(space, foreign.ours, slab, dtype)
-        if first + len(rows) > filled and into in (MODEL, MAIN):
-            last = Slab((source.spec.vocab - 1, 0), (1, *rest), (0, 0))
-            out[max(0, filled - first) :] = source.cast(space, foreign.ours, last, dtype)
-        yield out
-
-
-def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where rows that follow one another begin, and how many do."""
-    begins = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return ((begin, past - begin) for begin, past in pairwise(begins))
+    padded = foreign.ours in _PADDED and into in (MODEL, MAIN)
+    filled = sum(box.shape[0] for box in foreign.boxes) if padded else foreign.shape[0]
+    for band in source.parts(space, foreign, dtype):
+        if band.first + len(band.values) > filled:
+            last = Slab((source.spec.vocab - 1, 0), (1, *foreign.shape[1:]), (0, 0))
+            band.values[max(0, filled - band.first) :] = source.cast(space, foreign.ours, last, dtype)
+        yield band.values

@@ -27,7 +27,7 @@ from mega_ckpt.layouts import Foreign, copy
 from mega_ckpt.safetensors import Announced
 from mega_ckpt.threads import Progress, Told, each
 from mega_schema.checkpoint import DTYPES
-from mega_schema.disk import on_disk, write_text
+from mega_schema.disk import begin_flush, on_disk, write_at, write_text
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -78,7 +78,7 @@ def write(
         for name, shard in zip(names, shards, strict=True):
             file = opened.enter_context((folder / name).open("wb", buffering=0))
             header, begins = safetensors.header([weight.announced for weight in shard], {"format": "pt"})
-            _pwrite(file.fileno(), memoryview(header), 0)
+            write_at(file.fileno(), memoryview(header), 0)
             for weight, begin in zip(shard, begins, strict=True):
                 places.setdefault(weight.foreign.ours, []).append(_Place(file.fileno(), begin, weight))
         with progress(size) as told:
@@ -148,13 +148,9 @@ class _Place:
     def _write(self, values: np.ndarray, row: int) -> None:
         """Rows that follow each other, and the first of them in the file."""
         taken = as_bytes(values)
-        _pwrite(self._descriptor, taken, self._begin + row * (len(taken) // len(values)))
-
-
-def _pwrite(descriptor: int, values: memoryview, at: int) -> None:
-    while values:
-        done = os.pwrite(descriptor, values, at)
-        values, at = values[done:], at + done
+        at = self._begin + row * (len(taken) // len(values))
+        write_at(self._descriptor, taken, at)
+        begin_flush(self._descriptor, at, len(taken))
 
 
 def _flush(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -95,6 +96,37 @@ class Source:
     def assembled(self, space: str, foreign: Foreign, dtype: str) -> np.ndarray:
         """A tensor as a foreign file has it; one is in memory at a time, and a few rows beside it."""
         return foreign.assembled(DTYPES[dtype], lambda slab: self.cast(space, foreign.ours, slab, dtype))
+
+    def parts(self, space: str, foreign: Foreign, dtype: str) -> Iterator[Band]:
+        """A tensor as a foreign file has it, which is not transposed, some of its rows at a time; padding is
+        zero.
+        """
+        assert not foreign.transpose, foreign.name
+        rest = foreign.shape[1:]
+        ours = np.arange(foreign.shape[0])
+        if foreign.order is not None:
+            ours[np.asarray(foreign.order)] = np.arange(foreign.shape[0])
+        step = rows_at_once(foreign.shape, dtype)
+        for first in range(0, foreign.shape[0], step):
+            rows = wanted = ours[first : first + step]
+            out = np.zeros((len(rows), *rest), DTYPES[dtype])
+            turned = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
+            if turned:  # rows that are together, in another order: of Meta's queries, say
+                rows = np.sort(wanted)
+            for begin, count in _runs(rows):
+                for box in foreign.boxes:
+                    met = overlap((int(rows[begin]), *(0,) * len(rest)), (count, *rest), box.at, box.shape)
+                    if met is not None:
+                        start = tuple(a + b for a, b in zip(box.start, met.in_b, strict=True))
+                        slab = Slab(start, met.shape, (begin + met.in_a[0], *met.in_a[1:]))
+                        out[slab.in_local] = self.cast(space, foreign.ours, slab, dtype)
+            yield Band(first, out[wanted - rows[0]] if turned else out)
+
+
+def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where rows that follow one another begin, and how many do."""
+    begins = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return ((begin, past - begin) for begin, past in pairwise(begins))
 
 
 Found = Sequence[tuple[Foreign, Stored]]

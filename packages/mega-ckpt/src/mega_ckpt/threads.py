@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 _MOST = 8  # more of them take memory, and a disk gives no more
+_END = object()
 Job = TypeVar("Job")
+Value = TypeVar("Value")
 Told = Callable[[int], object]  # what is called with the bytes done since its last call
 Progress = Callable[[int], AbstractContextManager[Told]]  # and with how many there are going to be
 
@@ -51,6 +53,22 @@ def each(jobs: Sequence[Job], work: Callable[[Job, Told], object], told: Told) -
     for error in failed:
         if not isinstance(error, _Stopped):
             raise error
+
+
+def ahead(values: Iterator[Value]) -> Generator[Value, None, None]:
+    """The same values; a thread makes the next while its caller is at work with one.
+
+    Raises:
+        Exception: that making a value raised, in its place.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        upcoming = pool.submit(next, values, _END)
+        try:
+            while (value := upcoming.result()) is not _END:
+                upcoming = pool.submit(next, values, _END)
+                yield cast(Value, value)
+        finally:
+            upcoming.cancel()
 
 
 class _Stopped(Exception):

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,14 +18,16 @@ import numpy as np
 from mega_ckpt.bands import as_bytes
 from mega_ckpt.pickling import pickled
 from mega_ckpt.safetensors import Announced
-from mega_ckpt.threads import Told
+from mega_ckpt.threads import Told, ahead
 from mega_schema.checkpoint import DTYPES
+from mega_schema.disk import begin_flush
 
 _ROOT = "archive"
 _ALIGNMENT = 64  # bytes
 _PADDING = 0x4246  # name of the extra field that fills up to it; torch's own is called so
 _HEADER = 30  # bytes before a member's name
 _LARGE = 20  # bytes of the extra field that has sizes beyond four bytes
+_SLICE = 1 << 18  # bytes that are in the processor's cache between their checksum and the disk
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same values make the same file
 
 
@@ -51,18 +54,32 @@ def write(
         with zipfile.ZipFile(out, "w") as archive:
             _member(archive, out, "data.pkl", len(text), [text])
             _member(archive, out, "byteorder", 6, [b"little"])
-            for tensor, key in keys.items():
-                _member(archive, out, f"data/{key}", tensor.bytes, _parts(tensor, values(tensor), told))
+            parts = ahead(part for tensor in keys for part in _parts(tensor, values(tensor)))
+            with contextlib.closing(parts):
+                for tensor, key in keys.items():
+                    _member(archive, out, f"data/{key}", tensor.bytes, _taken(tensor.bytes, parts, told))
             _member(archive, out, "version", 2, [b"3\n"])
         out.flush()
         os.fsync(out.fileno())
 
 
-def _parts(tensor: Announced, parts: Iterable[np.ndarray], told: Told) -> Iterable[memoryview]:
+def _parts(tensor: Announced, parts: Iterable[np.ndarray]) -> Iterator[memoryview]:
+    size = 0
     for part in parts:
         assert part.dtype == DTYPES[tensor.dtype], f"{tensor.name}: {part.dtype} for {tensor.dtype}"
-        yield as_bytes(part)
-        told(part.nbytes)
+        size += part.nbytes
+        if part.nbytes:
+            yield as_bytes(part)
+    assert size == tensor.bytes, f"{tensor.name}: {size} bytes for {tensor.bytes}"
+
+
+def _taken(size: int, parts: Iterator[memoryview], told: Told) -> Iterator[memoryview]:
+    """The parts of one tensor, of those of all."""
+    while size:
+        part = next(parts)
+        yield part
+        told(len(part))
+        size -= len(part)
 
 
 def _member(
@@ -76,5 +93,8 @@ def _member(
     written = 0
     with archive.open(info, "w", force_zip64=large) as member:
         for part in parts:
-            written += member.write(part)
+            for begin in range(0, len(part), _SLICE):
+                member.write(part[begin : begin + _SLICE])
+            written += len(part)
+            begin_flush(out.fileno(), out.tell() - len(part), len(part))
     assert written == size, f"{name}: {written} bytes for {size}"

@@ -7,9 +7,11 @@ hundredths of a second, and imports this.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from mega_schema.errors import MegaError
 
@@ -28,6 +30,39 @@ def on_disk(path: Path) -> Iterator[None]:
             raise
         hint = "make room there, or write to another disk"
         raise MegaError(path, "not written", found=error.strerror, hint=hint) from None
+
+
+def write_at(descriptor: int, values: memoryview, at: int) -> None:
+    """Write bytes to a place in a file.
+
+    Raises:
+        OSError: the disk is full, or would not write for another reason.
+    """
+    while len(values):  # a disk may take less than it is given
+        taken = os.pwrite(descriptor, values, at)
+        values, at = values[taken:], at + taken
+
+
+def begin_flush(descriptor: int, at: int, size: int) -> None:
+    """Have the disk take bytes that were written, while others are: a flush later waits for little.
+
+    A hint, for a system that has it (Linux: sync_file_range(2)), and no promise: `os.fsync` makes that.
+    """
+    if _SYNC_FILE_RANGE is not None:
+        _SYNC_FILE_RANGE(descriptor, at, size, _WRITE)
+
+
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+    return cast(Callable[[int, int, int, int], int], function)
+
+
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_SYNC_FILE_RANGE = _sync_file_range()
 
 
 @contextlib.contextmanager

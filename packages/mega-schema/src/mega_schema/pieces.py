@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mega_schema.disk import write_text
+from mega_schema.disk import begin_flush, write_at, write_text
 from mega_schema.run_folder import FORMAT, PIECES
 
 CHUNK = 1 << 24  # bytes between two signs of life
@@ -50,7 +50,7 @@ class PieceFile:
         ends = list(itertools.accumulate((box["bytes"] for box in boxes), initial=len(header)))
         self._places, self._size = ends[:-1], ends[-1]
         self._file = (folder / self.name).open("wb", buffering=0)
-        self._write(memoryview(header), 0)
+        write_at(self._file.fileno(), memoryview(header), 0)
 
     def put(self, number: int, values: memoryview) -> None:
         """Write the next bytes of box `number`.
@@ -58,11 +58,13 @@ class PieceFile:
         Raises:
             OSError: the disk is full, or would not write for another reason.
         """
+        to, at = self._file.fileno(), self._places[number] + self._next[number]
         for begin in range(0, len(values), _SLICE):
             some = values[begin : begin + _SLICE]
             self._checksums[number] = zlib.crc32(some, self._checksums[number])
-            self._write(some, self._places[number] + self._next[number])
-            self._next[number] += len(some)
+            write_at(to, some, at + begin)
+        begin_flush(to, at, len(values))
+        self._next[number] += len(values)
 
     def flush(self) -> None:
         """Have the disk take what was written so far."""
@@ -85,11 +87,6 @@ class PieceFile:
     def close(self) -> None:
         """Let go of the file, finished or not."""
         self._file.close()
-
-    def _write(self, values: memoryview, at: int) -> None:
-        while len(values):  # a disk may take less than it is given
-            taken = os.pwrite(self._file.fileno(), values, at)
-            values, at = values[taken:], at + taken
 
 
 def write(

@@ -104,7 +104,7 @@ def write(source: Source, folder: Path, target: Target) -> Written:
         for rank, (part, tree) in enumerate(zip(parts, trees, strict=True)):
 
             def values(tensor: Announced, part: Mapping[str, Foreign] = part) -> Iterable[np.ndarray]:
-                yield source.assembled(MODEL, part[tensor.name], tensor.dtype)
+                return (band.values for band in source.parts(MODEL, part[tensor.name], tensor.dtype))
 
             torch_file.write(new / PART.format(rank), tree, values, told)
         with (new / PARAMS).open("w", encoding="utf-8", newline="\n") as out:

@@ -13,7 +13,7 @@ import pytest
 from mega_ckpt import safetensors
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target, Written
-from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
+from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer import open_tokenizer
@@ -394,3 +394,24 @@ def test_numbers_without_text_have_no_tokenizer_file(
 ) -> None:
     assert not to_hugging_face(run_folder(small_gpt), tmp_path / "out").tokenizer
     assert json.loads((tmp_path / "out" / "config.json").read_bytes())["eos_token_id"] == 10
+
+
+@pytest.mark.parametrize("want", ["hf", "meta"])
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_only_numbers_that_are_converted_are_held_against_their_checksums(
+    tmp_path: Path, run_folder: Callable[[ModelSpec], Path], small_llama: ModelSpec, want: str, dtype: str
+) -> None:
+    run, target = run_folder(small_llama), Target(dtype=dtype)
+    folder = Checkpoint.open(run).folder
+    converted = MODEL if dtype == "keep" else MAIN
+    for space in ("optim.exp_avg", converted):
+        file = folder / f"{space}-00000.safetensors"
+        values = bytearray(file.read_bytes())
+        values[-1] ^= 1
+        file.write_bytes(values)
+        if space == converted:
+            with pytest.raises(FormatError, match=rf"{space}-00000.safetensors: .*crc32"):
+                convert(run, tmp_path / "damaged", "mega", want, target=target)
+            assert not (tmp_path / "damaged").exists()
+        else:
+            convert(run, tmp_path / "sound", "mega", want, target=target)

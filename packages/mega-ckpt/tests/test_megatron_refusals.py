@@ -385,7 +385,7 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
         monkeypatch.setattr(megatron_shards.Unpickler, "open", lambda _, file, trees=trees: trees[file])
         try:
             source = megatron.read(theirs, Reading())
-            source.verify()
+            source.verify(source.spaces)
             json.dumps(source.trainer)
         except MegaError:
             refused += 1

@@ -60,8 +60,10 @@ def convert(
         source = _precise(source)
     free(source, save, target)
     tokens = logits.wanted(check, want, source)
-    on_the_way = format_of(want).in_bands and source.checked is not None
-    (source.check if on_the_way else source.verify)()
+    if format_of(want).in_bands and source.checked is not None:
+        source.check()
+    else:
+        source.verify(_read(source, want, target))
     written = write(source, save, target)
     found = None
     if tokens:
@@ -69,6 +71,13 @@ def convert(
         one, other = logits.Side(have, load, source), logits.Side(want, written.folder, back)
         found = logits.compare(one, other, tokens)
     return Converted(written, left(source, want, target), found)
+
+
+def _read(source: Source, want: str, target: Target) -> set[str]:
+    """The namespaces whose numbers are going to be read."""
+    if "optimizer" in format_of(want).holds and target.optimizer:
+        return {*source.spaces}
+    return {MODEL if target.dtype == KEEP or MAIN not in source.spaces else MAIN}
 
 
 def _precise(source: Source) -> Source:

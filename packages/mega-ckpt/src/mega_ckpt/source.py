@@ -7,7 +7,7 @@ goes between is a box of a parameter of ours, as it is stored, so that no value 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +45,8 @@ class Source:
         trainer: as our trainer.json says it; {"iteration": 0, ...} where there was no training.
         run_config: the run's configuration as TOML.
         left: what is there and has no place in ours, a few words each.
-        verify: reads every number, where checksums tell whether they are sound; a FormatError where not.
+        verify: reads every number of some namespaces, where checksums or copies tell whether they are sound;
+            a FormatError where not.
         checked: a whole parameter of a namespace as it is stored, its checksums held against it on the way;
             None of a format without checksums.
         check: what `verify` does without reading numbers: all that is left to do for who reads `checked`.
@@ -59,7 +60,7 @@ class Source:
     tokenizer: Tokenizer | None = None
     run_config: str | None = None
     left: tuple[str, ...] = ()
-    verify: Callable[[], object] = lambda: None
+    verify: Callable[[Collection[str]], object] = lambda _: None
     checked: Bands | None = None
     check: Callable[[], object] = lambda: None
 

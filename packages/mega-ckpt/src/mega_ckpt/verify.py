@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -60,20 +60,24 @@ class Verified:
     bytes: int
 
 
-def verify(checkpoint: Checkpoint, progress: Progress = silent) -> Verified:
+def verify(
+    checkpoint: Checkpoint, progress: Progress = silent, spaces: Collection[str] | None = None
+) -> Verified:
     """Check everything.
 
     Args:
         progress: of the bytes read.
+        spaces: the namespaces whose numbers are read; None for all.
 
     Raises:
         FormatError: the first fault that is found, cheap ones first.
     """
     check(checkpoint)
-    check_sums(checkpoint, progress)
-    every = list(checkpoint.pieces())
-    tensors = sum(len(entries) for entries in checkpoint.tensors.values())
-    return Verified(tensors, len(every), sum(piece.bytes for *_, piece in every))
+    spaces = {*checkpoint.tensors} if spaces is None else spaces
+    check_sums(checkpoint, spaces, progress)
+    every = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
+    tensors = sum(len(checkpoint.tensors[space]) for space in spaces)
+    return Verified(tensors, len(every), sum(piece.bytes for piece in every))
 
 
 def check(checkpoint: Checkpoint) -> None:
@@ -170,11 +174,12 @@ def check_headers(checkpoint: Checkpoint) -> None:
                 raise FormatError(f"{path}: {key}", "header and manifest disagree", found=found, wanted=want)
 
 
-def check_sums(checkpoint: Checkpoint, progress: Progress = silent) -> None:
+def check_sums(checkpoint: Checkpoint, spaces: Collection[str], progress: Progress = silent) -> None:
     """The bytes of every piece have the checksum they were written with, and narrow weights are the
     optimizer's, rounded. All cores read, and each byte is read once.
 
     Args:
+        spaces: the namespaces that are read.
         progress: of the bytes read.
     """
 
@@ -187,12 +192,13 @@ def check_sums(checkpoint: Checkpoint, progress: Progress = silent) -> None:
                 told(len(taken))
             reader.end()
 
-    pairs = _rounded(checkpoint)
-    alone = [job for job in checkpoint.pieces() if job[0] not in (MODEL, MAIN) or job[1] not in pairs]
+    every = [job for job in checkpoint.pieces() if job[0] in spaces]
+    pairs = _rounded(checkpoint) if {MODEL, MAIN} <= {*spaces} else []
+    alone = [job for job in every if job[0] not in (MODEL, MAIN) or job[1] not in pairs]
     alone.sort(key=lambda job: (job[3].file, job[3].offset))  # as they lie on the disk
     jobs: list[Callable[[Told], None]] = [partial(_check_rounded, checkpoint, name) for name in pairs]
     jobs += [partial(piece, space, name, one) for space, name, _, one in alone]
-    with progress(sum(one.bytes for *_, one in checkpoint.pieces())) as told:
+    with progress(sum(one.bytes for *_, one in every)) as told:
         each(jobs, lambda job, told: job(told), told)
 
 

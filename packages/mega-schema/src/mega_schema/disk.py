@@ -39,7 +39,7 @@ def write_at(descriptor: int, values: memoryview, at: int) -> None:
         OSError: the disk is full, or would not write for another reason.
     """
     while len(values):  # a disk may take less than it is given
-        taken = os.pwrite(descriptor, values, at)
+        taken = os.pwrite(descriptor, values[:_AT_ONCE], at)
         values, at = values[taken:], at + taken
 
 
@@ -61,6 +61,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return cast(Callable[[int, int, int, int], int], function)
 
 
+_AT_ONCE = 1 << 20  # bytes; of more, a system may look for large pages, which take it longer to find
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _SYNC_FILE_RANGE = _sync_file_range()
 

@@ -35,7 +35,7 @@ def read(load: Path, reading: Reading) -> Source:
         {"iteration": found.iteration, **found.trainer},
         open_folder(tokenizer) if tokenizer.is_dir() else None,
         run_config.read_text("utf-8") if run_config.is_file() else None,
-        verify=lambda: verify(found),
+        verify=lambda spaces: verify(found, spaces=spaces),
         checked=partial(stored_bands, found),
         check=lambda: check(found),
     )

@@ -64,7 +64,7 @@ def read(load: Path, reading: Reading) -> Source:
         state,
         _tokenizer(first, reading, spec),
         left=tuple(left),
-        verify=held.check_tied,
+        verify=lambda _: held.check_tied(),
     )
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from mega_model import weight_gradients
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.mesh import Axis
-from mega_model.weight_gradients import WeightGradients, add_product
+from mega_model.weight_gradients import WeightGradients
 
 ALONE = Axis("tp")
 
@@ -51,8 +51,26 @@ def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
     grad, x = (torch.randn(tokens, width, generator=generator).to(dtype) for width in (7, 3))
     wanted, main = grad.double().t() @ x.double(), torch.full((7, 3), torch.nan)
     for times in (1, 2):
-        add_product(main, grad, x, beta=times - 1)
+        WeightGradients().add_product(main, grad, x, first=times == 1)
         torch.testing.assert_close(main.double(), times * wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rounded", [1, 6, 1 << 22])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_product_that_is_not_fused_is_rounded_before_it_is_added(
+    dtype: torch.dtype, rounded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_gradients, "_ROUNDED", rounded)
+    generator = torch.Generator().manual_seed(2)
+    grad, x = (torch.randn(5, width, generator=generator).to(dtype) for width in (7, 3))
+    exact = (grad.double().t() @ x.double()).float()
+    wanted, main = exact.to(dtype).float(), torch.full((7, 3), torch.nan)
+    for times in (1, 2):
+        WeightGradients(fused=False).add_product(main, grad, x, first=times == 1)
+        # sums in another order may be rounded to the number beside
+        torch.testing.assert_close(main, times * wanted, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert torch.equal(main / times, (main / times).to(dtype).float())
+    assert dtype == torch.float32 or not torch.equal(main, 2 * exact)
 
 
 def test_two_backward_passes_add_up() -> None:

@@ -17,8 +17,8 @@ from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
 from mega_model.mesh import Axis
 from mega_model.products import computing_dtype
-from mega_model.weight_gradients import WeightGradients, add_product
-from mega_schema.chunk import loss_tokens
+from mega_model.weight_gradients import WeightGradients
+from mega_schema.chunk import loss_chunk, loss_tokens
 
 
 def token_loss(
@@ -137,7 +137,7 @@ class _HeadLoss(torch.autograd.Function):
         whole_TD, dtype = tp.enter(x_TD).wait(), computing_dtype(x_TD)
         whole_TD, true_VD = whole_TD.to(dtype), weight_VD[:true].to(dtype)
         tokens, width = whole_TD.shape
-        step = -(-tokens // -(-tokens // loss_tokens(width, dtype.itemsize)))  # as even as can be
+        step = loss_chunk(tokens, loss_tokens(width, dtype.itemsize))
         logits_CV = whole_TD.new_empty((step, true))
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
@@ -151,7 +151,7 @@ class _HeadLoss(torch.autograd.Function):
             if grad_TD is not None:
                 torch.mm(z_CV, true_VD, out=grad_TD[some])
             if grad_VD is not None:
-                add_product(grad_VD[:true], z_CV, x_CD, beta=0 if some.start == 0 else 1)
+                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=some.start == 0)
         if grad_VD is not None:
             grad_VD[true:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()

@@ -53,11 +53,17 @@ class Runtime:
         kernels: Kernels = REFERENCE,
         recompute: Recompute = KEEP_ALL,
         fp8: Recipe | None = None,
+        fused_gradients: bool = True,
     ) -> Self:
-        """The runtime of this rank of the mesh; the stage is its first."""
+        """The runtime of this rank of the mesh; the stage is its first.
+
+        Args:
+            fused_gradients: as `WeightGradients.fused`.
+        """
         rows = {row.name: row for row in table(spec)}
         stage = mesh.stage(spec.layers)
-        return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, recompute=recompute, fp8=fp8)
+        gradients = WeightGradients(fused=fused_gradients)
+        return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, gradients, recompute, fp8)
 
     @classmethod
     def alone(

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mega_model.products import exact_in
+from mega_model.products import computing_dtype, exact_in
 
 _CONVERTED = 1 << 20  # numbers of a gradient that a CPU has in float32 at once: 4 MiB stay in its cache
+_ROUNDED = 1 << 22  # numbers of a product that are there before they are added
 
 
 class WeightGradients:
@@ -25,10 +26,13 @@ class WeightGradients:
     A weight that `into` did not name has its gradient returned to autograd.
 
     Attributes:
+        fused: a product is added in float32, as it is made; else it is rounded to the precision of its
+            factors before (Megatron's --no-gradient-accumulation-fusion).
         ready: called with a weight when its gradient of one backward pass is complete; in every pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = True) -> None:
+        self.fused = fused
         self.ready: Callable[[nn.Parameter], None] | None = None
         self._main: dict[Tensor, Callable[[], Tensor]] = {}
         self._uses: Counter[Tensor] = Counter()
@@ -85,8 +89,33 @@ class WeightGradients:
         main = self._main.get(weight)
         if main is None:
             return grad_TO.t() @ x_TI()
-        self._add(weight, lambda: add_product(main(), grad_TO, x_TI()))
+        self._add(weight, lambda: self.add_product(main(), grad_TO, x_TI()))
         return None
+
+    def add_product(self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool = False) -> None:
+        """main += gradᵀ x in float32, whatever the two are.
+
+        Args:
+            first: nothing was added before: main may hold anything.
+        """
+        beta = 0 if first else 1
+        if grad_TO.dtype == torch.float32:
+            main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
+        elif not self.fused:
+            kind = computing_dtype(x_TI)
+            for main, some in _pieces(main_OI, grad_TO, _ROUNDED // max(1, x_TI.shape[1])):
+                rounded = (some.t().to(kind) @ x_TI.to(kind)).to(grad_TO.dtype)
+                main.copy_(rounded) if first else main.add_(rounded)
+        elif grad_TO.is_cuda:
+            torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
+        else:
+            tokens, x_TI = len(grad_TO), x_TI.float()
+            step = min(grad_TO.shape[1], max(1, _CONVERTED // max(1, tokens)))
+            float_TO = x_TI.new_empty(tokens * step)  # one for all pieces
+            with exact_in(grad_TO.dtype):
+                for main, some in _pieces(main_OI, grad_TO, step):
+                    some = float_TO[: some.numel()].view(some.shape).copy_(some)
+                    main.addmm_(some.t(), x_TI, beta=beta)
 
     def add_by(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
         """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
@@ -140,17 +169,6 @@ class WeightGradients:
             self.ready(weight)
 
 
-def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, beta: float = 1) -> None:
-    """main = beta main + gradᵀ x in float32, whatever the two are; at beta 0 main may hold anything."""
-    if grad_TO.dtype == torch.float32:
-        main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
-    elif grad_TO.is_cuda:
-        torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
-    else:
-        tokens, x_TI = len(grad_TO), x_TI.float()
-        step = max(1, _CONVERTED // max(1, tokens))
-        float_TO = x_TI.new_empty(tokens * min(step, grad_TO.shape[1]))  # one for all pieces
-        with exact_in(grad_TO.dtype):
-            for main, some in zip(main_OI.split(step), grad_TO.split(step, 1), strict=True):
-                some = float_TO[: some.numel()].view(some.shape).copy_(some)
-                main.addmm_(some.t(), x_TI, beta=beta)
+def _pieces(main_OI: Tensor, grad_TO: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = max(1, rows)
+    return zip(main_OI.split(rows), grad_TO.split(rows, 1), strict=True)

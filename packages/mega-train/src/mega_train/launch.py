@@ -45,7 +45,7 @@ from mega_train.watch.opened import opened
 from mega_train.watchdog import Watchdog
 
 _HURRY = 15.0  # seconds; torchrun kills what has not ended 30 s after it was told to
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 log = logging.getLogger("mega.train")
 
@@ -220,14 +220,16 @@ def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator
 def keep_freed_memory() -> None:
     """Let what tensors free serve the next step, and fault few pages in for what is new. On Linux alone.
 
-    By default glibc takes blocks of a few megabytes from the system, and gives them back, each time. Larger
-    ones torch asks for in large pages, 2 MiB a fault and not 4 KiB, if told so before its first tensor.
+    By default glibc takes blocks of a few megabytes from the system, and gives them back, each time: a step's
+    logits come as pages that the system clears first, and the host of a virtual machine may have to find.
+    Those that are new torch asks for in large pages, 2 MiB a fault and not 4 KiB, if told so before its first
+    tensor.
     bench/cpu_training.py measures the difference. Other C libraries have no such setting, and are left alone.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's own variable
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
-        setting(_M_MMAP_THRESHOLD, 1 << 25)  # 32 MiB, the most it takes
+        setting(_M_MMAP_MAX, 0)
         setting(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 

@@ -30,7 +30,6 @@ NEEDLESS: Mapping[str, str] = MappingProxyType(
         "--no-bias-swiglu-fusion": _KERNELS,
         "--no-bias-dropout-fusion": _KERNELS,
         "--no-rope-fusion": _KERNELS,
-        "--no-gradient-accumulation-fusion": _KERNELS,
         "--no-persist-layer-norm": _KERNELS,
         "--cross-entropy-loss-fusion": _KERNELS,
         "--use-mcore-models": "there is one model of each family",

@@ -88,6 +88,7 @@ class Trainer:
             kernels=self.choice.kernels,
             recompute=plan.recompute,
             fp8=plan.fp8,
+            fused_gradients=not plan.run.train.rounded_weight_gradients,
         )
         self.shards = shards(self.rt, mesh, plan.sharing)
         self.models, self.held = self.shards.models, self.shards.held

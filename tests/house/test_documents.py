@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import click
 import pytest
 
+from mega_ckpt.format_names import NAMES
+from mega_ckpt.formats import format_of
 from tests.house.documents import (
     LINK,
     blocks,
@@ -56,6 +60,15 @@ def test_a_command_line_with_a_mistake_would_be_found(line: str) -> None:
     (words,) = commands(line)
     with pytest.raises(click.ClickException):
         check_command(words)
+
+
+def test_how_to_convert_has_one_line_for_each_pair_of_formats() -> None:
+    found = Counter()
+    for words in commands((ROOT / "docs/howto/convert.md").read_text("utf-8").partition("for each pair")[2]):
+        if words[:2] == ["mega-ckpt", "convert"] and "--check-logits" not in words:
+            found[words[words.index("--from") + 1], words[words.index("--to") + 1]] += 1
+    written = [name for name in NAMES if format_of(name).write is not None]
+    assert found == dict.fromkeys({*product(NAMES, written)} - {("mega", "mega")}, 1)
 
 
 def test_a_command_line_is_read_to_its_end_and_no_further() -> None:

@@ -1,7 +1,8 @@
-"""The loss of the head, whose logits never exist as a whole, held against logits that do."""
+"""The loss of the head, whose logits never exist as a whole, held against float64 logits that do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model import loss
-from mega_model.loss import IGNORED, head_loss, token_loss
+from mega_model.loss import IGNORED, head_loss
 from mega_model.mesh import Axis
 from mega_model.weight_gradients import WeightGradients
 
@@ -35,7 +36,8 @@ def _head(x: Tensor, weight: nn.Parameter, target: Tensor, **others: Any) -> Ten
 
 
 def _whole(x: Tensor, weight: Tensor, target: Tensor, vocab: int = VOCAB) -> Tensor:
-    return F.cross_entropy(x @ weight[:vocab].t(), target, reduction="sum", ignore_index=IGNORED)
+    logits = x.double() @ weight[:vocab].double().t()
+    return F.cross_entropy(logits, target, reduction="sum", ignore_index=IGNORED).float()
 
 
 @pytest.fixture(params=[4, 256], ids=["chunks", "one chunk"])
@@ -74,7 +76,7 @@ def test_half_precision_is_as_near_as_its_roundings_allow(dtype: torch.dtype) ->
     assert low_weight.grad is None
 
 
-@pytest.mark.parametrize("vocab", [3, 8, 19, 24])
+@pytest.mark.parametrize("vocab", [3, 8, 16, 19, 24])
 @pytest.mark.usefixtures("chunks")
 def test_ranks_that_hold_a_slice_each_get_the_whole_loss(
     vocab: int, axes: Callable[[int], Sequence[Any]]
@@ -183,13 +185,47 @@ def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
     assert len(ready) == 1
 
 
-def test_a_small_probability_is_not_lost_in_float16() -> None:
-    """1 / 60,000 is below float16's normal numbers."""
-    logits = torch.zeros(1, 60_000, dtype=torch.float16)
-    asked = loss.cross_entropy(logits, torch.tensor([0]), ALONE, 1024.0)
-    assert float(asked) == pytest.approx(11.0021, abs=1e-3)
-    assert float(logits[0, 1]) == pytest.approx(1024 / 60_000, rel=1e-3)
-    assert float(logits[0, 0]) == pytest.approx(-1024, rel=1e-3)
+def test_a_small_probability_is_not_lost_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp(-18) of the second word is less than half of float16's smallest number."""
+    monkeypatch.setattr(loss, "computing_dtype", lambda x: x.dtype)  # also on a CPU that does it in float32
+    x, weight = (torch.tensor(of, dtype=torch.float16) for of in ([[1.0]], [[0.0], [-18.0]]))
+    gradients, main = WeightGradients(), torch.zeros(2, 1)
+    gradients.into(weight := nn.Parameter(weight), lambda: main)
+    _head(x, weight, torch.tensor([0]), vocab=2, gradients=gradients).backward()
+    assert float(main[1]) == pytest.approx(math.exp(-18), rel=2e-3)
+
+
+def test_rows_of_padding_give_no_probability_and_get_no_gradient() -> None:
+    x, weight, target = _case(5, 9)
+    found = []
+    for padding in (0.0, 1e4, torch.nan):
+        with torch.no_grad():
+            weight[VOCAB:] = padding
+        total = _head(x, weight, target)
+        found.append((total, *torch.autograd.grad(total, (x, weight))))
+    for total, grad_x, grad_weight in found:
+        assert torch.equal(total, found[0][0])
+        assert torch.equal(grad_x, found[0][1])
+        assert torch.equal(grad_weight, found[0][2])
+        assert torch.count_nonzero(grad_weight[VOCAB:]) == 0
+
+
+def test_a_token_that_does_not_count_has_neither_loss_nor_gradient() -> None:
+    x, weight, target = _case(3, 9)
+    total = _head(x, weight, target)
+    grad_x, grad_weight = torch.autograd.grad(total, (x, weight))
+    assert [token for token in range(9) if not grad_x[token].any()] == [3]
+    others = torch.arange(9) != 3
+    less = _head(x[others], weight, target[others])
+    torch.testing.assert_close(total, less)
+    torch.testing.assert_close(grad_weight, torch.autograd.grad(less, weight)[0])
+
+
+def test_a_batch_of_which_no_token_counts_has_no_loss_and_no_gradient() -> None:
+    x, weight, target = _case(3, 9)
+    total = _head(x, weight, torch.full_like(target, IGNORED))
+    assert total.item() == 0
+    assert not any(grad.any() for grad in torch.autograd.grad(total, (x, weight)))
 
 
 @pytest.mark.parametrize("wrong", [19, -1, 1000])
@@ -204,4 +240,3 @@ def test_logits_that_are_not_finite_make_a_loss_that_is_not() -> None:
     with torch.no_grad():
         x[4] = torch.inf
     assert not bool(torch.isfinite(_head(x, weight, target)))
-    assert not bool(torch.isfinite(token_loss((x @ weight.t()), target, vocab=VOCAB, tp=ALONE)[4]))

@@ -5,7 +5,6 @@ Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,30 +18,6 @@ from mega_model.mesh import Axis
 from mega_model.products import computing_dtype
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.chunk import loss_chunk, loss_tokens
-
-
-def token_loss(
-    logits_TV: Tensor, target_T: Tensor, *, vocab: int, tp: Axis, kernel: CrossEntropy = cross_entropy
-) -> Tensor:
-    """Cross-entropy of every token, in nats, without gathering the vocabulary.
-
-    log Σ exp(z) - z[target], reduced over tp as a few numbers per token (arXiv:1909.08053 §3). The work is
-    float32 whatever the logits are.
-
-    Args:
-        logits_TV: this rank's slice of the vocabulary, padding columns included.
-        target_T: global ids in [0, vocab), or -100 for a token that does not count.
-        vocab: size without padding; padding columns get no probability and no gradient.
-
-    Returns:
-        (T,) float32, the same on every rank of tp, zero where the target is -100.
-
-    Raises:
-        IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
-            synchronisation per step.
-    """
-    _check(target_T, vocab)
-    return _TokenLoss.apply(logits_TV, target_T, vocab, tp, kernel)
 
 
 def head_loss(
@@ -64,11 +39,17 @@ def head_loss(
 
     Args:
         x_TD: what the head multiplies, as `column_linear` takes it.
-        weight_VD, vocab, tp: this rank's rows of the head; rows of padding give no probability.
-        target_T: of the tokens of all ranks of tp; as `token_loss` takes it, and with its errors.
+        weight_VD, vocab, tp: this rank's rows of the head; rows of padding give no probability, and get no
+            gradient.
+        target_T: of the tokens of all ranks of tp; global ids in [0, vocab), or -100 for a token that does
+            not count.
 
     Returns:
         a float32 number, the same on every rank of tp.
+
+    Raises:
+        IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
+            synchronisation per step.
     """
     _check(target_T, vocab)
     return _HeadLoss.apply(x_TD, weight_VD, target_T, vocab, tp, gradients, kernel, torch.is_grad_enabled())
@@ -88,35 +69,6 @@ def _own(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, 
     local_T = target_T - first
     local_T = torch.where((local_T >= 0) & (local_T < true), local_T, -1)
     return torch.where(target_T == IGNORED, IGNORED, local_T), true
-
-
-class _TokenLoss(torch.autograd.Function):
-    """Makes the gradient with the loss, a few tokens at a time, and keeps it in place of the logits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_TV: Tensor, target_T: Tensor, vocab: int, tp: Axis, kernel: CrossEntropy
-    ) -> Tensor:
-        tokens, columns = logits_TV.shape
-        local_T, true = _own(target_T, columns, vocab, tp)
-        loss_T = logits_TV.new_empty(tokens, dtype=torch.float32)
-        grad_TV = torch.empty_like(logits_TV) if ctx.needs_input_grad[0] else None
-        for some in _chunks(tokens, (1 << (18 if logits_TV.device.type == "cpu" else 25)) // columns):
-            if grad_TV is None:
-                loss_T[some] = kernel(logits_TV[some, :true].clone(), local_T[some], tp, None)
-            else:
-                work_CV = grad_TV[some, :true].copy_(logits_TV[some, :true])
-                loss_T[some] = kernel(work_CV, local_T[some], tp, 1.0)
-        if grad_TV is not None:
-            grad_TV[:, true:] = 0
-            ctx.save_for_backward(grad_TV)
-        return loss_T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_TV,) = ctx.saved_tensors
-        return grad_TV.mul_(grad_T[:, None]), None, None, None, None
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -144,14 +96,15 @@ class _HeadLoss(torch.autograd.Function):
         grad_VD = torch.empty_like(weight_VD, dtype=torch.float32) if needs_weight else None
         # a small probability is zero in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
-        for some in _chunks(tokens, step):
+        for begin in range(0, tokens, step):
+            some = slice(begin, begin + step)
             x_CD = whole_TD[some]
             z_CV = torch.mm(x_CD, true_VD.t(), out=logits_CV[: len(x_CD)])
             loss_T[some] = kernel(z_CV, local_T[some], tp, scale)
             if grad_TD is not None:
                 torch.mm(z_CV, true_VD, out=grad_TD[some])
             if grad_VD is not None:
-                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=some.start == 0)
+                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=begin == 0)
         if grad_VD is not None:
             grad_VD[true:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
@@ -166,7 +119,3 @@ class _HeadLoss(torch.autograd.Function):
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.add_made(ctx.weight, grad_VD, grad)
         return None if grad_x is None else grad_x * grad, grad_weight, *[None] * 6
-
-
-def _chunks(tokens: int, step: int) -> Iterator[slice]:
-    return (slice(begin, begin + max(1, step)) for begin in range(0, tokens, max(1, step)))

@@ -146,7 +146,7 @@ def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | 
 
 def _softmax_(logits_CV: Tensor, scale: float) -> Tensor:
     """log Σ exp(z) in float32; the logits become `scale` times their softmax, in place."""
-    if logits_CV.dtype == torch.float32 and logits_CV.is_contiguous():
+    if logits_CV.dtype == torch.float32:
         largest_C = logits_CV.amax(1)
         torch.softmax(logits_CV, 1, out=logits_CV)
         log_C = largest_C - logits_CV.amax(1).log_()  # the largest probability is 1 / Σ exp(z - largest)

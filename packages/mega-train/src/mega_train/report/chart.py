@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 940, 260
-_LEFT, _RIGHT, _TOP, _FOOT = 64, 12, 10, 26
+_LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # so wide that a label under the last tick is whole
 _MOST = 400  # points of a line that are drawn; more are put together
 _COLUMNS = 120  # places where a pointer reads
 

@@ -366,6 +366,11 @@ def test_a_model_without_training_is_a_release(
     convert(tmp_path / "theirs", tmp_path / "back", "megatron", "hf")
     before, after = ((folder / "model.safetensors").read_bytes() for folder in (load, tmp_path / "back"))
     assert before == after
+    (tmp_path / "theirs/release").rename(tmp_path / "theirs/.release.replaced")  # killed as it was replaced
+    assert (
+        convert(tmp_path / "theirs", tmp_path / "again", "megatron", "mega").written.folder.name
+        == "iter_0000000"
+    )
 
 
 def test_ranks_that_differ_in_what_all_have_are_told(tmp_path: Path, small_gpt: ModelSpec) -> None:

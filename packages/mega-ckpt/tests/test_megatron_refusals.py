@@ -325,6 +325,37 @@ def test_a_write_that_fails_leaves_nothing(
     assert len(list((tmp_path / "theirs").iterdir())) == 2
 
 
+def test_a_process_that_ends_between_two_renames_loses_nothing(
+    tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out, real = run_folder(small_gpt), tmp_path / "theirs", Path.rename
+    convert(run, out, "mega", "megatron")
+    before = (out / FOLDER / "mp_rank_00" / FILE).read_bytes()
+
+    def ends(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", ends)
+    with pytest.raises(KeyboardInterrupt):
+        convert(run, out, "mega", "megatron", target=Target(force=True, dtype="bf16"))
+    assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
+    assert len(list(out.iterdir())) == 2
+    monkeypatch.undo()
+    # of one that was killed there it is under the name that it waits with
+    (out / FOLDER).rename(out / f".{FOLDER}.replaced")
+    assert convert(out, tmp_path / "ours", "megatron", "mega").written.parameters
+    with pytest.raises(ConfigError, match="there is a checkpoint already: found .*replaced; hint: "):
+        convert(run, out, "mega", "megatron")
+    convert(run, out, "mega", "megatron", target=Target(force=True, dtype="bf16"))
+    assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() != before
+    (out / f".{FOLDER}.replaced").mkdir()  # killed before it was removed
+    convert(run, out, "mega", "megatron", target=Target(force=True))
+    assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
+    assert len(list(out.iterdir())) == 2
+
+
 def test_state_of_another_optimizer_than_adam_is_refused(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:

@@ -257,11 +257,18 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     with pytest.raises(ConfigError, match="--pp: Meta's parts are of every layer: found 2, wanted 1"):
         to_meta(Layout(pp=2))
     assert not out.exists()
+    out.write_text("years", "utf-8")
+    for force in (False, True):
+        with pytest.raises(ConfigError, match="--save: "):
+            to_meta(Layout(), force=force)
+    assert [path.name for path in tmp_path.glob("out*")] == ["out"]
+    assert out.read_text("utf-8") == "years"
+    out.unlink()
     out.mkdir()
     (out / "mine.txt").write_text("x", "utf-8")
     with pytest.raises(ConfigError, match="there is something already: found .*hint: add --force"):
         to_meta(Layout())
-    with pytest.raises(ConfigError, match=r"holds something else: no params.json"):
+    with pytest.raises(ConfigError, match=r"holds something else than a model: no params.json"):
         to_meta(Layout(), force=True)
     (out / "mine.txt").rename(out / "params.json")
     done = to_meta(Layout(), force=True, dtype="bf16")

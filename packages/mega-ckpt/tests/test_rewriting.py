@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mega_ckpt import dtypes
+from mega_ckpt.convert import convert
 from mega_ckpt.layouts import whole_slab
 from mega_ckpt.reshard import reshard
 from mega_ckpt.saving import taken
@@ -184,6 +185,22 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
     assert said.startswith(f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large")
     assert "hint: make room there" in said
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("want", ["hf", "meta"])
+def test_a_disk_that_takes_no_more_of_a_foreign_folder_is_one_line_too(
+    run_folder: Any, small_llama: ModelSpec, tmp_path: Path, want: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = run_folder(small_llama)
+    with _limited(3000)(), pytest.raises(MegaError, match="out.*: not written: found File too large; hint"):
+        convert(run, tmp_path / "out", "mega", want)
+    monkeypatch.setattr(json, "dump", full)  # what is beside the weights
+    with pytest.raises(MegaError, match="out.*: not written: found No space left on device; hint: make room"):
+        convert(run, tmp_path / "out", "mega", want)
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_a_disk_that_may_not_be_written_is_named(

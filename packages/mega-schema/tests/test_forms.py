@@ -232,6 +232,38 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "tx.3.new"]
 
 
+def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatch):
+    folder, real = tmp_path / "t", Path.rename
+    folder.mkdir()
+    (folder / "file").write_text("years", "utf-8")
+
+    def ends(path, target):
+        if path.suffix == ".new":
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", ends)
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder):
+        pass
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (folder / "file").read_text("utf-8") == "years"
+    folder.rename(tmp_path / "t.99.old")  # a process was killed between the renames
+    (tmp_path / "t.99.new").mkdir()
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (folder / "file").read_text("utf-8") == "years"
+
+
+def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with replacing_folder(Path()) as new:
+        (new / "file").write_text("x", "utf-8")
+    assert (tmp_path / "here" / "file").read_text("utf-8") == "x"
+
+
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):
     code = (
         "import sys, numpy as np; from pathlib import Path; from mega_schema.indexed import IndexedWriter\n"

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mega_ckpt.new_folder import check_free
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.disk import on_disk, write_text
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import FormatError
 from mega_schema.run_folder import TOKENIZER
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder
@@ -33,13 +34,7 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
     if not stored.is_dir():
         raise FormatError(stored, "the checkpoint has no tokenizer")
     tokenizer = open_folder(stored)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not force:
-            hint = "add --force to replace it"
-            raise ConfigError("--save", "there is something already", found=folder, hint=hint)
-        if not (folder / TOKENIZER_CONFIG).is_file():
-            what = f"holds something else than a tokenizer: no {TOKENIZER_CONFIG}"
-            raise ConfigError("--save", what, found=folder, wanted="a new folder")
+    check_free(folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force)
     if not _is_known(tokenizer):
         raise FormatError(
             stored,

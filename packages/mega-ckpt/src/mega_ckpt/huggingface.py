@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,11 @@ from mega_ckpt.layouts.huggingface import BUFFERS, names_of
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors_files import INDEX, WEIGHTS
 from mega_ckpt.stored import Stored
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.disk import on_disk
+from mega_schema.errors import FormatError
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
+from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 from mega_schema.tokenizer_sentencepiece import MODEL
 
@@ -103,59 +104,27 @@ def write_folder(
     *,
     dtype: str,
     tokenizer: Tokenizer | None,
-    overwrite: bool,
 ) -> None:
-    """Write a folder that `transformers` loads. It appears whole or not at all.
+    """Write a folder that `transformers` loads, to a place that is free (`new_folder`), whole or not at all.
 
     Args:
         weights: writes them into a folder.
         dtype: of the weights, safetensors' name.
 
     Raises:
-        ConfigError: the folder is there already.
+        MegaError: the disk is full, or would not write for another reason.
     """
-    check_free(folder, overwrite=overwrite)
-    folder = folder.resolve()  # "." has no name to put others beside
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, replaced = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "replaced"))
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir()
-        weights(partial)
-        special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
+    special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
+    with on_disk(folder), replacing_folder(folder) as new:
+        weights(new)
         # transformers 4 reads torch_dtype, 5 reads dtype
-        _write(partial / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
+        _write(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
         if (came := hf_tokenizer.generation(tokenizer)) is None:
-            _write(partial / GENERATION, {"_from_model_config": True, **special})
+            _write(new / GENERATION, {"_from_model_config": True, **special})
         else:
-            (partial / GENERATION).write_bytes(came)
+            (new / GENERATION).write_bytes(came)
         if tokenizer is not None:
-            hf_tokenizer.write(partial, tokenizer, spec.context)
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            folder.rename(replaced)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that holds something: with `overwrite`, anything but a model.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not overwrite:
-        raise ConfigError(
-            "--save", "there is something already", found=folder, hint="add --force to replace it"
-        )
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(
-            "--save", f"holds something else than a model: no {CONFIG}", found=folder, wanted="a new folder"
-        )
+            hf_tokenizer.write(new, tokenizer, spec.context)
 
 
 def _entries(folder: Path) -> dict[str, Stored]:

@@ -38,7 +38,10 @@ def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
     text = tracker.read_text("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
-    folder = load / name_of(None if text == RELEASE else int(text))
+    name = name_of(None if text == RELEASE else int(text))
+    folder, replaced = load / name, _replaced(load, name)
+    if not folder.exists() and has(replaced):
+        return replaced
     if not has(folder):
         others = {"--from torch_dist": ".metadata", "--from megatron": "mp_rank_*"}
         hint = next((flag for flag, mark in others.items() if any(folder.glob(mark))), "")
@@ -51,38 +54,52 @@ def name_of(iteration: int | None) -> str:
     return RELEASE if iteration is None else f"iter_{iteration:07d}"
 
 
+def _replaced(run: Path, name: str) -> Path:
+    """Where a checkpoint waits while one of the same name takes its place."""
+    return run / f".{name}.replaced"
+
+
+def released(folder: Path) -> bool:
+    """Whether no training goes on from a checkpoint's folder."""
+    return folder.name in (RELEASE, _replaced(folder, RELEASE).name)
+
+
 def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
     """Refuse a run that has this iteration already, with `force` one of ours.
 
     Raises:
         ConfigError: it has.
     """
-    folder = run / name_of(iteration)
     if run.exists() and not run.is_dir():
         raise ConfigError("--save", "is a file", found=run, wanted="a folder")
-    if (folder / MANIFEST).exists():
-        raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
-    if folder.exists() and not force:
-        hint = "add --force to replace it"
-        raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
+    name = name_of(iteration)
+    for folder in (run / name, _replaced(run, name)):
+        if (folder / MANIFEST).exists():
+            raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
+        if folder.exists() and not force:
+            hint = "add --force to replace it"
+            raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
 
 
 @contextmanager
 def placing(run: Path, iteration: int | None) -> Iterator[Path]:
     """A new folder to write a checkpoint into, which has its name once the block has ended well.
 
-    A block that fails leaves the run as it was.
+    A block that fails leaves the run as it was. What a killed process left of such a folder is removed first,
+    and what it had put aside comes back.
     """
     made, name = not run.exists(), name_of(iteration)
-    partial, replaced, final = run / f".{name}.partial", run / f".{name}.replaced", run / name
+    partial, replaced, final = run / f".{name}.partial", _replaced(run, name), run / name
     try:
         with on_disk(run):
             run.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
+            if replaced.exists() and not final.exists():
+                replaced.rename(final)
+            for left in (partial, replaced):
+                shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
             yield partial
             sync_folder(partial)
-            shutil.rmtree(replaced, ignore_errors=True)
             if final.exists():
                 final.rename(replaced)
             partial.rename(final)
@@ -92,6 +109,8 @@ def placing(run: Path, iteration: int | None) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:  # an interruption too must leave nothing behind
         shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
         if made:
             with contextlib.suppress(OSError):
                 run.rmdir()

@@ -80,13 +80,16 @@ def _remove_left(prefix: Path) -> None:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A new folder to write into; it takes the place of `folder` when the block ends well, else it goes.
 
-    What a killed process left of such a folder is removed first.
+    What a killed process left of such a folder is removed first, and what it had put aside comes back.
     """
+    folder = folder.resolve()  # "." has no name to put others beside
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.iterdir():
+    for left in [*folder.parent.iterdir()]:
         if left.name.startswith(folder.name) and _LEFT_FOLDER.fullmatch(left.name[len(folder.name) :]):
             with _locked(left) as ours:
-                if ours:
+                if ours and left.suffix == ".old" and not folder.exists():
+                    left.rename(folder)
+                elif ours:
                     shutil.rmtree(left, ignore_errors=True)
     new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     new.mkdir()
@@ -99,6 +102,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from mega_ckpt import config_json, dtypes, huggingface, safetensors_files
+from mega_ckpt import config_json, dtypes, huggingface, new_folder, safetensors_files
 from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.hf_tokenizer import TOKENIZER_CONFIG
@@ -33,7 +33,7 @@ def read(load: Path, reading: Reading) -> Source:
 def free(source: Source, folder: Path, target: Target) -> None:
     """Refuse a model that none of the classes has, and a folder that is there."""
     config_json.from_spec(source.spec, source.where)
-    huggingface.check_free(folder, overwrite=target.force)
+    new_folder.check_free(folder, mark=huggingface.CONFIG, what="a model", force=target.force)
 
 
 def write(source: Source, folder: Path, target: Target) -> Written:
@@ -54,7 +54,6 @@ def write(source: Source, folder: Path, target: Target) -> Written:
         lambda new: safetensors_files.write(new, weights, bands, target.shard, target.progress),
         dtype=each.pop() if len(each) == 1 else "F32",
         tokenizer=source.tokenizer,
-        overwrite=target.force,
     )
     has_files = (folder / TOKENIZER_CONFIG).exists()
     size = sum(weight.announced.bytes for weight in weights)

@@ -12,7 +12,7 @@ from mega_ckpt import given_tokenizer, megatron_args, megatron_save
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
-from mega_ckpt.megatron_run import RELEASE, check_free
+from mega_ckpt.megatron_run import check_free, released
 from mega_ckpt.megatron_shards import FILE, Shard, layout_of, names_of, open_shards
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
 from mega_ckpt.saving import Taken, taken
@@ -47,9 +47,9 @@ def read(load: Path, reading: Reading) -> Source:
         raise FormatError(load, "layers in the files", found=sum(layout.dealt), wanted=spec.layers)
     held = _Held(spec, names, layout, padded // layout.tp)
     weights = [(shard, held.take(shard)) for shard in shards]
-    released = first.file.parent.parent.name == RELEASE
-    state, left = trainer(first, released=released)
-    optimizer = {} if released else optimizer_spaces(weights)
+    handed_on = released(first.file.parent.parent)
+    state, left = trainer(first, released=handed_on)
+    optimizer = {} if handed_on else optimizer_spaces(weights)
     if optimizer is None or first.file.name != FILE:
         left.append("the optimizer's state, whose layout is not known")
     if spec.vocab < padded:

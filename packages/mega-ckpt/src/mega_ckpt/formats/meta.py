@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import dtypes, given_tokenizer, llama3_tokenizer, meta_params, torch_file
+from mega_ckpt import dtypes, given_tokenizer, llama3_tokenizer, meta_params, new_folder, torch_file
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.meta import of_part
@@ -26,6 +26,7 @@ from mega_ckpt.source import Source, gathered, matched
 from mega_ckpt.stored import Stored
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
+from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
@@ -75,13 +76,7 @@ def free(source: Source, folder: Path, target: Target) -> None:
         raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
     for _ in of_part(source.spec, 0, layout.tp, by_rows=True):
         pass
-    if folder.is_dir() and any(folder.iterdir()):
-        if not target.force:
-            hint = "add --force to replace it"
-            raise ConfigError("--save", "there is something already", found=folder, hint=hint)
-        if not (folder / PARAMS).is_file():
-            wanted = "a new folder"
-            raise ConfigError("--save", f"holds something else: no {PARAMS}", found=folder, wanted=wanted)
+    new_folder.check_free(folder, mark=PARAMS, what="a model", force=target.force)
 
 
 def write(source: Source, folder: Path, target: Target) -> Written:
@@ -100,7 +95,7 @@ def write(source: Source, folder: Path, target: Target) -> Written:
     ]
     trees = [{name: announced(foreign) for name, foreign in part.items()} for part in parts]
     size = sum(tensor.bytes for tree in trees for tensor in set(tree.values()))
-    with replacing_folder(folder.resolve()) as new, target.progress(size) as told:
+    with on_disk(folder), replacing_folder(folder) as new, target.progress(size) as told:
         for rank, (part, tree) in enumerate(zip(parts, trees, strict=True)):
 
             def values(tensor: Announced, part: Mapping[str, Foreign] = part) -> Iterable[np.ndarray]:

@@ -29,7 +29,7 @@ from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writ
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.chunks import part_of
 from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
-from mega_ckpt.megatron_run import RELEASE, check_free, folder_of, name_of, placing
+from mega_ckpt.megatron_run import check_free, folder_of, name_of, placing, released
 from mega_ckpt.megatron_save import VERSION, Writing, schedule
 from mega_ckpt.megatron_shards import Shard
 from mega_ckpt.megatron_state import FIRST, trainer
@@ -106,7 +106,7 @@ def read(load: Path, reading: Reading) -> Source:
         else:
             spaces |= {space: _matched(folder, expected, there) for space, there in state.items()}
     kept, box = gathered(folder, spec, spaces)
-    trained, lost = trainer(shard, released=folder.name == RELEASE)
+    trained, lost = trainer(shard, released=released(folder))
     return Source(
         folder, spec, kept, box, trained, _tokenizer(shard.args, spec, reading), left=(*left, *lost)
     )

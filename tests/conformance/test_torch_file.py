@@ -28,6 +28,7 @@ TORCH = {
     "I32": torch.int32,
     "U8": torch.uint8,
 }
+CRC32 = torch.serialization.get_crc32_options()
 SAFE = [argparse.Namespace]
 
 
@@ -170,3 +171,13 @@ def test_what_has_no_place_in_a_pickle_is_refused_before_anything_is_written(tmp
     with pytest.raises(TypeError, match="a pickle of object"):
         torch_file.write(tmp_path / "f.pt", {"a": object()}, banded)
     assert not (tmp_path / "f.pt").exists()
+
+
+def test_a_file_whose_checksums_torch_was_told_to_leave_out_is_read(tmp_path: Path) -> None:
+    tree = {"weight": torch.arange(6, dtype=torch.float32)}
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tree, tmp_path / "f.pt")
+    finally:
+        torch.serialization.set_crc32_options(CRC32)
+    assert open_file(tmp_path / "f.pt").at("weight").values().tolist() == tree["weight"].tolist()

@@ -312,6 +312,13 @@ def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path, what: str) -> N
         safetensors.read(tmp_path / "x.safetensors")
 
 
+def test_an_empty_tensor_begins_where_the_next_one_does(tmp_path: Path) -> None:
+    empty, some = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
+    text = json.dumps({"some": some, "empty": empty}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
+    assert [entry.bytes for entry in safetensors.read(tmp_path / "x.safetensors").entries.values()] == [4, 0]
+
+
 @pytest.mark.parametrize(
     ("dtype", "stored"), [("fp32", "F32"), ("bf16", "BF16"), ("fp16", "F16"), ("keep", "F32")]
 )
@@ -394,6 +401,7 @@ def test_numbers_without_text_have_no_tokenizer_file(
 ) -> None:
     assert not to_hugging_face(run_folder(small_gpt), tmp_path / "out").tokenizer
     assert json.loads((tmp_path / "out" / "config.json").read_bytes())["eos_token_id"] == 10
+    assert "the tokenizer" in convert(run_folder(small_gpt, "b"), tmp_path / "out b", "mega", "hf").left
 
 
 @pytest.mark.parametrize("want", ["hf", "meta"])

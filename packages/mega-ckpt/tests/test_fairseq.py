@@ -112,6 +112,12 @@ DAMAGE: dict[str, tuple[Callable[[Trees], Any], str]] = {
         lambda t: t[0]["model"].update({"decoder.output_projection.weight": np.zeros((4, 4), np.float32)}),
         "decoder.output_projection.weight: is not the embedding, which it is tied to",
     ),
+    "head and embedding of no dimension": (
+        lambda t: t[0]["model"].update(
+            {name: np.ones((), np.float32) for name in (EMBEDDING, "decoder.output_projection.weight")}
+        ),
+        f"part-0.pt: has no matrix: wanted {EMBEDDING}",
+    ),
     "no model": (lambda t: t[0].update(model=None), "part-0.pt: is no checkpoint of fairseq's"),
     "no arguments": (lambda t: t[0].pop("args"), "part-0.pt: has no arguments: wanted args or cfg"),
     "no layers": (_args(decoder_layers=None), "part-0.pt: decoder_layers: not a count: found None"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 FILE = "model_optim_rng.pt"
-RATE = {"peak": 1e-3, "least": 1e-5, "warmup": 16, "decay": 320, "style": "cosine", "initial": 0.0}
+RATE = {"peak": 1e-3, "least": 1e-5, "warmup": 16.0, "decay": 320, "style": "cosine", "initial": 1e-6}
 DECAY = {"start": 0.1, "end": 0.1, "samples": 320, "style": "constant"}
 TRAINER = {
     "iteration": 3,
@@ -128,11 +129,25 @@ def test_there_and_back_is_bit_for_bit(
     assert back.spec.family == spec.family or spec.family == "gpt"  # a gpt that says what every llama says
     if core:
         assert back.tensors.keys() == {MODEL}
+        assert back.trainer == TRAINER | {"optimizer_steps": 3}  # which are the iterations, where it is left
         ours.tensors = {MODEL: ours.tensors[MODEL]}
     else:
         assert back.trainer == (TRAINER | SCALE if narrow else TRAINER)
     if spec.family == back.spec.family:
         _equal(ours, back)
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-core", "torch_dist"])
+def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
+    tmp_path: Path, small_gpt: ModelSpec, form: str
+) -> None:
+    rate = RATE | {"style": "WSD", "anneal": 64, "anneal_style": "linear"}
+    ours = _save(tmp_path / "ours", small_gpt)
+    courses = {"learning_rate": rate, "weight_decay": DECAY}
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=Target(optimizer=False))
+    convert(tmp_path / "theirs", tmp_path / "back", form, "mega")
+    assert Checkpoint.open(tmp_path / "back").trainer["courses"] == courses
 
 
 def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: ModelSpec) -> None:

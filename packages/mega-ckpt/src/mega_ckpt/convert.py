@@ -70,7 +70,7 @@ def convert(
         back = format_of(want).read(written.folder, Reading(vocab=source.spec.vocab))
         one, other = logits.Side(have, load, source), logits.Side(want, written.folder, back)
         found = logits.compare(one, other, tokens)
-    return Converted(written, left(source, want, target), found)
+    return Converted(written, left(source, want, target, written), found)
 
 
 def _read(source: Source, want: str, target: Target) -> set[str]:
@@ -98,7 +98,7 @@ def _precise(source: Source) -> Source:
     return replace(source, spaces=spaces, box=box, checked=checked and whole)
 
 
-def left(source: Source, want: str, target: Target) -> tuple[str, ...]:
+def left(source: Source, want: str, target: Target, written: Written) -> tuple[str, ...]:
     """What the source holds and the format that is wanted has no place for, or was told to leave."""
     holds = format_of(want).holds
     lost = list(source.left)
@@ -106,7 +106,7 @@ def left(source: Source, want: str, target: Target) -> tuple[str, ...]:
         lost.append("the optimizer's state")
     if source.iteration and "schedule" not in holds:
         lost.append(f"iteration {source.iteration:,} and the schedule")
-    if source.tokenizer is not None and "tokenizer" not in holds:
+    if source.tokenizer is not None and not written.tokenizer:
         lost.append("the tokenizer")
     if source.run_config is not None and "configuration" not in holds:
         lost.append("the run's configuration")

@@ -10,16 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from mega_ckpt import config_json, hf_tokenizer, safetensors
-from mega_ckpt.bands import as_bytes, rows_at_once
-from mega_ckpt.dtypes import FLOATS
 from mega_ckpt.hf_tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.layouts.huggingface import BUFFERS, names_of
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors_files import INDEX, WEIGHTS
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, same
 from mega_schema.disk import on_disk
 from mega_schema.errors import FormatError
 from mega_schema.run_folder import MANIFEST
@@ -63,7 +59,7 @@ def open_folder(folder: Path) -> Source:
     if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
     tied = spec.tied and head in entries and embedding in entries
-    if tied and not _same(entries.pop(head), entries[embedding]):
+    if tied and not same(entries.pop(head), entries[embedding]):
         raise FormatError(
             f"{folder}: {head}",
             "is not the embedding, which it is tied to",
@@ -164,18 +160,6 @@ def _indexed(
         if tensor not in found[file]:
             raise FormatError(index.parent / file, "has no tensor", wanted=tensor)
     return {tensor: found[file][tensor] for tensor, file in where.items()}
-
-
-def _same(mine: Stored, other: Stored) -> bool:
-    """Whether two tensors are the same bits, some rows of them in memory at a time."""
-    if (mine.dtype, mine.shape) != (other.dtype, other.shape):
-        return False
-    if mine == other or mine.dtype not in FLOATS:  # one storage in a pickle; or the embedding is refused
-        return True
-    a, b = (np.atleast_1d(entry.values()) for entry in (mine, other))
-    step = rows_at_once(a.shape, mine.dtype)
-    parts = (slice(first, first + step) for first in range(0, len(a), step))
-    return all(as_bytes(a[part]) == as_bytes(b[part]) for part in parts)
 
 
 def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:

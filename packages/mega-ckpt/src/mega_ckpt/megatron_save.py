@@ -114,6 +114,7 @@ class Writing:
             "adam_beta1": hyper["beta1"],
             "adam_beta2": hyper["beta2"],
             "adam_eps": hyper["eps"],
+            **_rate(source.trainer),
             "use_legacy_models": not self.core,
             "transformer_impl": "transformer_engine" if self.core else "local",
         }
@@ -163,6 +164,7 @@ class _Rank:
             "args": Record("argparse.Namespace", (), writing.args(tp, pp)),
             "checkpoint_version": VERSION,
             "iteration": writing.source.iteration,
+            **schedule(writing.source.trainer),
         }
         self.tree |= {f"model{n if len(models) > 1 else ''}": model for n, model in enumerate(models)}
         if FIRST in writing.spaces:
@@ -231,7 +233,7 @@ class _Rank:
             self._made[tracked] = lambda: iter([np.array([scale["value"]], np.float32)])
             counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
             found["optimizer"]["grad_scaler"] = {"scale": tracked, **counts}
-        return found | schedule(writing.source.trainer)
+        return found
 
 
 def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,6 +255,16 @@ def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
             "wd_incr_style": decay["style"],
             "wd_incr_steps": decay["samples"],
         }
+    }
+
+
+def _rate(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """What arguments say of the learning rate's course, and `schedule` does not."""
+    rate = trainer["courses"]["learning_rate"] if trainer.get("courses") else {}
+    return {
+        "lr_warmup_init": rate.get("initial", 0.0),
+        "lr_wsd_decay_samples": rate.get("anneal") or None,
+        "lr_wsd_decay_style": rate.get("anneal_style", "exponential"),
     }
 
 

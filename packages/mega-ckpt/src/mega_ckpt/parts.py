@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.source import Found
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, same
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
@@ -49,15 +47,3 @@ def joined(ranks: Iterable[Found]) -> Joined:
             if first is not stored and not same(first, stored):
                 differing.append((first, stored, foreign.name))
     return Joined(list(kept.values()), tuple(differing))
-
-
-def same(one: Stored, other: Stored) -> bool:
-    """Whether two tensors are alike, bit by bit."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    a, b = (each.values() for each in (one, other))
-    bits = f"u{a.dtype.itemsize}"
-    rows = max(1, (1 << 24) // max(1, a[:1].nbytes))  # a few megabytes of each at once
-    return all(
-        np.array_equal(a[i : i + rows].view(bits), b[i : i + rows].view(bits)) for i in range(0, len(a), rows)
-    )

@@ -58,7 +58,7 @@ def read(path: Path) -> File:
             path, "is not a safetensors file", found=f"{type(error).__name__} {error}"
         ) from error
     end = 8 + length
-    for name, entry in sorted(named, key=lambda pair: pair[1].offset):
+    for name, entry in sorted(named, key=lambda pair: (pair[1].offset, pair[1].bytes)):
         if entry.offset != end:
             raise FormatError(f"{path}: {name}", "first byte", found=entry.offset, wanted=end)
         end += entry.bytes

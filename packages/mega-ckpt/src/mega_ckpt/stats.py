@@ -21,7 +21,7 @@ class Stats:
     """Of the finite numbers of a tensor, but for the counts of the others.
 
     Attributes:
-        least, most: of them; 0 where there are none.
+        least, most: of them; infinite where there are none.
         squares: their sum of squares.
         magnitudes: exponent -> how many numbers have a magnitude from 2**exponent up to twice that.
     """

@@ -58,7 +58,7 @@ class Archive:
     """The zip form.
 
     Attributes:
-        crc: of the pickle.
+        crc: of the pickle; 0 where torch was told to make none.
         storages: by key.
     """
 
@@ -152,9 +152,9 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
             or info.compress_size != info.file_size
         ):
             raise FormatError(f"{path}: {name}", "is compressed or encrypted", hint=AGAIN)
-    if (order := _short(archive, members.get(f"{root}byteorder"), b"little")) != b"little":
+    if (order := _short(file, whole, members.get(f"{root}byteorder"), b"little")) != b"little":
         raise FormatError(f"{path}: {root}byteorder", "of the numbers", found=order, wanted=b"little")
-    version = _short(archive, members.get(f"{root}version"), b"3").strip()
+    version = _short(file, whole, members.get(f"{root}version"), b"3").strip()
     if not version.isdigit() or int(version) > _LATEST:
         raise FormatError(f"{path}: {root}version", "of the file", found=version, wanted=f"{_LATEST} or less")
     prefix = f"{root}data/"
@@ -167,12 +167,13 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
     return Archive(_span(file, whole, pickle), pickle.CRC, storages)
 
 
-def _short(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
+def _short(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
     """A member that is a word."""
     if info is None:
         return otherwise
-    with archive.open(info) as member:
-        return member.read(32)
+    span = _span(file, whole, info)
+    file.seek(span.begin)
+    return file.read(min(32, span.bytes))
 
 
 def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
@@ -215,7 +216,7 @@ def checked_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[byt
     for block in blocks(file, archive.pickle):
         crc = zlib.crc32(block, crc)
         yield block
-    if crc != archive.crc:
+    if crc != archive.crc != 0:
         raise FormatError(
             f"{path}: data.pkl", "checksum (crc32)", found=f"{crc:08x}", wanted=f"{archive.crc:08x}"
         )

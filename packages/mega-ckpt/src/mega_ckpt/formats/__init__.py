@@ -76,7 +76,8 @@ class Format:
         free: refuses, before numbers are read, a model that the format has not, a layout that cannot be, and
             a place that is taken: with a ConfigError or LayoutError. None where the format is read only.
         write: called after `free`.
-        holds: what beside weights has a place there: "optimizer", "schedule", "tokenizer", "configuration".
+        holds: what beside weights has a place there: "optimizer", "schedule", "configuration"; of a tokenizer
+            `Written` says it, for not every one has.
         in_bands: `write` reads numbers by `Source.bands` alone, which checks them on the way where it can.
     """
 

@@ -19,10 +19,10 @@ import numpy as np
 from mega_ckpt import fairseq_args, fairseq_dictionary, given_tokenizer
 from mega_ckpt.formats import Format, Reading
 from mega_ckpt.layouts.fairseq import EMBEDDING, of_part
-from mega_ckpt.parts import joined, same
+from mega_ckpt.parts import joined
 from mega_ckpt.pickles import Pickled, Unpickler
 from mega_ckpt.source import Boxes, Source, gathered, matched
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, same
 from mega_schema.checkpoint import DTYPES, MODEL
 from mega_schema.errors import FormatError, LayoutError
 from mega_schema.shard import Slab

@@ -60,4 +60,4 @@ def write(source: Source, folder: Path, target: Target) -> Written:
     return Written(folder, count(rows.values()), size, has_files)
 
 
-FORMAT = Format(read, free, write, frozenset({"tokenizer"}), in_bands=True)
+FORMAT = Format(read, free, write, in_bands=True)

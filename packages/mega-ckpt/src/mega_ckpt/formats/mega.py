@@ -74,6 +74,4 @@ def write(source: Source, run: Path, target: Target) -> Written:
     return Written(folder, count(table(source.spec)), written, tokenizer is not None)
 
 
-FORMAT = Format(
-    read, free, write, frozenset({"optimizer", "schedule", "tokenizer", "configuration"}), in_bands=True
-)
+FORMAT = Format(read, free, write, frozenset({"optimizer", "schedule", "configuration"}), in_bands=True)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from mega_ckpt import given_tokenizer, megatron_args, megatron_save
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
@@ -17,7 +15,7 @@ from mega_ckpt.megatron_shards import FILE, Shard, layout_of, names_of, open_sha
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
 from mega_ckpt.saving import Taken, taken
 from mega_ckpt.source import Found, Source, gathered, matched
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, same
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError, FormatError, LayoutError
@@ -25,8 +23,6 @@ from mega_schema.layout import Layout
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
-
-_BLOCK = 1 << 24  # bytes of two tensors that are held against each other at once
 
 
 def read(load: Path, reading: Reading) -> Source:
@@ -166,21 +162,12 @@ class _Held:
         """
         for held in self._tied.values():
             for where, copy in held[1:]:
-                if not _same(held[0][1], copy):
+                if not same(held[0][1], copy):
                     raise FormatError(where, "is not the embedding, which it is tied to", hint=held[0][0])
 
     def differing(self) -> list[str]:
         """Parameters that every rank of tp has whole, and not all alike."""
-        return sorted({ours for ours, one, other in self._alike if not _same(one, other)})
-
-
-def _same(one: Stored, other: Stored) -> bool:
-    """Whether two tensors of one shape are alike, bit by bit."""
-    if one.dtype != other.dtype:
-        return False
-    a, b = (each.values().view(f"u{each.values().itemsize}") for each in (one, other))
-    step = max(1, _BLOCK // max(1, a[:1].nbytes))
-    return all(np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step))
+        return sorted({ours for ours, one, other in self._alike if not same(one, other)})
 
 
 def free(source: Source, run: Path, target: Target) -> None:

@@ -19,11 +19,11 @@ from mega_ckpt import dtypes, given_tokenizer, llama3_tokenizer, meta_params, ne
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.meta import of_part
-from mega_ckpt.parts import joined, same
+from mega_ckpt.parts import joined
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors import Announced
 from mega_ckpt.source import Source, gathered, matched
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, same
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.disk import on_disk

@@ -23,6 +23,7 @@ from mega_ckpt.layouts.megatron import LEGACY, of_chunk
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save
+from mega_schema.errors import FormatError
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
@@ -148,6 +149,37 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
     convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=Target(optimizer=False))
     convert(tmp_path / "theirs", tmp_path / "back", form, "mega")
     assert Checkpoint.open(tmp_path / "back").trainer["courses"] == courses
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"courses": {}},
+        {"courses": {"learning_rate": RATE, "weight_decay": 1}},
+        {"loss_scale": {"value": 2.0}},
+        {"learning_rate": "much"},
+        {"optimizer_steps": None},
+    ],
+)
+@pytest.mark.parametrize("form", ["megatron", "torch_dist"])
+def test_a_trainer_file_that_no_training_wrote_is_refused_in_one_line(
+    tmp_path: Path, small_gpt: ModelSpec, form: str, said: dict[str, Any]
+) -> None:
+    ours = _save(tmp_path / "ours", small_gpt)
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | said), "utf-8")
+    with pytest.raises(FormatError, match="trainer.json: is not what a training writes: found "):
+        convert(tmp_path / "ours", tmp_path / "theirs", "mega", form)
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_rate_of_its_own_that_megatron_has_no_place_for_is_told(
+    tmp_path: Path, small_gpt: ModelSpec
+) -> None:
+    ours = _save(tmp_path / "ours", small_gpt)
+    courses = {"learning_rate": RATE, "weight_decay": DECAY, "decoupled_learning_rate": RATE}
+    (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    left = convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron").left
+    assert "the learning rate of embedding and output" in left
 
 
 def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: ModelSpec) -> None:

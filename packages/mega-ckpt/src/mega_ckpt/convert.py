@@ -106,6 +106,8 @@ def left(source: Source, want: str, target: Target, written: Written) -> tuple[s
         lost.append("the optimizer's state")
     if source.iteration and "schedule" not in holds:
         lost.append(f"iteration {source.iteration:,} and the schedule")
+    elif want != "mega" and "decoupled_learning_rate" in (source.trainer.get("courses") or {}):
+        lost.append("the learning rate of embedding and output")
     if source.tokenizer is not None and not written.tokenizer:
         lost.append("the tokenizer")
     if source.run_config is not None and "configuration" not in holds:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mega_ckpt import megatron_args, torch_file
 from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.megatron import Names, of_chunk
+from mega_ckpt.layouts.megatron import LEGACY, Names, of_chunk
 from mega_ckpt.megatron_run import name_of, placing
 from mega_ckpt.megatron_shards import FILE
 from mega_ckpt.megatron_state import FIRST, SECOND
@@ -25,10 +25,13 @@ from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, Told, each
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL
-from mega_schema.layout import Layout
+from mega_schema.errors import FormatError
+from mega_schema.layout import WHOLE, Layout
+from mega_schema.run_folder import TRAINER
 from mega_schema.shard import Slab
 
 VERSION = 3.0
+SCALE = Announced("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 _FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
 _PADDED = ("embed.weight", "head.weight")
@@ -123,9 +126,9 @@ class Writing:
         """What the optimizer goes by, where the run's configuration says it."""
         try:
             said = tomllib.loads(self.source.run_config or "").get("optimizer", {})
-        except tomllib.TOMLDecodeError:
-            said = {}
-        return {name: said.get(name, usual) for name, usual in _DEFAULTS.items()}
+            return {name: said.get(name, usual) for name, usual in _DEFAULTS.items()}
+        except (tomllib.TOMLDecodeError, AttributeError):
+            return {**_DEFAULTS}
 
     @property
     def steps(self) -> int:
@@ -227,12 +230,9 @@ class _Rank:
         found: dict[str, Any] = {
             "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if narrow else adam
         }
-        scale = writing.source.trainer.get("loss_scale")
-        if narrow and scale:
-            tracked = Announced("scale", "F32", (1,))
-            self._made[tracked] = lambda: iter([np.array([scale["value"]], np.float32)])
-            counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
-            found["optimizer"]["grad_scaler"] = {"scale": tracked, **counts}
+        if narrow and (scale := scaler(writing.source.trainer)):
+            value, found["optimizer"]["grad_scaler"] = scale
+            self._made[SCALE] = lambda: iter([value])
         return found
 
 
@@ -256,6 +256,31 @@ def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
             "wd_incr_steps": decay["samples"],
         }
     }
+
+
+def scaler(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """The scale of float16's loss, and what Megatron keeps of it, where the checkpoint says it."""
+    scale = trainer.get("loss_scale")
+    if not scale:
+        return None
+    counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
+    return np.array([scale["value"]], np.float32), {"scale": SCALE, **counts}
+
+
+def check_trainer(source: Source) -> None:
+    """Refuse a trainer.json that does not say what is written of it.
+
+    Raises:
+        FormatError: it does not.
+    """
+    trainer = source.trainer
+    try:
+        Writing(source, WHOLE, LEGACY, {}, core=False).group(True, ())
+        schedule(trainer)
+        scaler(trainer)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        found = f"{type(error).__name__} {error}"
+        raise FormatError(source.where / TRAINER, "is not what a training writes", found=found) from None
 
 
 def _rate(trainer: Mapping[str, Any]) -> dict[str, Any]:

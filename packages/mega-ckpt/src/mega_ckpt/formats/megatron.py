@@ -211,6 +211,7 @@ def _check(source: Source, run: Path, target: Target, *, core: bool) -> None:
     if others and target.optimizer and not core:
         found = ", ".join(sorted(others))
         raise ConfigError(source.where, "is not Adam's state", found=found, wanted="Adam", hint="--no-optim")
+    megatron_save.check_trainer(source)
     check_free(run, source.iteration or None, force=target.force)
 
 

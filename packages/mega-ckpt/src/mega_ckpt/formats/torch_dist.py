@@ -30,11 +30,10 @@ from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.chunks import part_of
 from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
 from mega_ckpt.megatron_run import check_free, folder_of, name_of, placing, released
-from mega_ckpt.megatron_save import VERSION, Writing, schedule
+from mega_ckpt.megatron_save import VERSION, Writing, check_trainer, scaler, schedule
 from mega_ckpt.megatron_shards import Shard
 from mega_ckpt.megatron_state import FIRST, trainer
 from mega_ckpt.pickles import Record, Unpickler
-from mega_ckpt.safetensors import Announced
 from mega_ckpt.saving import Taken, shares, taken
 from mega_ckpt.source import Found, Source, gathered
 from mega_schema.arch import table
@@ -130,6 +129,7 @@ def free(source: Source, run: Path, target: Target) -> None:
     if target.dtype == KEEP and len(kinds) > 1:  # a stacked tensor has one
         raise ConfigError("--dtype", "the weights have several", found=sorted(kinds), hint="--dtype fp32")
     torch_writer.check_torch()
+    check_trainer(source)
     check_free(run, source.iteration or None, force=target.force)
 
 
@@ -149,8 +149,8 @@ def write(source: Source, run: Path, target: Target) -> Written:
     with placing(run, iteration) as folder:
         with target.progress(size) as told:
             torch_writer.write(folder, every, nothings, told)
-        scale = np.array([source.trainer.get("loss_scale", {}).get("value", 1.0)], np.float32)
-        torch_file.write(folder / _COMMON, _tree(writing), lambda _: [scale])
+        scale = scaler(source.trainer)
+        torch_file.write(folder / _COMMON, _tree(writing), lambda _: [scale[0]] if scale else [])
         write_text(folder / _BACKENDS, json.dumps(dict(_WRITTEN_BY)))
     return Written(run / name_of(iteration), count(table(spec)), size, tokenizer=False)
 
@@ -169,9 +169,8 @@ def _tree(writing: Writing) -> dict[str, Any]:
         groups = [writing.group(True, range(some)), writing.group(False, range(some, every))]
         adam = {"state": {"common_step": writing.steps}, "param_groups": groups}
         tree["optimizer"] = {"optimizer": adam}
-        if scale := source.trainer.get("loss_scale"):
-            counts = {"growth_tracker": scale["good"], "hysteresis_tracker": scale["patience"]}
-            tree["optimizer"]["grad_scaler"] = {"scale": Announced("scale", "F32", (1,)), **counts}
+        if scale := scaler(source.trainer):
+            tree["optimizer"]["grad_scaler"] = scale[1]
     return tree | schedule(source.trainer)
 
 

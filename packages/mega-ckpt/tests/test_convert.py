@@ -312,6 +312,17 @@ def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path, what: str) -> N
         safetensors.read(tmp_path / "x.safetensors")
 
 
+@pytest.mark.parametrize("want", ["hf", "megatron", "torch_dist"])
+def test_an_iteration_that_is_none_is_refused(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, want: str
+) -> None:
+    trainer = Checkpoint.open(run_folder(small_gpt)).folder / "trainer.json"
+    trainer.write_text(json.dumps({"iteration": "three"}), "utf-8")
+    with pytest.raises(FormatError, match="trainer.json: iteration: found three, wanted 3"):
+        convert(tmp_path / "run", tmp_path / "out", "mega", want)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_empty_tensor_begins_where_the_next_one_does(tmp_path: Path) -> None:
     empty, some = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
     text = json.dumps({"some": some, "empty": empty}).encode()

@@ -32,7 +32,7 @@ def read(load: Path, reading: Reading) -> Source:
         found.spec,
         {space: {name: t.dtype for name, t in tensors.items()} for space, tensors in found.tensors.items()},
         found.read_raw,
-        {"iteration": found.iteration, **found.trainer},
+        {**found.trainer, "iteration": found.iteration},
         open_folder(tokenizer) if tokenizer.is_dir() else None,
         run_config.read_text("utf-8") if run_config.is_file() else None,
         verify=lambda spaces: verify(found, spaces=spaces),

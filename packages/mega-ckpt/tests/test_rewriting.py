@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,15 @@ def test_a_file_that_was_cut_after_it_was_opened_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs are born deaf to Ctrl-C, and the tests may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_reshard_can_be_run_again(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:

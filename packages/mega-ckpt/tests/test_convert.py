@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from mega_ckpt import safetensors
 from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target, Written
+from mega_ckpt.diff import compare
+from mega_ckpt.formats import Reading, Target, Written, format_of
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer import open_tokenizer
 
@@ -434,3 +438,28 @@ def test_only_numbers_that_are_converted_are_held_against_their_checksums(
             assert not (tmp_path / "damaged").exists()
         else:
             convert(run, tmp_path / "sound", "mega", want, target=target)
+
+
+@pytest.mark.parametrize("have", ["megatron", "megatron-core", "torch_dist", "meta", "bin"])
+def test_numbers_that_a_file_of_torchs_has_a_checksum_of_are_held_against_it(
+    tmp_path: Path, run_folder: Callable[[ModelSpec], Path], small_llama: ModelSpec, have: str
+) -> None:
+    run = run_folder(small_llama)
+    row = Checkpoint.open(run).read_raw(MODEL, "embed.weight", Slab((2, 0), (1, 8), (0, 0))).tobytes()
+    theirs, have = tmp_path / "theirs", have if have != "bin" else "hf"
+    convert(run, theirs, "mega", have)
+    if have == "hf":
+        weights = {name: torch.from_numpy(v) for name, v in load_file(theirs / "model.safetensors").items()}
+        torch.save(weights, theirs / "pytorch_model.bin")
+        (theirs / "model.safetensors").unlink()
+    convert(theirs, tmp_path / "sound", have, "mega")
+    (file,) = (f for f in theirs.rglob("*") if f.is_file() and row in f.read_bytes())
+    before = file.read_bytes()
+    at = before.index(row)
+    file.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+    said = rf"{file.name}: data/\d+: values are not those that were written: crc32: found \w+, wanted \w+;"
+    with pytest.raises(FormatError, match=said):
+        convert(theirs, tmp_path / "damaged", have, "mega")
+    assert not (tmp_path / "damaged").exists()
+    with pytest.raises(FormatError, match=said):
+        compare(*(format_of(have).read(theirs, Reading()) for _ in range(2)))

@@ -97,6 +97,9 @@ def compare(a: Source, b: Source, *, optimizer: bool = True, progress: Progress 
             else:
                 both.append((space, name, shape))
 
+    for source in (a, b):
+        source.verify(spaces)
+
     def tensor(job: tuple[str, str, Shape], told: Told) -> None:
         difference = _difference(a, b, *job, told)
         if difference is not None:

@@ -38,7 +38,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from mega_ckpt import torch_archive
-from mega_ckpt.stored import WIDTHS, Stored
+from mega_ckpt.stored import WIDTHS, Storage, Stored
 from mega_ckpt.torch_archive import MAGIC, Span
 from mega_ckpt.unpickling import names, server
 from mega_schema.errors import FormatError
@@ -170,17 +170,18 @@ class Unpickler:
             answer = self._ask(path, blocks, archive.pickle.bytes)
             for _ in blocks:  # behind the last of them they are checked
                 pass
-            return _Tree(path, answer["storages"], archive.storages).value(answer["values"][0])
+            tree = _Tree(path, answer["storages"], archive.storages, archive.crcs)
+            return tree.value(answer["values"][0])
         if torch_archive.is_legacy(head):
             answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes, 5)
             storages = _legacy_storages(path, file, whole, answer)
-            return _Tree(path, answer["storages"], storages).value(answer["values"][3])
+            return _Tree(path, answer["storages"], storages, {}).value(answer["values"][3])
         if torch_archive.is_tar(head):
             raise FormatError(path, "is of torch before 0.2", hint=torch_archive.AGAIN)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
         answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes)
-        return _Tree(path, answer["storages"], {}).value(answer["values"][0])
+        return _Tree(path, answer["storages"], {}, {}).value(answer["values"][0])
 
     def _ask(self, path: Path, blocks: Iterator[bytes], size: int, pickles: int = 1) -> dict[str, Any]:
         """What the process answers about so many pickles in blocks of so many bytes altogether."""
@@ -235,8 +236,12 @@ def _legacy_storages(path: Path, file: BinaryIO, whole: Span, answer: Mapping[st
 class _Tree:
     """Values from what the other process says of them, none of which is taken on trust."""
 
-    def __init__(self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Span]) -> None:
+    def __init__(
+        self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Span], crcs: Mapping[str, int]
+    ) -> None:
         self._path, self._spans = path, spans
+        lie = {key: (spans[key].begin, spans[key].bytes) for key in crcs}
+        self._storages = {key: Storage(key, *lie[key], crc) for key, crc in crcs.items()}
         for key, (type_, numbers) in said.items():
             width = WIDTHS[self._dtype(names.STORAGES, type_)]
             found = spans[key].bytes if key in spans else "none"
@@ -307,7 +312,8 @@ class _Tree:
         if not numbers:
             return Stored(self._path, dtype, counts, span.begin)
         whole = all(n == 1 or step == math.prod(counts[dim + 1 :]) for dim, (n, step) in enumerate(dims))
-        return Stored(self._path, dtype, counts, span.begin + first * width, None if whole else steps)
+        at, storage = span.begin + first * width, self._storages.get(key)
+        return Stored(self._path, dtype, counts, at, None if whole else steps, storage)
 
     def _code(self, code: str) -> str:
         if not _NUMPY_CODE.fullmatch(code):

@@ -19,7 +19,7 @@ import numpy as np
 from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, Bands, rows_at_once, slabs_of_rows
 from mega_ckpt.layouts import Foreign, copy
-from mega_ckpt.stored import Stored
+from mega_ckpt.stored import Stored, check_sums
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
@@ -160,8 +160,10 @@ def matched(where: object, expected: Iterable[Foreign], stored: Mapping[str, Sto
     return found
 
 
-def gathered(where: Path, spec: ModelSpec, spaces: Mapping[str, Found]) -> tuple[dict[str, Any], Boxes]:
-    """The `spaces` and the `box` of a Source whose numbers lie in foreign tensors.
+def gathered(
+    where: Path, spec: ModelSpec, spaces: Mapping[str, Found]
+) -> tuple[dict[str, Any], Boxes, Callable[[Collection[str]], None]]:
+    """The `spaces`, the `box` and the `verify` of a Source whose numbers lie in foreign tensors.
 
     Raises:
         FormatError: a parameter is not covered, or is made of tensors of several dtypes.
@@ -195,4 +197,7 @@ def gathered(where: Path, spec: ModelSpec, spaces: Mapping[str, Found]) -> tuple
                     copy(out[met.a], foreign.part(stored.values(), at))
         return out
 
-    return dtype, box
+    def verify(wanted: Collection[str]) -> None:
+        check_sums(stored for space in wanted for _, stored in spaces[space])
+
+    return dtype, box, verify

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from mega_ckpt.dtypes import FLOATS
+from mega_ckpt.threads import Told, each
 from mega_schema.checkpoint import DTYPES
+from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
 # bytes of a number of every dtype a file may hold; buffers beside the weights have the odd ones
@@ -21,7 +24,17 @@ WIDTHS: Mapping[str, int] = MappingProxyType(
     | dict.fromkeys(("U32", "I32", "F32"), 4)
     | dict.fromkeys(("U64", "I64", "F64"), 8)
 )
-_BLOCK = 1 << 24  # bytes of two tensors that are held against each other at once
+_BLOCK = 1 << 22  # bytes that are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes of a file of `torch.save` and their checksum."""
+
+    key: str
+    begin: int
+    bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,7 @@ class Stored:
         dtype: safetensors' name for it.
         offset: of its first number, in bytes from the beginning of the file.
         strides: numbers from one index to the next, a dimension each; None where the tensor lies in C order.
+        storage: what the tensor lies in, where that has a checksum.
     """
 
     file: Path
@@ -39,6 +53,7 @@ class Stored:
     shape: Shape
     offset: int
     strides: Shape | None = None
+    storage: Storage | None = field(default=None, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -56,6 +71,34 @@ class Stored:
         flat = np.memmap(self.file, kind, "r", self.offset, (span,))
         steps = tuple(step * kind.itemsize for step in self.strides)
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+
+def check_sums(tensors: Iterable[Stored]) -> None:
+    """Hold what tensors lie in against the checksums that their files have of it. All cores read.
+
+    Raises:
+        FormatError: the bytes are not those that were written.
+    """
+    storages = {(t.file, t.storage.begin): (t.file, t.storage) for t in tensors if t.storage is not None}
+    each(list(storages.values()), _check_sum, lambda _: None)
+
+
+def _check_sum(job: tuple[Path, Storage], told: Told) -> None:
+    file, storage = job
+    crc, left, part = 0, storage.bytes, memoryview(bytearray(min(_BLOCK, storage.bytes)))
+    with file.open("rb", buffering=0) as opened:
+        opened.seek(storage.begin)
+        while left and (count := opened.readinto(part[:left])):
+            crc, left = zlib.crc32(part[:count], crc), left - count
+            told(count)
+    if crc != storage.crc32:
+        raise FormatError(
+            f"{file}: data/{storage.key}",
+            "values are not those that were written: crc32",
+            found=f"{crc:08x}",
+            wanted=f"{storage.crc32:08x}",
+            hint="the file was cut off or written to; copy it again",
+        )
 
 
 def same(one: Stored, other: Stored) -> bool:

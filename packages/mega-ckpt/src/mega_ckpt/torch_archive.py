@@ -60,11 +60,13 @@ class Archive:
     Attributes:
         crc: of the pickle; 0 where torch was told to make none.
         storages: by key.
+        crcs: of the storages, where there are such.
     """
 
     pickle: Span
     crc: int
     storages: Mapping[str, Span]
+    crcs: Mapping[str, int]
 
 
 def is_zip(head: bytes) -> bool:
@@ -159,12 +161,17 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
         raise FormatError(f"{path}: {root}version", "of the file", found=version, wanted=f"{_LATEST} or less")
     prefix = f"{root}data/"
     storages = {
-        name.removeprefix(prefix): _span(file, whole, info)
+        name.removeprefix(prefix): info
         for name, info in members.items()
         if name.startswith(prefix) and not name.endswith("/")
     }
     pickle = members[pickles[0]]
-    return Archive(_span(file, whole, pickle), pickle.CRC, storages)
+    return Archive(
+        _span(file, whole, pickle),
+        pickle.CRC,
+        {key: _span(file, whole, info) for key, info in storages.items()},
+        {key: info.CRC for key, info in storages.items() if info.CRC},
+    )
 
 
 def _short(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:

@@ -63,13 +63,15 @@ def read(load: Path, reading: Reading) -> Source:
     spec = _spec(args, reading, rows * tp, folder / _RANK)
     parts = [_part(folder, spec, rank, tp, rows, files, tensors) for rank in range(tp)]
     together = joined(parts)
-    spaces, box = gathered(folder, spec, {MODEL: together.found})
+    spaces, box, verify = gathered(folder, spec, {MODEL: together.found})
     left = ["the optimizer's state and the schedule"]
     left += [f"{rows * tp - spec.vocab:,} rows of padding"] if rows * tp > spec.vocab else []
     if together.differing:
         left.append(f"{len(together.differing):,} copies of norms and biases that differ between ranks")
     tokenizer = given_tokenizer.of(reading.tokenizer, spec) if reading.tokenizer else None
-    return Source(folder, spec, spaces, box, _trainer(state, args), tokenizer, left=tuple(left))
+    return Source(
+        folder, spec, spaces, box, _trainer(state, args), tokenizer, left=tuple(left), verify=verify
+    )
 
 
 def _folder(load: Path) -> Path:

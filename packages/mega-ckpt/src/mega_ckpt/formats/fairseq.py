@@ -77,12 +77,18 @@ def read(load: Path, reading: Reading) -> Source:
     found = joined(
         matched(part.file, foreign, part.tensors) for part, foreign in zip(parts, expected, strict=True)
     )
-    spaces, box = gathered(load, spec, {MODEL: found.alike()})
+    spaces, box, verify = gathered(load, spec, {MODEL: found.alike()})
     order = fairseq_dictionary.order_of(first.file.with_name(fairseq_dictionary.FILE), spec.vocab)
     ordered = _ordered(box, order, [part.tensors[EMBEDDING] for part in parts])
     left = tuple(what for key, what in _OTHER.items() if first.tree.get(key))
     return Source(
-        load, spec, spaces, ordered, tokenizer=_tokenizer(first.file.parent, reading, spec), left=left
+        load,
+        spec,
+        spaces,
+        ordered,
+        tokenizer=_tokenizer(first.file.parent, reading, spec),
+        left=left,
+        verify=verify,
     )
 
 

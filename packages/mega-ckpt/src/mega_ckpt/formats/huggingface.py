@@ -26,8 +26,9 @@ def read(load: Path, reading: Reading) -> Source:
     found = huggingface.open_folder(load)
     rows = {row.name: row for row in table(found.spec)}
     expected = [alias.whole(rows[alias.ours]) for alias in aliases(found.spec)]
-    spaces, box = gathered(load, found.spec, {MODEL: matched(load, expected, found.entries)})
-    return Source(load, found.spec, spaces, box, tokenizer=huggingface.tokenizer_of(load, found.spec))
+    spaces, box, verify = gathered(load, found.spec, {MODEL: matched(load, expected, found.entries)})
+    tokenizer = huggingface.tokenizer_of(load, found.spec)
+    return Source(load, found.spec, spaces, box, tokenizer=tokenizer, verify=verify)
 
 
 def free(source: Source, folder: Path, target: Target) -> None:

@@ -68,12 +68,12 @@ def read(load: Path, reading: Reading) -> Source:
         at += 4 * angles if name == "output.weight" else 0
         stored[name] = Stored(load, "F32", shapes[name], at)
         at += stored[name].bytes
-    spaces, box = gathered(load, spec, {MODEL: matched(load, expected, stored)})
+    spaces, box, verify = gathered(load, spec, {MODEL: matched(load, expected, stored)})
     if reading.tokenizer is not None:
         tokenizer: Tokenizer | None = given_tokenizer.of(reading.tokenizer, spec)
     else:
         tokenizer = llama2c_tokenizer.beside(load, spec.vocab)
-    return Source(load, spec, spaces, box, tokenizer=tokenizer)
+    return Source(load, spec, spaces, box, tokenizer=tokenizer, verify=verify)
 
 
 def _header(load: Path) -> tuple[int, ModelSpec]:

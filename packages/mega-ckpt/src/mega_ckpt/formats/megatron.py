@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,7 +51,12 @@ def read(load: Path, reading: Reading) -> Source:
     if spec.vocab < padded:
         left.append(f"{padded - spec.vocab:,} rows of padding")
     left += [f"copies of {name} that differ between ranks" for name in held.differing()]
-    spaces, box = gathered(load, spec, {MODEL: held.found, **(optimizer or {})})
+    spaces, box, check_sums = gathered(load, spec, {MODEL: held.found, **(optimizer or {})})
+
+    def verify(wanted: Collection[str]) -> None:
+        check_sums(wanted)
+        held.check_tied()
+
     return Source(
         first.file.parent.parent,
         spec,
@@ -60,7 +65,7 @@ def read(load: Path, reading: Reading) -> Source:
         state,
         _tokenizer(first, reading, spec),
         left=tuple(left),
-        verify=lambda _: held.check_tied(),
+        verify=verify,
     )
 
 

@@ -62,8 +62,8 @@ def read(load: Path, reading: Reading) -> Source:
     except LayoutError as error:
         raise FormatError(load, f"cannot be in {len(parts)} parts: {error}") from None
     found = joined(matched(*each) for each in zip(files, expected, parts, strict=True)).alike()
-    spaces, box = gathered(load, spec, {MODEL: found})
-    return Source(load, spec, spaces, box, tokenizer=_tokenizer(load, reading, spec))
+    spaces, box, verify = gathered(load, spec, {MODEL: found})
+    return Source(load, spec, spaces, box, tokenizer=_tokenizer(load, reading, spec), verify=verify)
 
 
 def free(source: Source, folder: Path, target: Target) -> None:

@@ -104,10 +104,17 @@ def read(load: Path, reading: Reading) -> Source:
             left.append(f"the optimizer's state, {told}")
         else:
             spaces |= {space: _matched(folder, expected, there) for space, there in state.items()}
-    kept, box = gathered(folder, spec, spaces)
+    kept, box, verify = gathered(folder, spec, spaces)
     trained, lost = trainer(shard, released=released(folder))
     return Source(
-        folder, spec, kept, box, trained, _tokenizer(shard.args, spec, reading), left=(*left, *lost)
+        folder,
+        spec,
+        kept,
+        box,
+        trained,
+        _tokenizer(shard.args, spec, reading),
+        left=(*left, *lost),
+        verify=verify,
     )
 
 

@@ -421,3 +421,10 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
         except MegaError:
             refused += 1
     assert 30 < refused < 270
+
+
+def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, theirs: Path) -> None:
+    before = {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}
+    with pytest.raises(ConfigError, match=r"holds something else .*: no manifest.json: found .*iter_0000003"):
+        convert(tmp_path / "run", theirs, "mega", "mega", target=Target(force=True))
+    assert before == {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}

@@ -20,7 +20,7 @@ from mega_schema.commit import Save
 from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout
-from mega_schema.run_folder import iteration_folder, replaced_folder
+from mega_schema.run_folder import MANIFEST, iteration_folder, replaced_folder
 from mega_schema.shard import overlap
 from mega_schema.spec import ModelSpec
 
@@ -86,16 +86,20 @@ def shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[Sh
 
 
 def check_free(run: Path, iteration: int, *, force: bool) -> None:
-    """Refuse a run that has this iteration already.
+    """Refuse a run that has this iteration already; with `force`, one of another program's.
 
     Raises:
-        ConfigError: it has, and `force` is not asked for.
+        ConfigError: it has.
     """
     taken = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
     if taken and not force:
         raise ConfigError(
             "--save", "there is a checkpoint already", found=taken[0], hint="add --force to replace it"
         )
+    for folder in taken:
+        if not (folder / MANIFEST).exists():
+            said = f"holds something else than a checkpoint of ours: no {MANIFEST}"
+            raise ConfigError("--save", said, found=folder, wanted="another folder")
 
 
 @contextmanager

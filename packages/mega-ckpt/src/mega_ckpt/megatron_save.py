@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import megatron_args, torch_file
+from mega_ckpt.bands import Band
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.megatron import LEGACY, Names, of_chunk
 from mega_ckpt.megatron_run import name_of, placing
@@ -34,7 +35,6 @@ VERSION = 3.0
 SCALE = Announced("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 _FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
-_PADDED = ("embed.weight", "head.weight")
 _EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
@@ -294,17 +294,22 @@ def _rate(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(source: Source, space: str, foreign: Foreign, dtype: str, into: str) -> Iterator[np.ndarray]:
-    """A rank's tensor, some rows at a time. Padding is the last row again, as Megatron's tool has it; of an
-    optimizer's moments, zeros.
+    """A rank's tensor, some rows at a time.
 
     Args:
         space: that values come from.
         into: the one that they are written to.
     """
-    padded = foreign.ours in _PADDED and into in (MODEL, MAIN)
-    filled = sum(box.shape[0] for box in foreign.boxes) if padded else foreign.shape[0]
     for band in source.parts(space, foreign, dtype):
-        if band.first + len(band.values) > filled:
-            last = Slab((source.spec.vocab - 1, 0), (1, *foreign.shape[1:]), (0, 0))
-            band.values[max(0, filled - band.first) :] = source.cast(space, foreign.ours, last, dtype)
+        pad(source, space, foreign, dtype, into, band)
         yield band.values
+
+
+def pad(source: Source, space: str, foreign: Foreign, dtype: str, into: str, band: Band) -> None:
+    """Rows of the band without a place in ours, which are zeros, become the last one of ours again, as
+    Megatron's own tool has it; those of an optimizer's moments stay zeros.
+    """
+    filled = sum(box.shape[0] for box in foreign.boxes)
+    if into in (MODEL, MAIN) and band.first + len(band.values) > filled:
+        last = Slab((source.spec.vocab - 1, 0), (1, *foreign.shape[1:]), (0, 0))
+        band.values[max(0, filled - band.first) :] = source.cast(space, foreign.ours, last, dtype)

@@ -38,8 +38,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from mega_ckpt import torch_archive
-from mega_ckpt.stored import WIDTHS, Storage, Stored
-from mega_ckpt.torch_archive import MAGIC, Span
+from mega_ckpt.stored import WIDTHS, Stored
+from mega_ckpt.torch_archive import MAGIC, Span, Storage
 from mega_ckpt.unpickling import names, server
 from mega_schema.errors import FormatError
 
@@ -170,18 +170,17 @@ class Unpickler:
             answer = self._ask(path, blocks, archive.pickle.bytes)
             for _ in blocks:  # behind the last of them they are checked
                 pass
-            tree = _Tree(path, answer["storages"], archive.storages, archive.crcs)
-            return tree.value(answer["values"][0])
+            return _Tree(path, answer["storages"], archive.storages).value(answer["values"][0])
         if torch_archive.is_legacy(head):
             answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes, 5)
             storages = _legacy_storages(path, file, whole, answer)
-            return _Tree(path, answer["storages"], storages, {}).value(answer["values"][3])
+            return _Tree(path, answer["storages"], storages).value(answer["values"][3])
         if torch_archive.is_tar(head):
             raise FormatError(path, "is of torch before 0.2", hint=torch_archive.AGAIN)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
         answer = self._ask(path, torch_archive.blocks(file, whole), whole.bytes)
-        return _Tree(path, answer["storages"], {}, {}).value(answer["values"][0])
+        return _Tree(path, answer["storages"], {}).value(answer["values"][0])
 
     def _ask(self, path: Path, blocks: Iterator[bytes], size: int, pickles: int = 1) -> dict[str, Any]:
         """What the process answers about so many pickles in blocks of so many bytes altogether."""
@@ -212,7 +211,9 @@ class Unpickler:
         return dict(answer)
 
 
-def _legacy_storages(path: Path, file: BinaryIO, whole: Span, answer: Mapping[str, Any]) -> dict[str, Span]:
+def _legacy_storages(
+    path: Path, file: BinaryIO, whole: Span, answer: Mapping[str, Any]
+) -> dict[str, Storage]:
     """Where each storage lies behind the pickles of the form before torch 1.6."""
     magic, _, system, _, keys = answer["values"]
     order = dict(zip(system[1::2], system[2::2], strict=True)).get("little_endian")
@@ -226,7 +227,7 @@ def _legacy_storages(path: Path, file: BinaryIO, whole: Span, answer: Mapping[st
         width = WIDTHS.get(names.STORAGES.get(type_, ""))
         if len(head) < 8 or width is None or int.from_bytes(head, "little") != numbers:
             raise FormatError(f"{path}: storage {key}", "count of numbers", found=head.hex(), wanted=numbers)
-        spans[key] = Span(at + 8, numbers * width)
+        spans[key] = Storage(at + 8, numbers * width, key)
         at = spans[key].end
     if at > whole.end:
         raise FormatError(path, "size in bytes", found=whole.end, wanted=at)
@@ -236,12 +237,8 @@ def _legacy_storages(path: Path, file: BinaryIO, whole: Span, answer: Mapping[st
 class _Tree:
     """Values from what the other process says of them, none of which is taken on trust."""
 
-    def __init__(
-        self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Span], crcs: Mapping[str, int]
-    ) -> None:
+    def __init__(self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Storage]) -> None:
         self._path, self._spans = path, spans
-        lie = {key: (spans[key].begin, spans[key].bytes) for key in crcs}
-        self._storages = {key: Storage(key, *lie[key], crc) for key, crc in crcs.items()}
         for key, (type_, numbers) in said.items():
             width = WIDTHS[self._dtype(names.STORAGES, type_)]
             found = spans[key].bytes if key in spans else "none"
@@ -312,8 +309,8 @@ class _Tree:
         if not numbers:
             return Stored(self._path, dtype, counts, span.begin)
         whole = all(n == 1 or step == math.prod(counts[dim + 1 :]) for dim, (n, step) in enumerate(dims))
-        at, storage = span.begin + first * width, self._storages.get(key)
-        return Stored(self._path, dtype, counts, at, None if whole else steps, storage)
+        at = span.begin + first * width
+        return Stored(self._path, dtype, counts, at, None if whole else steps, span)
 
     def _code(self, code: str) -> str:
         if not _NUMPY_CODE.fullmatch(code):

@@ -23,7 +23,7 @@ import numpy as np
 
 from mega_ckpt import safetensors
 from mega_ckpt.bands import Band, as_bytes
-from mega_ckpt.layouts import Foreign, copy
+from mega_ckpt.layouts import Foreign, copy, runs
 from mega_ckpt.safetensors import Announced
 from mega_ckpt.threads import Progress, Told, each
 from mega_schema.checkpoint import DTYPES
@@ -75,16 +75,16 @@ def write(
                     told(place.put(band))
 
     with on_disk(folder), contextlib.ExitStack() as opened:
-        for name, shard in zip(names, shards, strict=True):
-            file = opened.enter_context((folder / name).open("wb", buffering=0))
+        files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
+        for file, shard in zip(files, shards, strict=True):
             header, begins = safetensors.header([weight.announced for weight in shard], {"format": "pt"})
             write_at(file.fileno(), memoryview(header), 0)
             for weight, begin in zip(shard, begins, strict=True):
                 places.setdefault(weight.foreign.ours, []).append(_Place(file.fileno(), begin, weight))
         with progress(size) as told:
             each(list(places), parameter, told)
-        for name in names:
-            _flush(folder / name)
+        for file in files:
+            os.fsync(file.fileno())
     if len(shards) > 1:
         where = {w.foreign.name: name for name, shard in zip(names, shards, strict=True) for w in shard}
         index = {"metadata": {"total_size": size}, "weight_map": where}
@@ -130,9 +130,8 @@ class _Place:
             self._write(values, at)
         else:
             order = np.asarray(foreign.order[at : at + len(values)])
-            ends = [*(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
-            for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-                self._write(values[begin:end], int(order[begin]))
+            for row, begin, count in runs(order):
+                self._write(values[begin : begin + count], row)
         return values.nbytes
 
     def _turned(self, values: np.ndarray, at: int, *, last: bool) -> None:
@@ -151,8 +150,3 @@ class _Place:
         at = self._begin + row * (len(taken) // len(values))
         write_at(self._descriptor, taken, at)
         begin_flush(self._descriptor, at, len(taken))
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

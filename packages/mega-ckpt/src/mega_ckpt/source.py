@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, Bands, rows_at_once, slabs_of_rows
-from mega_ckpt.layouts import Foreign, copy
+from mega_ckpt.layouts import Foreign, copy, runs
 from mega_ckpt.stored import Stored, check_sums
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES
@@ -114,20 +113,14 @@ class Source:
             turned = foreign.order is not None and int(np.ptp(wanted)) < len(wanted)
             if turned:  # rows that are together, in another order: of Meta's queries, say
                 rows = np.sort(wanted)
-            for begin, count in _runs(rows):
+            for run, begin, count in runs(rows):
                 for box in foreign.boxes:
-                    met = overlap((int(rows[begin]), *(0,) * len(rest)), (count, *rest), box.at, box.shape)
+                    met = overlap((run, *(0,) * len(rest)), (count, *rest), box.at, box.shape)
                     if met is not None:
                         start = tuple(a + b for a, b in zip(box.start, met.in_b, strict=True))
                         slab = Slab(start, met.shape, (begin + met.in_a[0], *met.in_a[1:]))
                         out[slab.in_local] = self.cast(space, foreign.ours, slab, dtype)
             yield Band(first, out[wanted - rows[0]] if turned else out)
-
-
-def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where rows that follow one another begin, and how many do."""
-    begins = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return ((begin, past - begin) for begin, past in pairwise(begins))
 
 
 Found = Sequence[tuple[Foreign, Stored]]

@@ -13,6 +13,7 @@ import numpy as np
 
 from mega_ckpt.dtypes import FLOATS
 from mega_ckpt.threads import Told, each
+from mega_ckpt.torch_archive import DAMAGED, Storage, blocks
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
@@ -28,16 +29,6 @@ _BLOCK = 1 << 22  # bytes that are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """Bytes of a file of `torch.save` and their checksum."""
-
-    key: str
-    begin: int
-    bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
     """One tensor of a file.
 
@@ -45,7 +36,7 @@ class Stored:
         dtype: safetensors' name for it.
         offset: of its first number, in bytes from the beginning of the file.
         strides: numbers from one index to the next, a dimension each; None where the tensor lies in C order.
-        storage: what the tensor lies in, where that has a checksum.
+        storage: what the tensor lies in, of a file of `torch.save`.
     """
 
     file: Path
@@ -79,25 +70,24 @@ def check_sums(tensors: Iterable[Stored]) -> None:
     Raises:
         FormatError: the bytes are not those that were written.
     """
-    storages = {(t.file, t.storage.begin): (t.file, t.storage) for t in tensors if t.storage is not None}
-    each(list(storages.values()), _check_sum, lambda _: None)
+    storages = {(t.file, t.storage) for t in tensors if t.storage is not None and t.storage.crc}
+    each(sorted(storages, key=lambda job: (job[0], job[1].begin)), _check_sum, lambda _: None)
 
 
 def _check_sum(job: tuple[Path, Storage], told: Told) -> None:
     file, storage = job
-    crc, left, part = 0, storage.bytes, memoryview(bytearray(min(_BLOCK, storage.bytes)))
-    with file.open("rb", buffering=0) as opened:
-        opened.seek(storage.begin)
-        while left and (count := opened.readinto(part[:left])):
-            crc, left = zlib.crc32(part[:count], crc), left - count
-            told(count)
-    if crc != storage.crc32:
+    crc = 0
+    with file.open("rb") as opened:
+        for block in blocks(opened, storage):
+            crc = zlib.crc32(block, crc)
+            told(len(block))
+    if crc != storage.crc:
         raise FormatError(
             f"{file}: data/{storage.key}",
             "values are not those that were written: crc32",
             found=f"{crc:08x}",
-            wanted=f"{storage.crc32:08x}",
-            hint="the file was cut off or written to; copy it again",
+            wanted=f"{storage.crc:08x}",
+            hint=DAMAGED,
         )
 
 

@@ -54,19 +54,29 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage(Span):
+    """The numbers that tensors lie in.
+
+    Attributes:
+        crc: of the bytes; 0 where torch made none.
+    """
+
+    key: str
+    crc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Archive:
     """The zip form.
 
     Attributes:
         crc: of the pickle; 0 where torch was told to make none.
         storages: by key.
-        crcs: of the storages, where there are such.
     """
 
     pickle: Span
     crc: int
-    storages: Mapping[str, Span]
-    crcs: Mapping[str, int]
+    storages: Mapping[str, Storage]
 
 
 def is_zip(head: bytes) -> bool:
@@ -160,18 +170,13 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
     if not version.isdigit() or int(version) > _LATEST:
         raise FormatError(f"{path}: {root}version", "of the file", found=version, wanted=f"{_LATEST} or less")
     prefix = f"{root}data/"
-    storages = {
-        name.removeprefix(prefix): info
-        for name, info in members.items()
-        if name.startswith(prefix) and not name.endswith("/")
-    }
+    storages = {}
+    for name, info in members.items():
+        if name.startswith(prefix) and not name.endswith("/"):
+            span, key = _span(file, whole, info), name.removeprefix(prefix)
+            storages[key] = Storage(span.begin, span.bytes, key, info.CRC)
     pickle = members[pickles[0]]
-    return Archive(
-        _span(file, whole, pickle),
-        pickle.CRC,
-        {key: _span(file, whole, info) for key, info in storages.items()},
-        {key: info.CRC for key, info in storages.items() if info.CRC},
-    )
+    return Archive(_span(file, whole, pickle), pickle.CRC, storages)
 
 
 def _short(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.inspect import opened_tokenizer
-from mega_schema.disk import on_disk
+from mega_schema.disk import on_disk, write_at
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.index import Contents, check_pointers, code_of, pieces
 from mega_schema.indexed import DatasetInfo, IndexedDataset, beside, shorter
@@ -288,8 +288,6 @@ def _translate(
                 beside(data.prefix, ".bin"), "ids", found=f"{low} to {high - shift}", wanted=wanted
             )
         part = (ids.astype(dtype.newbyteorder("<")) + dtype.type(shift)).tobytes()
-        sent = 0
-        while sent < len(part):
-            sent += os.pwrite(target, part[sent:], to + done + sent)
+        write_at(target, memoryview(part), to + done)
         done += len(part)
     return done

@@ -23,25 +23,25 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args, torch_file
-from mega_ckpt.bands import rows_at_once
+from mega_ckpt.bands import Band, rows_at_once
 from mega_ckpt.distcp import Whole
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.chunks import part_of
 from mega_ckpt.layouts.megatron import CORE_FUSED, Names, aliases, era
 from mega_ckpt.megatron_run import check_free, folder_of, name_of, placing, released
-from mega_ckpt.megatron_save import VERSION, Writing, check_trainer, scaler, schedule
+from mega_ckpt.megatron_save import VERSION, Writing, check_trainer, pad, scaler, schedule
 from mega_ckpt.megatron_shards import Shard
 from mega_ckpt.megatron_state import FIRST, trainer
 from mega_ckpt.pickles import Record, Unpickler
 from mega_ckpt.saving import Taken, shares, taken
 from mega_ckpt.source import Found, Source, gathered
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
+from mega_schema.checkpoint import MODEL, OPTIMIZER
 from mega_schema.disk import write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
-from mega_schema.shard import Shape, Slab
+from mega_schema.shard import Shape
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 
@@ -316,24 +316,15 @@ def chunks(source: Source, spaces: Mapping[str, Taken], padded: int) -> Iterator
                 start = (first, *(0,) * (len(one.shape) - 1))
                 shape = (min(step, one.shape[0] - first), *one.shape[1:])
                 part = part_of(one, start, shape)
-                values = partial(_values, source, made.space, part, kind, padding=space in (MODEL, MAIN))
+                values = partial(_values, source, made.space, part, kind, space)
                 box = (*place, *start), (*(1 for _ in place), *shape)
                 yield torch_writer.Chunk(key, kind, whole, *box, values)
 
 
-def _values(source: Source, space: str, part: Foreign, dtype: str, *, padding: bool) -> np.ndarray:
-    """Numbers of a part of a tensor.
-
-    Args:
-        padding: rows without a place in ours are the last one of ours again, as in Megatron's own tool; else,
-            of an optimizer's moments, zeros.
-    """
+def _values(source: Source, space: str, part: Foreign, dtype: str, into: str) -> np.ndarray:
+    """Numbers of a part of a tensor, as `pad` pads it."""
     out = source.assembled(space, part, dtype)
-    filled = sum(box.shape[0] for box in part.boxes)
-    if padding and filled < out.shape[0]:
-        rest = out.shape[1:]
-        last = Slab((source.spec.vocab - 1, 0), (1, *rest), (0, 0))
-        out[filled:] = source.cast(space, part.ours, last, dtype)
+    pad(source, space, part, dtype, into, Band(0, out))
     return out
 
 

@@ -141,6 +141,15 @@ def in_parts(box: Slab, width: int) -> Iterator[Slab]:
         yield Slab(start, (min(step, rows - first), *rest), at)
 
 
+def runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Runs of numbers one after another: the first, its place among all, and how many."""
+    at = 0
+    for some in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        if some.size:
+            yield int(some[0]), at, int(some.size)
+        at += some.size
+
+
 _ROWS = 64  # of a transposed array that are read at once: a line of the cache holds some of each
 
 

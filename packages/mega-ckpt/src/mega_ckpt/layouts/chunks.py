@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts import Foreign, runs
 from mega_schema.shard import Shape, Slab, overlap
 
 
@@ -27,7 +27,7 @@ def part_of(whole: Foreign, start: Shape, shape: Shape) -> Foreign:
     order = np.asarray(whole.order)
     (ours,) = np.nonzero((order >= start[0]) & (order < start[0] + shape[0]))
     boxes = []
-    for first, at, count in _runs(ours):
+    for first, at, count in runs(ours):
         for box in whole.boxes:
             m = overlap((first, *start[1:]), (count, *shape[1:]), box.at, box.shape)
             if m is not None:
@@ -58,16 +58,6 @@ def _of_row(shape: Shape, number: int, begin: int, end: int) -> Iterator[tuple[S
     before = number * math.prod(shape[1:])
     for start, extent in boxes_of_run(shape[1:], begin - before, end - before):
         yield (number, *start), (1, *extent)
-
-
-def _runs(numbers: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Runs of numbers one after another: the first, its place among all, and how many."""
-    ends = np.flatnonzero(np.diff(numbers) != 1) + 1
-    at = 0
-    for some in np.split(numbers, ends):
-        if some.size:
-            yield int(some[0]), at, int(some.size)
-        at += some.size
 
 
 def _plus(a: Shape, b: Shape) -> Shape:

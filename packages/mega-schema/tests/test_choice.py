@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,7 +19,6 @@ from mega_model.kernels.choice import PACKAGES, choose
 from mega_schema.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-ABSENT = [name for name in PACKAGES if name != "triton"]
 
 
 def _module(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
@@ -40,13 +38,6 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> No
         monkeypatch.setattr(sys.modules[name], member, value, raising=False)
 
 
-class _Applied:
-    """What calls like an autograd function."""
-
-    def __init__(self, apply: Callable[..., Tensor]) -> None:
-        self.apply = apply
-
-
 @pytest.fixture
 def apex(monkeypatch: pytest.MonkeyPatch) -> None:
     _module(
@@ -55,18 +46,6 @@ def apex(monkeypatch: pytest.MonkeyPatch) -> None:
         fused_layer_norm_affine=lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
         fused_rms_norm_affine=lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps),
     )
-
-
-@pytest.fixture
-def liger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rms(x: Tensor, w: Tensor, eps: float, offset: float, casting: str, in_place: bool) -> Tensor:
-        assert (offset, casting, in_place) == (0.0, "llama", False)
-        return REFERENCE.rms_norm(x, w, eps)
-
-    ops = "liger_kernel.ops."
-    _module(monkeypatch, ops + "layer_norm", LigerLayerNormFunction=_Applied(REFERENCE.layer_norm))
-    _module(monkeypatch, ops + "rms_norm", LigerRMSNormFunction=_Applied(rms))
-    _module(monkeypatch, ops + "swiglu", LigerSiLUMulFunction=_Applied(lambda a, b: F.silu(a) * b))
 
 
 @pytest.fixture
@@ -122,8 +101,11 @@ def test_the_definitions_can_be_asked_for(device: torch.device) -> None:
     assert choose("reference", device).kernels is REFERENCE
 
 
-@pytest.mark.parametrize("name", ABSENT)
-def test_what_is_not_installed_is_refused_with_the_way_to_get_it(name: Any) -> None:
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_not_installed_is_refused_with_the_way_to_get_it(
+    name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda module: None)
     with pytest.raises(
         ConfigError, match=rf"^--kernels: {name} is not installed; hint: .*{PACKAGES[name][1][:12]}"
     ):
@@ -152,10 +134,9 @@ def test_flash_attention_is_taken_where_it_is_installed() -> None:
     assert choose("auto", CPU).whose["attention"] != "flash-attn"
 
 
-@pytest.mark.usefixtures("apex", "liger")
-@pytest.mark.parametrize("part", [others.apex, others.liger])
-def test_an_adapter_passes_on_what_its_package_expects(part: Callable[[], others.Part]) -> None:
-    fields_: dict[str, Any] = dict(part())
+@pytest.mark.usefixtures("apex")
+def test_the_adapter_of_apex_passes_on_what_its_functions_expect() -> None:
+    fields_: dict[str, Any] = dict(others.apex())
     for result in checked(replace(REFERENCE, **fields_), CPU, torch.float32):
         assert result.ok, result
 

@@ -1,8 +1,8 @@
 """Other people's kernels behind our signatures: of each package what it has, by field of the record.
 
-None of these packages could be installed where this was written. The adapters are held against stand-ins of
-the packages' functions, and have not run with the packages themselves; `mega-train doctor` checks them where
-they are.
+Liger's kernels are held against the definitions by Triton's interpreter. apex and flash-attn need CUDA to be
+built: their adapters are held against stand-ins of their functions, and have not run with the packages
+themselves. `mega-train doctor` checks each of them where it is.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def liger() -> Part:
         return y
 
     def swiglu(x_TF: Tensor) -> Tensor:
-        gate, up = x_TF.chunk(2, -1)
-        y: Tensor = LigerSiLUMulFunction.apply(gate.contiguous(), up.contiguous())
+        # copies, even of one row: its backward writes gradients over what it was given
+        gate, up = (half.clone(memory_format=torch.contiguous_format) for half in x_TF.chunk(2, -1))
+        y: Tensor = LigerSiLUMulFunction.apply(gate, up)
         return y
 
     return {**_norms(layer_norm, rms_norm), "swiglu": swiglu}

@@ -88,7 +88,7 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
     vp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
     width, groups = draw(st.sampled_from([2, 6])), tp * draw(st.integers(1, 2))
     heads = groups * draw(st.integers(1, 3))
-    made = draw(st.sampled_from([gpt, llama]))
+    made, form = draw(st.sampled_from([gpt, llama])), draw(st.sampled_from(["megatron", "megatron-core"]))
     values: dict[str, Any] = {
         "layers": pp * vp * draw(st.integers(1, 2)),
         "hidden": draw(st.sampled_from([8, 12])),
@@ -106,10 +106,10 @@ def _cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout, str]:
         values |= {
             "activation": draw(st.sampled_from(["gelu_tanh", "gelu_erf", "squared_relu", "swiglu"])),
             "positions": draw(st.sampled_from(["learned", "rope", "none"])),
-            "post_norm_residual": draw(st.booleans()),
+            "post_norm_residual": form == "megatron" and draw(st.booleans()),
             "norm": draw(st.sampled_from(["layernorm", "rmsnorm"])),
         }
-    return made(**values), Layout(tp=tp, pp=pp, vp=vp), draw(st.sampled_from(["megatron", "megatron-core"]))
+    return made(**values), Layout(tp=tp, pp=pp, vp=vp), form
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,6 +204,23 @@ def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: Mode
             found = {name: tuple(t.shape) for name, t in _flat(tree[f"model{chunk}"]).items()}
             expected = of_chunk(spec, LEGACY, layout, tp=tp, pp=pp, chunk=chunk)
             assert found == {foreign.name: foreign.shape for foreign in expected}
+
+
+def test_norms_of_one_and_a_weight_are_told_by_the_name_of_either_release(
+    tmp_path: Path, small_gpt: ModelSpec
+) -> None:
+    _save(tmp_path / "ours", dataclasses.replace(small_gpt, norm_1p=True))
+    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron-core")
+    names = {"apply_layernorm_1p", "layernorm_zero_centered_gamma"}
+    for name in names:
+        tree = _tree(tmp_path / "theirs" / "iter_0000003")
+        assert names <= vars(tree["args"]).keys()
+        for other in names - {name}:
+            delattr(tree["args"], other)
+        (tmp_path / name / "mp_rank_00").mkdir(parents=True)
+        torch.save(tree, tmp_path / name / "mp_rank_00" / FILE)
+        convert(tmp_path / name, tmp_path / f"back-{name}", "megatron-core", "mega")
+        assert Checkpoint.open(tmp_path / f"back-{name}").spec.norm_1p
 
 
 def test_padding_is_the_last_row_again(tmp_path: Path, small_gpt: ModelSpec) -> None:

@@ -181,6 +181,8 @@ def test_a_checkpoint_of_ours_is_told_from_one_of_megatrons(
         ),
         ({"window_size": (3, 3)}, "args.window_size: is not of one side: found (3, 3), wanted (N, 0)"),
         ({"window_size": 3}, "args: are of no model of ours"),
+        ({"softmax_type": "off-by-one"}, "args.softmax_type: is not in our models: found off-by-one"),
+        ({"softmax_scale": 0.5}, "args.softmax_scale: is not in our models: found 0.5, wanted unset"),
         (
             {"untie_embeddings_and_output_weights": True},
             "has no tensor: wanted language_model.output_layer.weight",
@@ -261,6 +263,18 @@ def test_a_model_that_megatron_has_not_is_refused(
     with pytest.raises(ConfigError) as refused:
         convert(run_folder(spec), tmp_path / "theirs", "mega", "megatron")
     assert said in str(refused.value)
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("form", ["megatron-core", "torch_dist"])
+def test_what_the_core_class_does_not_look_at_is_refused_there(
+    tmp_path: Path, run_folder: Folder, form: str
+) -> None:
+    run = run_folder(gpt(**SMALL, post_norm_residual=True))
+    with pytest.raises(ConfigError) as refused:
+        convert(run, tmp_path / "theirs", "mega", form)
+    wanted = "model.post_norm_residual: Megatron has no such model: found True, wanted False"
+    assert f"{wanted}; hint: --to megatron may have it" in str(refused.value)
     assert not (tmp_path / "theirs").exists()
 
 

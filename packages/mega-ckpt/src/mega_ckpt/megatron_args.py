@@ -39,7 +39,7 @@ _TABLE = (
     _Arg("heads", ("num_attention_heads",), int),
     _Arg("context", ("max_position_embeddings",), int),
     _Arg("norm_eps", ("norm_epsilon", "layernorm_epsilon"), float, 1e-5),
-    _Arg("norm_1p", ("apply_layernorm_1p",), bool, False),
+    _Arg("norm_1p", ("layernorm_zero_centered_gamma", "apply_layernorm_1p"), bool, False),
     _Arg("rope_base", ("rotary_base",), float, 10000.0),
     _Arg("rope_share", ("rotary_percent",), float, 1.0),
     _Arg("rope_interleaved", ("rotary_interleaved",), bool, False),
@@ -69,7 +69,10 @@ _REFUSED = (
     *("is_hybrid_model", "heterogeneous_layers_config_path", "no_rope_freq", "window_attn_skip_freq"),
     *("attention_output_gate", "qk_l2_norm", "activation_func_clamp_value", "glu_linear_offset"),
     *("linear_attention_freq", "experimental_attention_variant", "prefix_lm"),
+    *("softmax_scale", "softmax_type", "hybrid_layer_pattern"),
 )
+# arguments that the core class does not look at
+_OF_LEGACY = frozenset({"apply_residual_connection_post_layernorm", "openai_gelu", "onnx_safe"})
 _LLAMA: Mapping[str, object] = MappingProxyType(
     {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": False}
 )
@@ -92,25 +95,27 @@ def known_vocab(args: Args) -> int | None:
     return found + beside if type(found) is int and found > 0 else None
 
 
-def to_spec(args: Args, vocab: int, where: object) -> ModelSpec:
+def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
     """The model.
 
     Args:
         vocab: the true vocabulary.
+        core: it was of the core class, which does not look at some of the arguments.
         where: the file, to begin messages with.
 
     Raises:
         FormatError: something is missing, or the model has what ours has not.
     """
+    read = {name: value for name, value in args.items() if not (core and name in _OF_LEGACY)}
     try:
-        return _spec(args, vocab, where)
+        return _spec(read, vocab, where)
     except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
         raise FormatError(f"{where}: args", "are of no model of ours", found=f"({error})") from error
 
 
 def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
     for name in _REFUSED:
-        if args.get(name):
+        if args.get(name) and args[name] != "vanilla":  # the softmax of all the others
             raise FormatError(
                 f"{where}: args.{name}", "is not in our models", found=args[name], wanted="unset"
             )
@@ -183,14 +188,14 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
 
 def _check(spec: ModelSpec, where: object, *, core: bool) -> None:
     """Refuse what `from_spec` has no word for."""
-    hint = "" if core else "--to megatron-core may have it"
+    other = "megatron" if core else "megatron-core"
     for name, have in _lacking(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
             "Megatron has no such model",
             found=getattr(spec, name),
             wanted=have,
-            hint=hint,
+            hint="" if core and name != "post_norm_residual" else f"--to {other} may have it",
         )
 
 
@@ -213,7 +218,9 @@ def _lacking(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     }
     if spec.rope_scaling != 1:
         plain |= {"rope_scaling_low": 1.0, "rope_scaling_high": 4.0, "rope_scaling_context": 8192}
-    if not core:
+    if core:
+        plain |= {"post_norm_residual": False}
+    else:
         plain |= {"qk_norm": False, "window": None, "rope_scaling": 1.0, "rope_base": 10000.0}
     for name, have in plain.items():
         if getattr(spec, name) != have:

@@ -111,7 +111,7 @@ def _spec(args: Mapping[str, Any], reading: Reading, padded: int, where: Path) -
     if gate and gate not in GATED:
         wanted = " | ".join(sorted(GATED))
         raise FormatError(f"{where}: args.glu_activation", "is not in our models", found=gate, wanted=wanted)
-    spec = megatron_args.to_spec({**args, "glu_activation": None}, vocab, where)
+    spec = megatron_args.to_spec({**args, "glu_activation": None}, vocab, where, core=False)
     return replace(spec, activation=gate) if gate else spec
 
 

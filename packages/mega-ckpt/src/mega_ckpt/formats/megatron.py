@@ -9,7 +9,7 @@ from pathlib import Path
 from mega_ckpt import given_tokenizer, megatron_args, megatron_save
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, name, of_chunk
+from mega_ckpt.layouts.megatron import CORE_FUSED, LEGACY, Names, is_core, name, of_chunk
 from mega_ckpt.megatron_run import check_free, released
 from mega_ckpt.megatron_shards import FILE, Shard, layout_of, names_of, open_shards
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
@@ -35,7 +35,7 @@ def read(load: Path, reading: Reading) -> Source:
     shards = open_shards(load)
     names, layout, first = names_of(shards), layout_of(shards), shards[0]
     padded = _padded(shards, names)
-    spec = _spec(first, reading, padded)
+    spec = _spec(first, reading, padded, core=is_core(names))
     if spec.vocab > padded:
         wanted = f"{spec.vocab} or more"
         raise FormatError(f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=wanted)
@@ -69,11 +69,11 @@ def read(load: Path, reading: Reading) -> Source:
     )
 
 
-def _spec(shard: Shard, reading: Reading, padded: int) -> ModelSpec:
+def _spec(shard: Shard, reading: Reading, padded: int, *, core: bool) -> ModelSpec:
     """The model, by the arguments of its training; the first releases of 2019 kept none."""
     if shard.args:
         vocab = reading.vocab or megatron_args.known_vocab(shard.args) or padded
-        return megatron_args.to_spec(shard.args, vocab, shard.file)
+        return megatron_args.to_spec(shard.args, vocab, shard.file, core=core)
     if reading.model is None:
         wanted = "the arguments of the training"
         raise FormatError(f"{shard.file}: args", "missing", wanted=wanted, hint="--model megatron-345m")

@@ -211,7 +211,7 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) 
     """The model, by the arguments of its training, which torch alone does not keep."""
     if args:
         vocab = reading.vocab or megatron_args.known_vocab(args) or padded
-        return megatron_args.to_spec(args, vocab, folder / _COMMON)
+        return megatron_args.to_spec(args, vocab, folder / _COMMON, core=True)
     if reading.model is None:
         wanted = f"args in {_COMMON}"
         raise FormatError(folder, "does not say what model it is", wanted=wanted, hint="--model llama2-7b")

@@ -105,6 +105,11 @@ def era(foreign: Collection[str]) -> Names | None:
     return None
 
 
+def is_core(names: Names) -> bool:
+    """Whether the names are those of the core class."""
+    return names["final_norm"] == CORE["final_norm"]
+
+
 def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[Alias]:
     """Every tensor of the model, whole and without padding; a tied head has none of its own.
 

@@ -67,8 +67,14 @@ ENUMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "retro_decoder_with_retriever",
         ),
         "AttnType": ("self_attn", "cross_attn"),
-        "AttnMaskType": ("padding", "causal", "no_mask", "padding_causal"),
+        "AttnMaskType": (
+            *("padding", "causal", "no_mask", "padding_causal"),
+            *("arbitrary", "causal_bottom_right"),
+        ),
         "AttnBackend": ("flash", "fused", "unfused", "local", "auto"),
+        "CudaGraphScope": (
+            *("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+        ),
         "PositionEmbeddingType": ("rotary", "absolute", "alibi"),
     }
 )
@@ -91,6 +97,10 @@ def _classes() -> Iterator[str]:
     for scaler in ("ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"):
         yield f"megatron.optimizer.grad_scaler.{scaler}"
         yield f"megatron.core.optimizer.grad_scaler.{scaler}"
+    for enum in ("RerunMode", "RerunState"):  # of a step that is to be done again
+        yield f"megatron.core.rerun_state_machine.{enum}"
+    for enum in ("Fp8Recipe", "Fp4Recipe"):
+        yield f"megatron.core.enums.{enum}"
     yield "deepspeed.runtime.zero.config.ZeroStageEnum"
     yield "deepspeed.utils.tensor_fragment.fragment_address"
     for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"):
@@ -99,6 +109,9 @@ def _classes() -> Iterator[str]:
         yield f"torch.distributed.checkpoint.metadata.{name}"
     for name in ("_StorageInfo", "_StoragePrefix"):
         yield f"torch.distributed.checkpoint.filesystem.{name}"
+    # Megatron core keeps beside the description the plan that it was written by
+    for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"):
+        yield f"torch.distributed.checkpoint.planner.{name}"
     for name in ("TensorProperties", "MEM_FORMAT_ENCODING"):
         yield f"torch.distributed._shard.sharded_tensor.metadata.{name}"
     for meter in ("AverageMeter", "TimeMeter", "StopwatchMeter"):

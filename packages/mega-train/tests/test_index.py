@@ -55,7 +55,7 @@ def test_blends_are_megatrons_to_the_token(
         words = [str(golden / "indexed" / prefix) for prefix in prefixes]
         if weights:
             words = [word for pair in zip(map(str, weights), words, strict=True) for word in pair]
-        corpora = Corpora.open(Data(path=tuple(words), split="80,20,0"))
+        corpora = Corpora.open(Data(path=tuple(words), split="80,20,0", blend_rule="legacy"))
         assert case["out"][2] is None
         assert not corpora.sources.test
         uses = (corpora.sources.training, *corpora.sources.validation)
@@ -117,6 +117,34 @@ def test_a_dataset_with_a_weight_is_a_blend_of_one(tmp_path: Path) -> None:
     assert [weighed[i].tolist() for i in range(9)] == [alone[i].tolist() for i in range(9)]
 
 
+def test_a_dataset_alone_in_its_use_is_no_blend_whatever_its_weight(tmp_path: Path) -> None:
+    name = str(tmp_path / "a")
+    _corpora(tmp_path, name)  # writes it
+    training = Corpora.open(Data(train_path=("2", name))), Corpora.open(Data(train_path=(name,)))
+    weighed, alone = (_recipe(corpora, samples=200) for corpora in training)
+    assert weighed.mixture is None
+    assert weighed.values() == alone.values()
+
+
+def test_a_tie_between_shares_is_decided_by_megatrons_last_bits(tmp_path: Path) -> None:
+    """It divides the weights by their sum twice; divided once, the first of these has sample 351."""
+    words = [f"{weight} {tmp_path / 'b'}" for weight in (0.5, 0.01, 1, 0.5, 1, 0.5)]
+    recipe = _recipe(_corpora(tmp_path, *" ".join(words).split()), samples=400)
+    mixed = _stream(recipe, tmp_path).mixed
+    assert mixed is not None
+    assert mixed[0][351:354].tolist() == [2, 4, 0]
+
+
+def test_a_blend_is_as_long_as_the_rule_says(tmp_path: Path) -> None:
+    words = ("0.1", str(tmp_path / "a"), "0.9", str(tmp_path / "b"))
+    _corpora(tmp_path, *words)  # writes them
+    for rule, length in (("mcore", 1 + 9), ("legacy", 2 + 10)):
+        data = Data(path=words, split="1,0,0", blend_rule=rule)
+        mixture = _recipe(Corpora.open(data), samples=10).mixture
+        assert mixture is not None
+        assert mixture.size == length, rule
+
+
 def test_a_part_without_a_sample_is_named(tmp_path: Path) -> None:
     words = ("1", str(tmp_path / "a"), "1", str(tmp_path / "none"))
     with pytest.raises(ConfigError) as caught:
@@ -141,7 +169,7 @@ def test_the_key_covers_whatever_changes_an_index(tmp_path: Path) -> None:
         _recipe(corpora, length=5),
         _recipe(corpora, seed=6),
         _recipe(corpora, samples=90),
-        _recipe(corpora, samples=10, renormalize=True),
+        _recipe(corpora, samples=11, renormalize=True),
         _recipe(_corpora(tmp_path, "1", b, "1", a)),
         _recipe(_corpora(tmp_path, "1", a, "2", b)),
         _recipe(_corpora(tmp_path, a, b)),

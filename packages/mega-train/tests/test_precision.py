@@ -39,6 +39,12 @@ def test_an_arithmetic_that_cannot_be_is_refused(planned: Planned, values: dict[
     assert str(caught.value).startswith(line)
 
 
+def test_the_scale_is_a_float32() -> None:
+    scale = LossScale.of(Train(fp16=True, initial_loss_scale=12345.678, min_loss_scale=0.1))
+    assert (scale.value, scale.least) == (12345.677734375, 0.10000000149011612)
+    assert LossScale.of(Train(fp16=True, loss_scale=12345.678)).value == 12345.677734375
+
+
 def test_the_scale_moves_as_megatrons_does(oracle: Callable[[str], Any]) -> None:
     known = oracle("loss_scaler.json")
     assert (known["growth"], known["backoff"]) == (2.0, 0.5)

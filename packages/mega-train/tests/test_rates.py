@@ -44,7 +44,12 @@ def test_the_decay_ends_at_the_least_rate_and_stays_there(style: Any) -> None:
 
 @pytest.mark.parametrize(
     ("style", "half"),
-    [("linear", 0.5), ("cosine", 0.5), ("exponential", 2 * math.sqrt(0.5) - 1)],
+    [
+        ("linear", 0.5),
+        ("cosine", 0.5),
+        ("exponential", 2 * math.sqrt(0.5) - 1),
+        ("minus_sqrt", 1 - math.sqrt(0.5)),
+    ],
 )
 def test_wsd_stays_at_its_peak_and_then_falls(style: Any, half: float) -> None:
     """No oracle has it: the values are those of the formula in the reference, worked out by hand."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,9 @@ class LossScale:
     hysteresis: int = 2
     good: int = 0
     patience: int = 2
+
+    def __post_init__(self) -> None:
+        self.value, self.least = float(np.float32(self.value)), float(np.float32(self.least))  # as Megatron's
 
     @classmethod
     def of(cls, train: Train) -> LossScale:

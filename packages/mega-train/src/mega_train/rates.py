@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Style = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
-AnnealStyle = Literal["linear", "cosine", "exponential"]
+AnnealStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
@@ -53,6 +53,8 @@ class LearningRate:
             done = begun / self.anneal
             if self.anneal_style == "exponential":
                 return float(2 * 0.5**done - 1)
+            if self.anneal_style == "minus_sqrt":
+                return 1.0 - math.sqrt(done)
             cosine = self.anneal_style == "cosine"
         else:
             done = (samples - self.warmup) / (self.decay - self.warmup)

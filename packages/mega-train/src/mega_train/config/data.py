@@ -50,6 +50,11 @@ class Data:
     split_rule: Literal["mcore", "legacy"] = option(
         "--split-rule", "mcore", "whose rounding: Megatron core's, or that of before October 2023"
     )
+    blend_rule: Literal["mcore", "legacy"] = option(
+        "--blend-rule",
+        "mcore",
+        "whose count of a blend's samples: Megatron core's, or that of before May 2025",
+    )
     renormalize: bool = option(
         "--renormalize-blend-weights", False, "weigh datasets by the samples that were made of each"
     )

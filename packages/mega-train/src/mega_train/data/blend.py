@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +25,28 @@ Block = tuple[NDArray[np.int16], NDArray[np.int64]]
 MOST = np.iinfo(np.int16).max  # corpora, as there are numbers for them
 SURPLUS = 1.005  # samples made of each corpus beyond its share
 
+Rule = Literal["mcore", "legacy"]
+
 _CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
 _MANY = 512  # corpora, of which the loop is as fast as columns
 
 
-def normalised(weights: Sequence[float]) -> Floats:
+def normalised(weights: Sequence[float] | Floats) -> Floats:
     """Shares of 1, in the doubles that Megatron has."""
     array = np.array(weights, np.float64)
     return array / np.sum(array)
 
 
-def part_samples(share: float, samples: int) -> int:
-    """How many samples to make of a corpus that has this share of `samples`."""
-    return math.ceil(samples * share * SURPLUS)
+def part_samples(share: float, samples: int, rule: Rule) -> tuple[int, int]:
+    """How many samples a corpus of this share adds to a blend of `samples`, and how many to make of it.
+
+    "legacy" (through April 2025) adds as many as are made, and rounds up once.
+    """
+    if rule == "legacy":
+        made = math.ceil(samples * share * SURPLUS)
+        return made, made
+    added = math.ceil(samples * share)
+    return added, math.ceil(added * SURPLUS)
 
 
 def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:

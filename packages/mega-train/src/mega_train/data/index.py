@@ -100,11 +100,11 @@ class Recipe:
         seed: int,
         renormalize: bool = False,
     ) -> Recipe:
-        """As Megatron core 0.9: of each part its share of the samples and half a percent more.
+        """As Megatron core: of each part its share of the samples and half a percent more.
 
         Args:
             samples: how many are wanted; None asks for all of one epoch, and then parts have no weights.
-            renormalize: weigh the parts by those rounded numbers.
+            renormalize: weigh the parts by what each adds.
 
         Raises:
             ConfigError: a part has no sample.
@@ -114,11 +114,13 @@ class Recipe:
         if source.weights is not None:
             assert samples is not None
             shares = normalised(source.weights)
-            counts = weighed = [part_samples(share, samples) for share in shares.tolist()]
+            both = [part_samples(share, samples, source.blend_rule) for share in shares.tolist()]
+            added, counts = zip(*both, strict=True)
         pieces = _pieces(source, corpora, counts, length)
         if shares is not None:
-            size, everything = sum(weighed), False
-            shares = normalised(weighed) if renormalize else shares
+            size, everything = sum(added), False
+            # normalised anew: Megatron does it twice, and the second may change a last bit, and so an order
+            shares = normalised(added if renormalize else shares)
         elif len(pieces) > 1:
             sizes = [piece.passes.count for piece in pieces]
             size, everything = min(sum(sizes), samples or sum(sizes)), samples is None

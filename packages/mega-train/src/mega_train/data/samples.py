@@ -84,7 +84,7 @@ def passes(
     separate = samples is not None and epochs > 1 and samples - first < int(separate_below * per_epoch)
     total = epochs * tokens - extra
     # Megatron rounds up in C's float32; so do we, for the same count
-    count = int(np.ceil(np.float32(total) / length)) if keep_partial else total // length
+    count = int(np.ceil(np.float32(total) / np.float32(length))) if keep_partial else total // length
     return Passes(length, extra, tokens, epochs, first if separate else None, count)
 
 
@@ -139,11 +139,12 @@ def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, ext
     """
     ends = np.cumsum(lengths[document], dtype=np.int64)
     last_read = np.arange(1, count + 1, dtype=np.int64) * length - (1 - extra)
-    last_read = np.minimum(last_read, ends[-1] - 1)  # a short last sample ends with the stream
-    place = np.searchsorted(ends, last_read, side="right")
+    whole = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
+    place = np.searchsorted(ends, last_read[:whole], side="right")
     begins = ends[place] - lengths[document[place]]
     rows = np.zeros((count + 1, 2), np.int64)
-    rows[1:, 0], rows[1:, 1] = place, last_read - begins + (1 - extra)
+    rows[1 : whole + 1, 0], rows[1 : whole + 1, 1] = place, last_read[:whole] - begins + (1 - extra)
+    rows[whole + 1 :] = len(document) - 1, lengths[document[-1]] - extra
     return rows
 
 

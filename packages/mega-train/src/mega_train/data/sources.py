@@ -20,6 +20,7 @@ from typing import NoReturn
 from mega_schema.dataset_info import beside
 from mega_schema.errors import ConfigError
 from mega_train.config import Data
+from mega_train.data.blend import Rule as BlendRule
 from mega_train.data.splits import Range, Rule, range_of, shares, split_ranges
 
 SPLIT = "969, 30, 1"
@@ -68,6 +69,7 @@ class Source:
         flag: that said it.
         weights: of the parts; None where parts count by their size.
         separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
+        blend_rule: whose counts of the parts' samples.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Source:
     parts: tuple[Part, ...]
     weights: tuple[float, ...] | None = None
     separate_below: float = 0.80
+    blend_rule: BlendRule = "mcore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def sources(data: Data) -> Sources:
     if by_split:
         return _cut_in_three(by_split, data)
     if any(by_use):
-        training, *others = (_whole(use, words) for use, words in enumerate(by_use))
+        training, *others = (_whole(use, words, data.blend_rule) for use, words in enumerate(by_use))
         return Sources(_needed(training, "--train-data-path"), *((s,) if s else () for s in others))
     return _groups(groups)
 
@@ -143,6 +146,7 @@ def _cut_in_three(words: Sequence[str], data: Data) -> Sources:
             "--data-path",
             tuple(Part(prefix, Third(split, data.split_rule, use)) for prefix in prefixes),
             weights,
+            blend_rule=data.blend_rule,
         )
         for use, name in enumerate(USES)
     )
@@ -150,12 +154,14 @@ def _cut_in_three(words: Sequence[str], data: Data) -> Sources:
     return Sources(training, (validation,) * with_shares[1], (test,) * with_shares[2])
 
 
-def _whole(use: int, words: Sequence[str]) -> Source | None:
+def _whole(use: int, words: Sequence[str], rule: BlendRule) -> Source | None:
     if not words:
         return None
     flag = f"--{('train', 'valid', 'test')[use]}-data-path"
     prefixes, weights = _blend(flag, words)
-    return Source(USES[use], flag, tuple(Part(prefix, Shares()) for prefix in prefixes), weights)
+    parts = tuple(Part(prefix, Shares()) for prefix in prefixes)
+    # one dataset alone is no blend here, whatever its weight: of --data-path it is one
+    return Source(USES[use], flag, parts, weights if len(parts) > 1 else None, blend_rule=rule)
 
 
 def _needed(training: Source | None, flag: str) -> Source:
@@ -199,11 +205,11 @@ def _blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ..
         for word, weight in zip(words[::2], weights, strict=True):
             if not 0 < weight < math.inf:
                 raise ConfigError(flag, "not a weight", found=word, wanted="a number above 0")
-        return [Path(word) for word in words[1::2]], tuple(weights)
+        return [Path(word.strip()) for word in words[1::2]], tuple(weights)
     for place, number in enumerate(numbers):
         if number is not None and not beside(Path(words[place]), ".idx").exists():
             _unpaired(flag, words, numbers)
-    return [Path(word) for word in words], None
+    return [Path(word.strip()) for word in words], None
 
 
 def _unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
@@ -260,7 +266,7 @@ def _group(flag: str, text: str) -> Source:
         weights.append(weight)
     # of one dataset alone no half a percent more is made
     said = tuple(weights) if len(parts) > 1 else None
-    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW)
+    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW, "legacy")
 
 
 def _words(flag: str, said: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:

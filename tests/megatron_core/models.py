@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 # what the arguments call otherwise than the configuration does
 _RENAMED = {"layernorm_zero_centered_gamma": "apply_layernorm_1p", "layernorm_epsilon": "norm_epsilon"}
@@ -22,20 +21,11 @@ _HERE = {
 }
 
 
-class _Here(TorchFunctionMode):
-    """The mask of a window is made on "cuda"."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = kwargs or {}
-        return func(*args, **asked | ({"device": "cpu"} if asked.get("device") == "cuda" else {}))
-
-
 def begin(tp: int = 1, pp: int = 1, vp: int = 1) -> None:
     """Cut the world into ranks of a layout, whatever it was cut into before."""
     from megatron.core import parallel_state
 
     torch._dynamo.config.disable = True  # compiling takes longer than the tests do
-    torch.Tensor.cuda = lambda self, *_: self  # of a tied embedding that is sent to the last stage
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tp, pp, vp if vp > 1 else None)
 
@@ -99,7 +89,7 @@ def logits(chunks: list[Any], token_BS: torch.Tensor) -> torch.Tensor | None:
     hidden_from = torch.ones(1, 1, length, length).triu(1).bool()
     pipeline = dist.get_process_group_ranks(ranks.get_pipeline_model_parallel_group())
     out: torch.Tensor | None = None
-    with torch.no_grad(), _Here():
+    with torch.no_grad():
         for chunk in chunks:
             for rank in pipeline:
                 passed = torch.empty(length, rows, hidden)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300.0  # a rank that waits for one that failed
@@ -63,6 +64,18 @@ def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
             assert code == 0, f"rank {rank} of {body}\n{log.read()[-6000:]}"
 
 
+class OnCPU(TorchFunctionMode):
+    """Where they make a tensor "on cuda", or ask whether the type of one is of CUDA, it is of the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = dict(kwargs or {})
+        if str(asked.get("device", "")).startswith("cuda"):
+            asked["device"] = "cpu"
+        if func is torch.Tensor.type and len(args) == 1 and not asked:
+            return func(*args).replace("torch.", "torch.cuda.")
+        return args[0] if func is torch.Tensor.cuda else func(*args, **asked)
+
+
 def without_gpu() -> None:
     """Say "cpu" where Megatron Core asks for a GPU without need: buffers, waiting, states of dropout."""
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
@@ -83,7 +96,8 @@ def _rank() -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     module, function = body.split(":")
-    getattr(importlib.import_module(module), function)(Path(folder), **json.loads(said))
+    with OnCPU():
+        getattr(importlib.import_module(module), function)(Path(folder), **json.loads(said))
     dist.destroy_process_group()
 
 

@@ -1,0 +1,196 @@
+"""Trainings of ours that Megatron Core repeats: the same weights, batches and options."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mega_ckpt.layouts import Foreign
+from mega_ckpt.layouts.megatron import CORE, of_chunk
+from mega_ckpt.megatron_args import from_spec
+from mega_model.mesh import Mesh, World
+from mega_schema.config import load
+from mega_schema.indexed import DatasetInfo, IndexedWriter, smallest_dtype
+from mega_schema.layout import Layout
+from mega_schema.spec import Family, ModelSpec
+from mega_schema.tokenizer import open_tokenizer
+from mega_train.cli import app
+from mega_train.config import Run
+from mega_train.launch import prepare
+from mega_train.step import of_samples
+from mega_train.trainer import Trainer
+
+VOCAB = 96  # of ids 0 to 95, the last of them ends a document; it needs no padding on two ranks
+STEPS = 25
+COMMON = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 --max-position-embeddings 24 "
+    f"--make-vocab-size-divisible-by 16 --micro-batch-size 4 --train-iters {STEPS} --lr 5e-3 --min-lr 5e-4 "
+    "--lr-decay-style cosine --lr-warmup-iters 4 --weight-decay 0.1 --clip-grad 0.7 --adam-beta2 0.95 "
+    "--adam-eps 1e-4 --init-method-std 0.1 --split 100,0,0 --eval-iters 0 --seed 11 --log-num-zeros-in-grad"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        words: of the command line, beside COMMON.
+        theirs: arguments of theirs that no flag of ours says.
+    """
+
+    words: str = ""
+    family: Family = "gpt"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def half(self) -> bool:
+        return "--bf16" in self.words or "--fp16" in self.words
+
+
+@dataclass
+class Trained:
+    """What came of a case here and there; tensors of ours as their ranks have them, by their names."""
+
+    initial: list[dict[str, Tensor]]
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    zeros: list[float | None] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    theirs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def corpus(folder: Path) -> Path:
+    """Documents of any length, each id the one before plus one of a few numbers."""
+    rng, prefix = np.random.default_rng(3), folder / "corpus"
+    identity = open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).identity
+    with IndexedWriter(prefix, smallest_dtype(VOCAB), info=DatasetInfo(tokenizer=identity)) as out:
+        for _ in range(300):
+            steps = rng.choice([1, 7, 7, 30], rng.integers(2, 60))
+            out.add([*(steps.cumsum() % (VOCAB - 1)), VOCAB - 1])
+            out.end_document()
+    return prefix
+
+
+def begun(case: Case, data: Path) -> Trainer:
+    """The run of these flags, as the command line makes it."""
+    words = [*COMMON.split(), *case.words.split(), "--data-path", str(data)]
+    context = app.commands[case.family].make_context(case.family, words)
+    given = dict(context.params)
+    ready = prepare(load(Run, given.pop("config"), given, given.pop("sets")), case.family, World())
+    return Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora)
+
+
+def whole(run: Trainer, of: Any) -> dict[str, Tensor]:
+    """The values of every parameter, in their shapes."""
+    return {
+        row.name: values.detach().view(row.local_shape(1)).float().clone()
+        for (row, _), values in zip(run.held, of, strict=True)
+    }
+
+
+def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[dict[str, Tensor]]:
+    """Whole tensors of ours as the ranks of their model have them, by their names."""
+
+    def tensor(each: Foreign) -> Tensor:
+        read = ours[each.ours].numpy()
+        return torch.from_numpy(each.assembled(read.dtype, lambda slab: read[slab.in_global]))
+
+    layout = Layout(tp=case.tp, pp=case.pp)
+    return [
+        {each.name: tensor(each) for each in of_chunk(spec, CORE, layout, tp=tp, pp=pp)}
+        for pp in range(case.pp)
+        for _ in range(case.dp)
+        for tp in range(case.tp)
+    ]
+
+
+def micro_batches(run: Trainer) -> list[dict[str, Tensor]]:
+    """Of the next step, as theirs takes them."""
+    samples, made = run.train, []
+    for numbers in run.cursors[samples].micro_batches(run.consumed, run.plan.micros(run.samples)):
+        batch = torch.from_numpy(np.stack([samples[number] for number in numbers]))
+        token_BS, target_BS, place_BS, document_BS = of_samples(batch, run.plan.run.data, run.plan.eod)
+        hidden = torch.ones(token_BS.shape[1], token_BS.shape[1]).triu(1).bool()[None, None]
+        if document_BS is not None:
+            hidden = hidden | (document_BS[:, None, :, None] != document_BS[:, None, None, :])
+        made.append({"token": token_BS, "target": target_BS, "place": place_BS, "hidden": hidden})
+    return made
+
+
+def said(run: Trainer, case: Case) -> dict[str, Any]:
+    """The run's options as theirs take them."""
+    o, train, samples = run.plan.run.optimizer, run.plan.run.train, run.plan.global_samples
+    dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
+    args = from_spec(run.plan.spec, "the model", core=True) | {
+        "padded_vocab_size": VOCAB,
+        "num_experts": None,
+        "bf16": train.bf16,
+        "fp16": train.fp16,
+        "params_dtype": dtype,
+        "sequence_parallel": False,
+        "calculate_per_token_loss": train.per_token_loss,
+        "layernorm_zero_centered_gamma": False,
+    }
+    optimizer = {
+        "optimizer": o.name, "lr": o.lr, "min_lr": o.min_lr, "decoupled_lr": o.ends_lr,
+        "decoupled_min_lr": o.ends_min_lr, "weight_decay": o.weight_decay, "adam_beta1": o.beta1,
+        "adam_beta2": o.beta2, "adam_eps": o.eps, "sgd_momentum": o.sgd_momentum, "clip_grad": o.clip,
+        "bf16": train.bf16, "params_dtype": dtype, "log_num_zeros_in_grad": True, "fp16": train.fp16,
+        "loss_scale_window": train.loss_scale_window, "initial_loss_scale": train.initial_loss_scale,
+        "use_distributed_optimizer": case.dp > 1,
+    }  # fmt: skip
+    ends = (o.start_weight_decay, o.end_weight_decay)
+    start, end = (o.weight_decay if each is None else each for each in ends)
+    schedule = {
+        "init_lr": o.warmup_initial, "max_lr": o.lr, "min_lr": o.min_lr,
+        "lr_warmup_steps": o.warmup_iterations * samples,
+        "lr_decay_steps": (o.decay_iterations or STEPS) * samples,
+        "lr_decay_style": o.decay_style, "start_wd": start, "end_wd": end, "wd_incr_steps": STEPS * samples,
+        "wd_incr_style": o.weight_decay_style, "wsd_decay_steps": (o.wsd_iterations or 0) * samples,
+        "lr_wsd_decay_style": o.wsd_style,
+    }  # fmt: skip
+    return {"args": Namespace(**args | case.theirs), "optimizer": optimizer, "schedule": schedule}
+
+
+def trained(case: Case, data: Path, file: Path) -> Trained:
+    """Train a case, and leave in a file for theirs what they begin with and read."""
+    run = begun(case, data)
+    clip, steps = run.plan.run.optimizer.clip, list[Any]()
+
+    def shares(of: Any, scale: float = 1.0) -> list[dict[str, Tensor]]:
+        return arranged(run.plan.spec, {key: each * scale for key, each in whole(run, of).items()}, case)
+
+    found = Trained(initial=shares(run.shards.main))
+    for step in range(STEPS):
+        steps.append(micro_batches(run))
+        found.rates.append(run.rate)
+        loss, norm = run.step(run.rate)
+        if not step:  # what was clipped is undone
+            found.gradients = shares(run.gradients.of, max(1.0, (norm + 1e-6) / clip) if clip else 1.0)
+        found.losses.append(loss)
+        found.norms.append(norm if math.isfinite(norm) else math.nan)  # skipped
+        found.zeros.append(run.extra.get("num-zeros"))
+        found.scales.append(run.scale.value)
+    found.weights = shares(run.shards.main)
+    begin = {"tp": case.tp, "pp": case.pp, "weights": found.initial, "steps": steps}
+    torch.save(said(run, case) | begin, file)
+    return found

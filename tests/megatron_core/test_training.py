@@ -1,0 +1,172 @@
+"""A training is Megatron Core's: from the same weights and batches the same numbers, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mega_model.kernels.reference import cross_entropy
+from mega_model.mesh import Mesh, World
+from mega_schema.layout import Layout
+from tests.megatron_core import runs, theirs
+from tests.megatron_core.runs import VOCAB, Case, Trained
+
+LLAMA = "--num-query-groups 2 --ffn-hidden-size 44 --rotary-base 500 --norm-epsilon 1e-6"
+PARTS = "--reset-position-ids --reset-attention-mask --eod-mask-loss --global-batch-size 8"
+CASES: dict[str, Case] = {
+    "gpt": Case(),
+    "llama": Case(LLAMA, "llama"),
+    "gelu by erf, untied, two micro-batches": Case(
+        "--no-bias-gelu-fusion --untie-embeddings-and-output-weights --global-batch-size 8 "
+        "--weight-decay-incr-style cosine --start-weight-decay 0.02 --end-weight-decay 0.4 "
+        "--lr-decay-style WSD --lr-wsd-decay-iters 10 --lr-wsd-decay-style exponential"
+    ),
+    "squared relu, rotary pairs, a window, normed heads": Case(
+        "--squared-relu --disable-bias-linear --position-embedding-type rope --rotary-percent 0.5 "
+        "--rotary-interleaved --window-size 5,0 --qk-layernorm --decoupled-lr 2e-3 --decoupled-min-lr 1e-4 "
+        "--untie-embeddings-and-output-weights"
+    ),
+    "documents apart": Case(PARTS),
+    "documents apart, loss per token": Case(PARTS + " --calculate-per-token-loss"),
+    "sgd": Case(
+        "--optimizer sgd --sgd-momentum 0.8 --lr 0.3 --min-lr 0.01 --weight-decay-incr-style linear "
+        "--start-weight-decay 0.0 --end-weight-decay 0.2 --lr-decay-style inverse-square-root"
+    ),
+    "llama 3.1, wide heads, a bias of queries, tied": Case(
+        "--num-query-groups 1 --kv-channels 12 --add-qkv-bias --use-rope-scaling --rope-scaling-factor 4 "
+        "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope "
+        "--decoupled-lr 1e-3"
+    ),
+    "no positions, no clipping": Case("--position-embedding-type none --clip-grad 0"),
+    "interpolated": Case(
+        LLAMA + " --rotary-seq-len-interpolation-factor 3 --lr-decay-style linear "
+        "--apply-query-key-layer-scaling --attention-softmax-in-fp32",
+        "llama",
+        theirs={"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True},
+    ),
+    "recomputed": Case(
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        theirs={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    ),
+    "fp16 gpt": Case("--fp16 --initial-loss-scale 1048576 --loss-scale-window 5"),
+    "bf16 gpt": Case("--bf16"),
+    "bf16 llama": Case(LLAMA + " --bf16", "llama"),
+    "tp": Case(tp=2),
+    "tp llama, sequence": Case(LLAMA, "llama", tp=2, theirs={"sequence_parallel": True}),
+    "tp gpt, sequence, normed heads": Case(
+        "--qk-layernorm --global-batch-size 8", tp=2, theirs={"sequence_parallel": True}
+    ),
+    "pp gpt": Case("--global-batch-size 12", pp=2),
+    "pp llama, documents apart": Case(LLAMA + " " + PARTS + " --calculate-per-token-loss", "llama", pp=2),
+    "dp": Case(PARTS + " --calculate-per-token-loss", dp=2),
+}
+EXACT = [name for name, case in CASES.items() if not case.half]
+
+
+def scores() -> tuple[Tensor, Tensor]:
+    """Scores of tokens, far apart and close together, and targets of both halves of the vocabulary."""
+    rng = torch.Generator().manual_seed(5)
+    logits_TV = torch.randn(40, VOCAB, generator=rng) * torch.logspace(-2, 2, 40)[:, None]
+    return logits_TV + torch.linspace(-500, 500, 40)[:, None], torch.randint(VOCAB, (40,), generator=rng)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> dict[str, Trained]:
+    data = runs.corpus(folder)
+    found = {name: runs.trained(case, data, folder / f"{name}.pt") for name, case in CASES.items()}
+    torch.save(scores(), folder / "losses.pt")
+    for ranks in (1, 2):
+        names = [name for name, case in CASES.items() if case.ranks == ranks]
+        theirs.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
+        for name in names:
+            files = [folder / f"{name}-{rank}.pt" for rank in range(ranks)]
+            found[name].theirs = [torch.load(file, weights_only=False) for file in files]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_step_has_their_loss_norm_rate_and_scale(name: str, trained: dict[str, Trained]) -> None:
+    mine, half = trained[name], CASES[name].half
+    for rank in mine.theirs:
+        assert rank["losses"] == pytest.approx(mine.losses, rel=1e-3 if half else 1e-5) or not rank["losses"]
+        assert rank["norms"] == pytest.approx(mine.norms, rel=1e-2 if half else 1e-5, nan_ok=True)
+        assert rank["rates"] == pytest.approx(mine.rates, rel=1e-12)
+        assert rank["scales"] == mine.scales
+    assert any(rank["losses"] for rank in mine.theirs)
+    assert mine.losses[-1] < 0.95 * mine.losses[0], "nothing was learnt, so that little was compared"
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if CASES[name].dp == 1])
+def test_the_first_gradient_of_every_parameter_is_theirs(name: str, trained: dict[str, Trained]) -> None:
+    largest = max(each.abs().max() for rank in trained[name].gradients for each in rank.values())
+    for mine, rank in zip(trained[name].gradients, trained[name].theirs, strict=True):
+        assert mine.keys() == rank["gradients"].keys()
+        for key, gradient in rank["gradients"].items():
+            # those of keys' biases are nothing but rounding
+            close = 1e-5 * max(gradient.abs().max(), 1e-2 * largest)
+            assert (mine[key] - gradient).abs().max() <= close, key
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_weights_at_the_end_are_theirs(name: str, trained: dict[str, Trained]) -> None:
+    for mine, rank in zip(trained[name].weights, trained[name].theirs, strict=True):
+        assert mine.keys() == rank["weights"].keys()
+        for key, weight in rank["weights"].items():
+            assert (mine[key] - weight).abs().max() <= 1e-5, key
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if CASES[name].family == "llama"])
+def test_as_many_elements_of_gradients_are_zero_as_theirs(name: str, trained: dict[str, Trained]) -> None:
+    for rank in trained[name].theirs:
+        assert rank["zeros"] == trained[name].zeros
+    assert any(trained[name].zeros)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_bfloat16_is_no_further_from_float32_than_theirs(name: str, trained: dict[str, Trained]) -> None:
+    half, exact = trained[f"bf16 {name}"], trained[name]
+
+    def far(gradients: Mapping[str, Tensor]) -> float:
+        apart = [(gradients[key].float() - each).square().sum() for key, each in exact.gradients[0].items()]
+        return float(sum(apart)) ** 0.5
+
+    assert 0 < far(half.gradients[0]) < 1.2 * far(half.theirs[0]["gradients"])
+    assert half.losses == pytest.approx(exact.losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_parameter_begins_as_theirs(name: str, trained: dict[str, Trained]) -> None:
+    """Constants are the same; what is drawn has the same mean, spread and shape, as far as samples tell."""
+    for mine, rank in zip(trained[name].initial, trained[name].theirs, strict=True):
+        for key, drawn in rank["initial"].items():
+            values = mine[key]
+            assert values.shape == drawn.shape
+            if drawn.std() == 0:
+                assert torch.equal(values, drawn), key
+                continue
+            error = 5 * (2 / drawn.numel()) ** 0.5  # five standard errors of the difference, and more
+            assert abs(values.mean() - drawn.mean()) < error * drawn.std(), key
+            assert values.std() / drawn.std() == pytest.approx(1, abs=error), key
+            flat, its = ((x - x.mean()) / x.std() for x in (values, drawn))
+            assert flat.abs().mean() == pytest.approx(float(its.abs().mean()), abs=error), key
+
+
+def test_cross_entropy_over_a_cut_vocabulary_is_theirs(trained: dict[str, Trained], folder: Path) -> None:
+    """Their fused kernel rounds the gradient to bfloat16, whatever the scores are in; ours does not."""
+    gradient_TV, target_T = scores()
+    loss_T = cross_entropy(gradient_TV, target_T, Mesh.join(Layout(), World()).tp, 1.0)
+    for kernel, rounding in ((0, 1e-5), (1, 2**-8)):
+        shares = [torch.load(folder / f"losses-{rank}.pt")[kernel] for rank in range(2)]
+        for their_T, _ in shares:
+            torch.testing.assert_close(their_T, loss_T, rtol=1e-5, atol=1e-5)
+        their_TV = torch.cat([gradient for _, gradient in shares], -1)
+        torch.testing.assert_close(their_TV, gradient_TV, rtol=rounding, atol=1e-6)

@@ -177,9 +177,10 @@ def _streams(case: Case, folder: Path) -> Iterator[Stream | None]:
     """Of training, validation and test, made of the words that the case says."""
     words = [tuple(several) for several in case["words"]]
     by_use = dict(zip(("train_path", "valid_path", "test_path"), words, strict=False))
-    corpora = Corpora.open(Data(path=words[0], split=case["split"]) if case["split"] else Data(**by_use))
-    said = corpora.sources
-    for several, size in zip(((said.training,), said.validation, said.test), case["sizes"], strict=True):
+    said = {"path": words[0], "split": case["split"]} if case["split"] else by_use
+    corpora = Corpora.open(Data(**said, blend_rule="exact"))
+    uses = corpora.sources
+    for several, size in zip(((uses.training,), uses.validation, uses.test), case["sizes"], strict=True):
         for source in several:
             recipe = Recipe.of(source, corpora, length=case["length"], samples=size, seed=case["seed"])
             yield recipe.opened(kept([folder], "some", recipe.values(), recipe.write))

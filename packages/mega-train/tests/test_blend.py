@@ -63,7 +63,7 @@ def test_the_samples_made_of_each_corpus_are_megatrons(oracle: Callable[[str], A
     assert len(cases) == 3
     for case in cases:
         for weight, counts in zip(case["weights"], case["per_dataset"], strict=True):
-            found = [part_samples(weight, target, "legacy") for target in case["targets"]]
+            found = [part_samples(weight, target, "surplus") for target in case["targets"]]
             assert found == [(count, count) for count in counts]
 
 

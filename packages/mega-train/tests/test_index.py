@@ -55,7 +55,7 @@ def test_blends_are_megatrons_to_the_token(
         words = [str(golden / "indexed" / prefix) for prefix in prefixes]
         if weights:
             words = [word for pair in zip(map(str, weights), words, strict=True) for word in pair]
-        corpora = Corpora.open(Data(path=tuple(words), split="80,20,0", blend_rule="legacy"))
+        corpora = Corpora.open(Data(path=tuple(words), split="80,20,0"))
         assert case["out"][2] is None
         assert not corpora.sources.test
         uses = (corpora.sources.training, *corpora.sources.validation)
@@ -138,7 +138,7 @@ def test_a_tie_between_shares_is_decided_by_megatrons_last_bits(tmp_path: Path) 
 def test_a_blend_is_as_long_as_the_rule_says(tmp_path: Path) -> None:
     words = ("0.1", str(tmp_path / "a"), "0.9", str(tmp_path / "b"))
     _corpora(tmp_path, *words)  # writes them
-    for rule, length in (("mcore", 1 + 9), ("legacy", 2 + 10)):
+    for rule, length in (("exact", 1 + 9), ("surplus", 2 + 10)):
         data = Data(path=words, split="1,0,0", blend_rule=rule)
         mixture = _recipe(Corpora.open(data), samples=10).mixture
         assert mixture is not None
@@ -169,7 +169,7 @@ def test_the_key_covers_whatever_changes_an_index(tmp_path: Path) -> None:
         _recipe(corpora, length=5),
         _recipe(corpora, seed=6),
         _recipe(corpora, samples=90),
-        _recipe(corpora, samples=11, renormalize=True),
+        _recipe(corpora, samples=10, renormalize=True),
         _recipe(_corpora(tmp_path, "1", b, "1", a)),
         _recipe(_corpora(tmp_path, "1", a, "2", b)),
         _recipe(_corpora(tmp_path, a, b)),

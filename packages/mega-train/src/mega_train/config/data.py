@@ -50,10 +50,10 @@ class Data:
     split_rule: Literal["mcore", "legacy"] = option(
         "--split-rule", "mcore", "whose rounding: Megatron core's, or that of before October 2023"
     )
-    blend_rule: Literal["mcore", "legacy"] = option(
+    blend_rule: Literal["surplus", "exact"] = option(
         "--blend-rule",
-        "mcore",
-        "whose count of a blend's samples: Megatron core's, or that of before May 2025",
+        "surplus",
+        "a blend ends with all that was made of its datasets, or with what is wanted (Megatron core 0.13)",
     )
     renormalize: bool = option(
         "--renormalize-blend-weights", False, "weigh datasets by the samples that were made of each"

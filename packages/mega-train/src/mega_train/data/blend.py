@@ -25,7 +25,7 @@ Block = tuple[NDArray[np.int16], NDArray[np.int64]]
 MOST = np.iinfo(np.int16).max  # corpora, as there are numbers for them
 SURPLUS = 1.005  # samples made of each corpus beyond its share
 
-Rule = Literal["mcore", "legacy"]
+Rule = Literal["surplus", "exact"]
 
 _CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
 _MANY = 512  # corpora, of which the loop is as fast as columns
@@ -40,9 +40,9 @@ def normalised(weights: Sequence[float] | Floats) -> Floats:
 def part_samples(share: float, samples: int, rule: Rule) -> tuple[int, int]:
     """How many samples a corpus of this share adds to a blend of `samples`, and how many to make of it.
 
-    "legacy" (through April 2025) adds as many as are made, and rounds up once.
+    "surplus" (Megatron core through 0.12) adds all that are made; "exact" (since 0.13) what the share is of.
     """
-    if rule == "legacy":
+    if rule == "surplus":
         made = math.ceil(samples * share * SURPLUS)
         return made, made
     added = math.ceil(samples * share)

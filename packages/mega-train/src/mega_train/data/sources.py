@@ -69,7 +69,7 @@ class Source:
         flag: that said it.
         weights: of the parts; None where parts count by their size.
         separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
-        blend_rule: whose counts of the parts' samples.
+        blend_rule: whether the blend has all that is made of its parts.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Source:
     parts: tuple[Part, ...]
     weights: tuple[float, ...] | None = None
     separate_below: float = 0.80
-    blend_rule: BlendRule = "mcore"
+    blend_rule: BlendRule = "surplus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def _group(flag: str, text: str) -> Source:
         weights.append(weight)
     # of one dataset alone no half a percent more is made
     said = tuple(weights) if len(parts) > 1 else None
-    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW, "legacy")
+    return Source(name.strip(), flag, tuple(parts), said, BIGSCIENCE_SEPARATE_BELOW)
 
 
 def _words(flag: str, said: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:

@@ -5,22 +5,32 @@
 A corpus of a thousand tokens a document (its .bin is sparse: only its index is read), samples of 2,048
 tokens, in one epoch and in three; a blend of 20 corpora whose weights fall from 0.3 to 0.002, and one whose
 rarest has a millionth; small datasets named one by one; and samples read at random from a corpus in the
-page cache. Beside the blend runs the rule as a loop of Python with numpy, on its first samples. Everything
-is on one thread but where it says otherwise. Seconds of the processor include the kernel's.
+page cache. Where Megatron Core is installed (`pip install -r requirements-test.txt`), it does the same in
+turns, and both must come to the same; the ratio is the median of ours to theirs, turn by turn: below 1 ours
+is faster. Its blend is a loop of C++ that fills arrays, a gigabyte of them for 100 million samples; ours
+comes in blocks, and beside it the rule runs as a loop of Python with numpy, on its first samples. Everything
+is on one thread but where it says otherwise. Seconds of the processor include the kernel's; those of the wall
+include that ours waits until what it keeps is on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
+import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -35,20 +45,67 @@ from mega_train.data.kept import kept
 LENGTH = 2048  # tokens of a sample
 PLAIN = 300_000  # samples that the loop is run for
 
-Found = dict[str, dict[str, float]]
+THEIRS = "Megatron Core"
+
+Found = dict[str, dict[str, Any]]
+Work = Callable[[], object]
 
 
 @contextmanager
 def timed(found: Found, name: str) -> Iterator[None]:
     """Seconds of what is inside."""
-    times, began = os.times(), time.monotonic()
+    used, began = time.process_time(), time.monotonic()
     yield
-    now = os.times()
-    used = now.user + now.system - times.user - times.system
-    found[name] = {"wall_seconds": round(time.monotonic() - began, 3), "cpu_seconds": round(used, 3)}
-    print(
-        f"{found[name]['cpu_seconds']:8.2f} s of the processor {found[name]['wall_seconds']:8.2f} s  {name}"
-    )
+    wall, used = time.monotonic() - began, time.process_time() - used
+    found[name] = {"wall_seconds": round(wall, 4), "cpu_seconds": round(used, 4)}
+    print(f"{used:8.3f} s of the processor {wall:8.3f} s  {name}")
+
+
+class Turns:
+    """Ours and Megatron Core's, one after the other, some times over."""
+
+    def __init__(self, found: Found, rounds: int) -> None:
+        self.found, self.rounds = found, rounds
+        # asked before it is imported: it takes seconds, and warns
+        there = importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.core")
+        self.peer: ModuleType | None = importlib.import_module("megatron_index") if there else None
+
+    def take(
+        self, name: str, ours: Work, theirs: Callable[[Any], object], clear: Work = lambda: None
+    ) -> None:
+        """Time both, and print what came out.
+
+        Args:
+            theirs: is given the module `megatron_index`.
+            clear: before each of them.
+        """
+        works: dict[str, Work] = {"ours": ours}
+        if (peer := self.peer) is not None:
+            works[THEIRS] = lambda: theirs(peer)
+        seconds: dict[str, list[tuple[float, float]]] = {who: [] for who in works}
+        for _ in range(self.rounds):
+            for who, work in works.items():
+                clear()
+                one: Found = {}
+                with timed(one, f"{who}: {name}"):
+                    work()
+                ((_, told),) = one.items()
+                seconds[who].append((told["cpu_seconds"], told["wall_seconds"]))
+        for who, all_seconds in seconds.items():
+            cpu, wall = zip(*all_seconds, strict=True)
+            self.found[name if who == "ours" else f"{who}: {name}"] = {
+                "wall_seconds": round(statistics.median(wall), 4),
+                "cpu_seconds": round(statistics.median(cpu), 4),
+                "all_cpu_seconds": cpu,
+            }
+        if len(works) == 2:
+            pairs = list(zip(seconds["ours"], seconds[THEIRS], strict=True))
+            cpu, wall = (
+                round(statistics.median(ours[k] / max(theirs[k], 1e-4) for ours, theirs in pairs), 3)
+                for k in (0, 1)
+            )
+            self.found[name] |= {"cpu_ratio": cpu, "wall_ratio": wall}
+            print(f"{cpu:8.2f} x               {wall:14.2f} x  ours to theirs: {name}\n")
 
 
 def sparse(prefix: Path, documents: int) -> int:
@@ -75,62 +132,117 @@ def written(prefix: Path, documents: int, rng: np.random.Generator) -> str:
     return str(prefix)
 
 
-def indices(folder: Path, documents: int, found: Found) -> int:
+def indices(folder: Path, documents: int, turns: Turns) -> int:
     """Open, make, keep and find again the index of one large corpus."""
-    tokens = sparse(folder / "large", documents)
-    with timed(found, "open a corpus"):
-        corpora = Corpora.open(Data(path=(str(folder / "large"),), split="1,0,0"))
+    tokens, name = sparse(folder / "large", documents), str(folder / "large")
+
+    def opened() -> Corpora:
+        return Corpora.open(Data(path=(name,), split="1,0,0"))
+
+    turns.take("open a corpus", opened, lambda peer: peer.opened(name))
+    corpora, cache = opened(), folder / "kept"
+    their_corpus = turns.peer and turns.peer.opened(name)
     for epochs in (1, 3):
         samples = (epochs * tokens - LENGTH) // LENGTH
 
         def stream(samples: int = samples) -> Stream:
             recipe = Recipe.of(corpora.sources.training, corpora, length=LENGTH, samples=samples, seed=1234)
-            return recipe.opened(kept([folder / "kept"], "training", recipe.values(), recipe.write))
+            return recipe.opened(kept([cache], "training", recipe.values(), recipe.write))
 
-        with timed(found, f"make and keep its index, epochs {epochs}"):
-            made = stream()
-        with timed(found, f"find it again, epochs {epochs}"):
-            stream()
-        print(f"{len(made):,} samples of {tokens:,} tokens")
+        def theirs(peer: Any, samples: int = samples) -> Any:
+            return peer.made(their_corpus, samples, LENGTH, folder / "theirs")
+
+        def clear() -> None:
+            shutil.rmtree(cache, ignore_errors=True)
+            shutil.rmtree(folder / "theirs", ignore_errors=True)
+
+        turns.take(f"make and keep its index, epochs {epochs}", stream, theirs, clear)
+        stream()  # the last turn left theirs alone
+        turns.take(f"find it again, epochs {epochs}", stream, theirs)
+        made = stream()
+        if turns.peer is not None:
+            index, other = made.parts[0].index, theirs(turns.peer)
+            for array in ("document", "sample", "shuffle"):
+                np.testing.assert_array_equal(getattr(index, array), getattr(other, f"{array}_index"))
+        print(f"{len(made):,} samples of {tokens:,} tokens\n")
     return tokens
 
 
-def blends(size: int, found: Found) -> None:
+def blends(size: int, turns: Turns) -> None:
     """Choose the corpora of `size` samples, and of a few with the loop."""
     falling = normalised(list(np.geomspace(0.3, 0.002, 20)))
     rare = normalised([*np.geomspace(0.3, 0.002, 18), 1e-5, 1e-6])
     for name, shares in (("20 corpora", falling), ("20 corpora, two of them rare", rare)):
-        with timed(found, f"blend {size:,} samples of {name}"):
+
+        def choose(shares: Any = shares) -> None:
             for _ in blend_blocks(shares, size):
                 pass
-    with timed(found, f"the loop, {PLAIN:,} samples of 20 corpora"):
+
+        def theirs(peer: Any, shares: Any = shares) -> None:
+            peer.choices(shares, size)
+
+        turns.take(f"blend {size:,} samples of {name}", choose, theirs)
+        if turns.peer is not None:
+            some = np.concatenate([corpus for corpus, _ in blend_blocks(shares, PLAIN)])
+            np.testing.assert_array_equal(some, turns.peer.choices(shares, PLAIN))
+    with timed(turns.found, f"the loop, {PLAIN:,} samples of 20 corpora"):
         plain(falling, 0, PLAIN, np.zeros(20))
 
 
-def many(folder: Path, datasets: int, found: Found) -> None:
+def many(folder: Path, datasets: int, turns: Turns) -> None:
     """Open many small datasets, on one thread and on eight, and index them."""
     rng = np.random.default_rng(7)
     names = [written(folder / f"part-{number:05d}", 20, rng) for number in range(datasets)]
+
+    def opened(threads: int = 8) -> Corpora:
+        return Corpora.open(Data(path=tuple(names), split="1,0,0", threads=threads))
+
     for threads in (1, 8, 1, 8):
-        with timed(found, f"open {datasets:,} datasets, threads {threads}"):
-            corpora = Corpora.open(Data(path=tuple(names), split="1,0,0", threads=threads))
-    with timed(found, f"make and keep the index of {datasets:,} datasets"):
+        with timed(turns.found, f"open {datasets:,} datasets, threads {threads}"):
+            opened(threads)
+
+    def ours() -> Stream:
+        corpora = opened()
         recipe = Recipe.of(corpora.sources.training, corpora, length=64, samples=10**6, seed=1234)
-        kept([folder / "kept"], "training", recipe.values(), recipe.write)
+        return recipe.opened(kept([folder / "kept"], "training", recipe.values(), recipe.write))
+
+    def theirs(peer: Any) -> Any:
+        return peer.together(names, 10**6, 64, folder / "theirs", 8)
+
+    def clear() -> None:
+        for left in ("kept", "theirs"):
+            shutil.rmtree(folder / left, ignore_errors=True)
+
+    turns.take(f"open, index and keep {datasets:,} datasets, threads 8", ours, theirs, clear)
+    stream = ours()
+    turns.take("open them and find their index again, threads 8", ours, theirs)
+    if turns.peer is not None:
+        assert stream.mixed is not None
+        np.testing.assert_array_equal(stream.mixed[0], theirs(turns.peer).dataset_index)
 
 
-def reading(folder: Path, found: Found) -> dict[str, float]:
+def reading(folder: Path, turns: Turns) -> dict[str, float]:
     """Samples a second by the index, from a corpus in the page cache."""
-    name = written(folder / "read", 50_000, np.random.default_rng(7))
+    name, count = written(folder / "read", 50_000, np.random.default_rng(7)), 10_000
     corpora = Corpora.open(Data(path=(name,), split="1,0,0"))
     recipe = Recipe.of(corpora.sources.training, corpora, length=LENGTH, samples=20_000, seed=1234)
     stream = recipe.opened(kept([folder / "kept"], "training", recipe.values(), recipe.write))
-    count = 10_000
-    read: Callable[[], object] = lambda: [stream[i] for i in range(count)] and None  # noqa: E731
-    read()
-    with timed(found, f"read {count:,} samples of {LENGTH} tokens"):
-        read()
-    each = found[f"read {count:,} samples of {LENGTH} tokens"]["cpu_seconds"] / count
+    other = turns.peer and turns.peer.made(turns.peer.opened(name), 20_000, LENGTH, folder / "theirs")
+
+    def ours() -> None:
+        for i in range(count):
+            stream[i]
+
+    def theirs(peer: Any) -> None:
+        for i in range(count):
+            peer.sample(other, i)
+
+    ours()
+    title = f"read {count:,} samples of {LENGTH} tokens"
+    turns.take(title, ours, theirs)
+    if turns.peer is not None:
+        np.testing.assert_array_equal(stream[7], turns.peer.sample(other, 7))
+    each = turns.found[title]["cpu_seconds"] / count
     return {"microseconds": round(1e6 * each, 1), "tokens_per_second": round(LENGTH / each)}
 
 
@@ -139,22 +251,25 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--blend", type=int, default=100_000_000)
     parser.add_argument("--datasets", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
     parser.add_argument("--note", default="", help="of the machine, for the result")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found: Found = {}
+    turns = Turns(found, given.rounds)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
-        tokens = indices(folder, given.documents, found)
-        each = reading(folder, found)
-        many(folder, given.datasets, found)
-    blends(given.blend, found)
+        tokens = indices(folder, given.documents, turns)
+        each = reading(folder, turns)
+        many(folder, given.datasets, turns)
+    blends(given.blend, turns)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine + (f", {given.note}" if given.note else ""),
         "tokens": tokens,
         "documents": given.documents,
+        "peer": None if turns.peer is None else f"megatron-core {version('megatron-core')}",
         "seconds": found,
         "a_sample_is_read_in": each,
     }

@@ -15,6 +15,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval
 
+# Meta's own model, for the tests: what it lists it needs for other things, and a build of its own would bring CUDA
+JUDGES := fairscale==0.4.13 llama-models==0.3.0
+
 .PHONY: demo test check clean
 
 demo: .venv/demo.stamp  ## from text to a chat, on this machine
@@ -43,5 +46,6 @@ clean:  ## what these commands made, apart from OUT
 
 .venv/test.stamp: .venv/demo.stamp requirements-test.txt
 	$(PIP) -r requirements-test.txt
+	$(PIP) --no-build-isolation --no-deps $(JUDGES)
 	$(PIP) --no-build-isolation -e packages/mega-schema -e "packages/mega-data[all]"
 	@touch $@

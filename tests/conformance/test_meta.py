@@ -12,11 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target
-from mega_model.attend import Packed
-from mega_model.build import build, fill
-from mega_model.runtime import Runtime
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import Layout
+from tests.conformance.theirs import ours
 
 VOCAB, DIM, HEADS, FFN, LAYERS = 64, 64, 8, 96, 2
 PARAMS = {
@@ -124,16 +122,6 @@ def _write(model: LlamaForCausalLM, folder: Path, params: dict[str, Any], parts:
         torch.save(part, folder / f"consolidated.{rank:02d}.pth")
 
 
-def _logits(run: Path, token_BS: torch.Tensor) -> torch.Tensor:
-    checkpoint = Checkpoint.open(run)
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
-    fill(model, checkpoint.model_slab)
-    rows, length = token_BS.shape
-    with torch.no_grad():
-        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
-    return logits[:, : checkpoint.spec.vocab].unflatten(0, (rows, length))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str, tmp_path: Path) -> None:
     parts, by_rows, params, config = CASES[case]
@@ -145,7 +133,9 @@ def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str,
     with torch.no_grad():
         wanted = theirs(token_BS).logits
     assert wanted.std() > 0.1
-    torch.testing.assert_close(_logits(tmp_path / "run", token_BS), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ours(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
+    )
     layout = Target(layout=Layout(tp=parts))
     convert(tmp_path / "run", tmp_path / "back", "mega", "meta", target=layout)
     _write(theirs, tmp_path / "rows", params, parts, True)
@@ -156,7 +146,9 @@ def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str,
         assert back.keys() == there.keys()
         assert all(torch.equal(back[key], there[key]) for key in there)
     convert(tmp_path / "back", tmp_path / "again", "meta", "mega")
-    torch.testing.assert_close(_logits(tmp_path / "again", token_BS), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ours(Checkpoint.open(tmp_path / "again"), token_BS), wanted, atol=1e-5, rtol=1e-5
+    )
     again, first = (Checkpoint.open(tmp_path / name) for name in ("again", "run"))
     assert again.spec == first.spec
 

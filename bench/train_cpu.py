@@ -1,14 +1,16 @@
-"""A training step on a CPU: ours against Hugging Face's GPT-2, eager and under torch.compile, in one run.
+"""A training step on a CPU: ours, Hugging Face's GPT-2 eager and compiled, and Megatron Core's, in one run.
 
     python bench/train_cpu.py [--dtype bf16] [--rounds 3] [--steps 6] [--threads 2] [--json RESULT]
 
 GPT of 6 layers, hidden 384, 6 heads, vocabulary 50,304, sequence 512, micro-batch 4: forward, backward,
-clipping, AdamW, on the same tokens. bf16 is bfloat16 with float32 main weights here and autocast there; fp32
-is float32 in both. Autocast rounds weight gradients to bfloat16 and ours does not, so in bf16 ours is
-measured with that too (`ours-rounded`: --no-gradient-accumulation-fusion). Each way is a process of its own,
-started in turn, `rounds` times; the quickest step counts, as the others were held up by something. All begin
-near ln 50,304 = 10.83, each from random weights of its own (`beside_gpt2.py` holds the losses of equal
-weights against each other).
+clipping, AdamW, on the same tokens. bf16 is bfloat16 with float32 main weights, and autocast in Hugging
+Face's; fp32 is float32 in all. Autocast rounds weight gradients to bfloat16, Megatron Core without Apex does,
+and ours does not, so in bf16 ours is measured with that too (`ours-rounded`:
+--no-gradient-accumulation-fusion). Megatron Core, where it is installed, has its local layers and its
+defaults, torch.compile for what it fuses among them. Each way is a process of its own, started in turn,
+`rounds` times; the quickest step counts, as the others were held up by something. All begin near ln 50,304 =
+10.83, each from random weights of its own (`beside_gpt2.py` and `tests/megatron_core` hold the losses of
+equal weights against each other).
 
 The share is of the rate torch itself reaches in matrix products of that precision on this machine, the best
 of this model's shapes, measured in the same run: the products of a step (6 per parameter of a matrix and
@@ -20,6 +22,7 @@ taken off.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import resource
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,10 +38,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gpu.peers import installed, megatron_core
 
 LAYERS, HIDDEN, HEADS, VOCAB, LENGTH, MICRO = 6, 384, 6, 50304, 512, 4
 TOKENS = LENGTH * MICRO
-THEIRS = ("hf-eager", "hf-compile")
+MEGATRON = "megatron-core"
+THEIRS = ("hf-eager", "hf-compile", MEGATRON)
 WAYS = ("ours", "ours-rounded", *THEIRS)
 
 
@@ -120,6 +126,22 @@ def hugging_face(dtype: str, *, compiled: bool) -> tuple[Callable[[], float], fl
     return step, before
 
 
+def megatron(dtype: str) -> tuple[Callable[[], float], float]:
+    """One step of Megatron Core, as `ours`."""
+    warnings.filterwarnings("ignore", module=r"megatron\.")  # it tells of what it would rather have
+    import megatron.core.models.gpt
+    import megatron.core.optimizer  # noqa: F401  # what importing takes is not the model's memory
+
+    from mega_schema.spec import gpt
+
+    before = peak_mb()
+    spec = gpt(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, context=LENGTH)
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    step = megatron_core(spec, torch.device("cpu"), compiled=True, dtype=kind)
+    data = itertools.cycle(torch.from_numpy(batches()))
+    return lambda: step(next(data)).item(), before
+
+
 def products(dtype: str) -> float:
     """FLOP/s of torch's quickest product among the shapes of this model."""
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
@@ -141,7 +163,9 @@ def child(way: str, dtype: str, steps: int) -> dict[str, float]:
     """What one way does in this process."""
     if way == "products":
         return {"flops": products(dtype)}
-    if way in THEIRS:
+    if way == MEGATRON:
+        step, before = megatron(dtype)
+    elif way in THEIRS:
         step, before = hugging_face(dtype, compiled=way == "hf-compile")
     else:
         step, before = ours(dtype, rounded=way == "ours-rounded")
@@ -174,7 +198,9 @@ def main() -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    ways = [way for way in WAYS if given.dtype == "bf16" or way != "ours-rounded"]
+    left_out = {"ours-rounded"} if given.dtype == "fp32" else set()
+    left_out |= set() if installed("megatron.core") else {MEGATRON}
+    ways = [way for way in WAYS if way not in left_out]
     rounds = [{way: run(way) for way in (*ways, "products")} for _ in range(given.rounds)]
     rate = max(each["products"]["flops"] for each in rounds)
     native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -196,8 +222,9 @@ def main() -> None:
             "memory_mb": round(max(each[way]["memory_mb"] for each in rounds)),
             "first_loss": round(rounds[0][way]["first_loss"], 4),
         }
+    theirs = [way for way in ways if way in THEIRS]
     for way in ways:
-        for other in THEIRS if way not in THEIRS else ():
+        for other in theirs if way not in THEIRS else ():
             ratio = table[way]["tokens_per_s"] / table[other]["tokens_per_s"]
             table[f"{way}_over_{other}"] = round(ratio, 2)
     text = json.dumps(table, indent=1)

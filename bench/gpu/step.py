@@ -10,8 +10,9 @@ llama-8b-8k   the same, sequence 8,192
 bfloat16, random tokens, no recomputation, clipping and AdamW included, one GPU. MFU is what the model needs
 (`mega_train.planning.flops`) over 989 TFLOP/s, the dense bfloat16 peak of H100 and H200. Measured in the same
 run: the rate of the model's own matrix products alone, forward and both backward, which no step can pass; and
-a step of Hugging Face's model of the same shape under torch.compile, unless --no-peers, with as many samples
-as fit it: half as many again and again where memory runs out.
+unless --no-peers a step of the same shape of Hugging Face's model under torch.compile and of Megatron Core's,
+with TransformerEngine's layers where that is installed, each with as many samples as fit it: half as many
+again and again where memory runs out.
 
 --fp8 makes the layers' products in FP8 (--fp8-format hybrid); the peak and the rate of products it is held
 against stay those of bfloat16.
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import math
 import statistics
@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import hugging_face
+from peers import hugging_face, installed, megatron_core
 from torch.profiler import ProfilerActivity, profile
 
 from mega_model.mesh import Mesh, World
@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Family, tuple[str, ...]]] = {
         ("model.layers=2", "model.hidden=64", "model.heads=4", "model.vocab=512", "batch.length=64"),
     ),
 }
+PEERS = {"hugging_face": ("transformers", hugging_face), "megatron_core": ("megatron.core", megatron_core)}
 # what a kernel's name says it does, the first that fits
 KINDS = (
     ("attention", ("flash", "fmha", "cudnn_generated", "attention")),
@@ -151,15 +152,16 @@ def split(step: Callable[[], object]) -> dict[str, float]:
     return dict(kinds.most_common())
 
 
-def peer(plan: Plan, device: torch.device, steps: int) -> dict[str, Any]:
-    """Tokens a second of Hugging Face's model, with the largest micro-batch up to ours that fits."""
-    if importlib.util.find_spec("transformers") is None:
-        return {"missing": "transformers"}
+def peer(name: str, plan: Plan, device: torch.device, steps: int) -> dict[str, Any]:
+    """Tokens a second of another's model, with the largest micro-batch up to ours that fits."""
+    module, made = PEERS[name]
+    if not installed(module):
+        return {"missing": module}
     micro = plan.micro
     while micro:
         gc.collect()
         try:
-            step = hugging_face(plan.spec, device, compiled=device.type == "cuda")
+            step = made(plan.spec, device, compiled=device.type == "cuda")
             tokens = torch.randint(plan.spec.vocab, (micro, plan.length + 1), device=device)
             seconds(lambda step=step, tokens=tokens: step(tokens), 3)
             taken = seconds(lambda step=step, tokens=tokens: step(tokens), steps)
@@ -214,8 +216,9 @@ def measured(name: str, kernels: str, steps: int, *, peers: bool, fp8: bool = Fa
     if peers:
         plan, device = ready.plan, trainer.mesh.device
         del trainer  # its memory is for the other
-        found["hugging_face"] = other = peer(plan, device, steps)
-        print(f"  Hugging Face, compiled: {other}")
+        for name in PEERS:
+            found[name] = peer(name, plan, device, steps)
+            print(f"  {name}: {found[name]}")
     return found
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.peers import installed
+
 GPU = Path(__file__).parents[2] / "bench/gpu"
+PEERS = {"hugging_face": "transformers", "megatron_core": "megatron.core"}
 
 
 @pytest.mark.parametrize(
     ("script", "keys"),
     [
         ("kernels.py", {"kernel", "milliseconds", "ratio"}),
-        ("step.py", {"mfu", "of_products", "seconds_by_kind", "hugging_face"}),
+        ("step.py", {"mfu", "of_products", "seconds_by_kind", "hugging_face", "megatron_core"}),
     ],
 )
 def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tmp_path: Path) -> None:
@@ -26,6 +29,9 @@ def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tm
     results = json.loads((tmp_path / "found.json").read_text("utf-8"))["results"]
     assert results
     assert all(keys <= set(result) for result in results)
+    for peer, module in PEERS.items():
+        if installed(module):
+            assert all("tokens_per_second" in result[peer] for result in results if peer in keys)
 
 
 @pytest.mark.parametrize("script", ["kernels.py", "step.py"])

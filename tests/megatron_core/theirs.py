@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
+
+from bench.gpu.peers import OnCPU, without_gpu
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300.0  # a rank that waits for one that failed
@@ -62,27 +63,6 @@ def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
         for rank, (code, log) in enumerate(zip(codes, logs, strict=True)):
             log.seek(0)
             assert code == 0, f"rank {rank} of {body}\n{log.read()[-6000:]}"
-
-
-class OnCPU(TorchFunctionMode):
-    """Where they make a tensor "on cuda", or ask whether the type of one is of CUDA, it is of the CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = dict(kwargs or {})
-        if str(asked.get("device", "")).startswith("cuda"):
-            asked["device"] = "cpu"
-        if func is torch.Tensor.type and len(args) == 1 and not asked:
-            return func(*args).replace("torch.", "torch.cuda.")
-        return args[0] if func is torch.Tensor.cuda else func(*args, **asked)
-
-
-def without_gpu() -> None:
-    """Say "cpu" where Megatron Core asks for a GPU without need: buffers, waiting, states of dropout."""
-    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *_: None
-    CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 
 
 def _rank() -> None:

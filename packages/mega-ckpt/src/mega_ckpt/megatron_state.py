@@ -178,7 +178,7 @@ def _steps(optimizer: Any, iteration: int) -> int:
     """Steps that the optimizer did: torch counts them by parameter, Apex by group, torch_dist once."""
     try:
         inner = optimizer.get("optimizer", optimizer)
-        first: Any = next(iter(inner["state"].values()), None)
+        first: Any = next(iter(inner.get("state", {}).values()), None)
         counted = (
             inner["param_groups"][0].get("step"),
             first.get("step") if isinstance(first, dict) else first,

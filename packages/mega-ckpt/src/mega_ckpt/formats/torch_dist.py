@@ -37,7 +37,7 @@ from mega_ckpt.pickles import Record, Unpickler
 from mega_ckpt.saving import Taken, shares, taken
 from mega_ckpt.source import Found, Source, gathered
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER
+from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.disk import write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
@@ -54,8 +54,18 @@ _WRITTEN_BY: Mapping[str, object] = MappingProxyType(
         "common_backend_version": 1,
     }
 )
+_MAIN, _WHOLE = "fp32_param", "param"  # the second is the distributed optimizer's, of parameters saved whole
 _STATE: Mapping[str, str] = MappingProxyType(
-    dict(zip(("fp32_param", "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
+    dict(zip((_MAIN, "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
+)
+_RESHARDABLE = "fully_reshardable"
+_CONTENT: Mapping[str, object] = MappingProxyType(
+    {
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "distrib_optim_sharding_type": _RESHARDABLE,
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+    }
 )
 _OF_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(?P<kind>[a-z0-9_]+)\.(?P<of>.+)|.*)")
 _LAYER, _STACKED = re.compile(r"\.layers\.(\d+)\."), re.compile(r"\.layers\.(?!\d)")
@@ -155,7 +165,7 @@ def write(source: Source, run: Path, target: Target) -> Written:
     ]
     with placing(run, iteration) as folder:
         with target.progress(size) as told:
-            torch_writer.write(folder, every, nothings, told)
+            torch_writer.write(folder, every, nothings, told, again=dict(_again(every)))
         scale = scaler(source.trainer)
         torch_file.write(folder / _COMMON, _tree(writing), lambda _: [scale[0]] if scale else [])
         write_text(folder / _BACKENDS, json.dumps(dict(_WRITTEN_BY)))
@@ -165,17 +175,21 @@ def write(source: Source, run: Path, target: Target) -> Written:
 def _tree(writing: Writing) -> dict[str, Any]:
     """What all ranks of Megatron's have alike."""
     source = writing.source
+    optimizer = FIRST in writing.spaces
+    lacking = {"no_save_rng": True, "no_save_optim": not optimizer}  # or Megatron would look for it
     tree: dict[str, Any] = {
-        "args": Record("argparse.Namespace", (), writing.args(0, 0)),
+        "args": Record("argparse.Namespace", (), writing.args(0, 0) | lacking),
         "checkpoint_version": VERSION,
         "iteration": source.iteration,
+        "content_metadata": dict(_CONTENT),
     }
-    if FIRST in writing.spaces:
-        decays = sorted((row.decay for row in table(source.spec) if row.tied_to is None), reverse=True)
-        some, every = sum(decays), len(decays)
-        groups = [writing.group(True, range(some)), writing.group(False, range(some, every))]
+    if optimizer:
+        groups = [writing.group(decay, ()) for decay in (True, False)]
+        for group in groups:
+            del group["params"]  # every rank has its own
         adam = {"state": {"common_step": writing.steps}, "param_groups": groups}
-        tree["optimizer"] = {"optimizer": adam}
+        # that of float32 weights is Adam, the others have it in them
+        tree["optimizer"] = adam | {"optimizer": adam, "param_state_sharding_type": _RESHARDABLE}
         if scale := scaler(source.trainer):
             tree["optimizer"]["grad_scaler"] = scale[1]
     return tree | schedule(source.trainer)
@@ -230,17 +244,19 @@ def _sorted(tensors: Mapping[str, Whole]) -> tuple[dict[str, Whole], dict[str, d
     """The model's tensors, those of the optimizer by namespace, each a layer's, and whether it has others."""
     prefix = "model." if all(name.startswith(("model.", "optimizer.")) for name in tensors) else ""
     model: dict[str, Whole] = {}
-    state: dict[str, dict[str, Whole]] = {}
+    state: dict[str, dict[str, Whole]] = {kind: {} for kind in (*_STATE, _WHOLE)}
     other = False
     for name, whole in tensors.items():
         of = _OF_OPTIMIZER.fullmatch(name)
         if of is None:
             model |= _unstacked(name.removeprefix(prefix), whole)
-        elif of["kind"] in _STATE:
-            state.setdefault(_STATE[of["kind"]], {}).update(_unstacked(of["of"], whole))
+        elif of["kind"] in state:
+            state[of["kind"]].update(_unstacked(of["of"], whole))
         else:
             other = True
-    return model, state, other
+    if _kinds(model) != {"F32"}:  # or the optimizer's are the same numbers
+        state[_MAIN] = state[_MAIN] or state[_WHOLE]
+    return model, {space: state[kind] for kind, space in _STATE.items() if state[kind]}, other
 
 
 def _unstacked(name: str, whole: Whole) -> dict[str, Whole]:
@@ -255,10 +271,14 @@ def _others(names: Sequence[str]) -> list[str]:
     return ["the states of random numbers" if kind == "rng_state" else kind for kind in sorted(kinds)]
 
 
+def _kinds(tensors: Mapping[str, Whole]) -> set[str]:
+    return {piece.stored.dtype for one in tensors.values() for piece in one.pieces}
+
+
 def _unusable(state: Mapping[str, Mapping[str, Whole]], model: Mapping[str, Whole]) -> str:
     """Why the optimizer's state is left behind; nothing where it is not."""
-    kinds = {piece.stored.dtype for there in state.values() for one in there.values() for piece in one.pieces}
-    weights = {piece.stored.dtype for one in model.values() for piece in one.pieces}
+    kinds = {kind for there in state.values() for kind in _kinds(there)}
+    weights = _kinds(model)
     main, *moments = OPTIMIZER
     if kinds != {"F32"}:
         return f"which is in {', '.join(sorted(kinds))}"
@@ -319,6 +339,16 @@ def chunks(source: Source, spaces: Mapping[str, Taken], padded: int) -> Iterator
                 values = partial(_values, source, made.space, part, kind, space)
                 box = (*place, *start), (*(1 for _ in place), *shape)
                 yield torch_writer.Chunk(key, kind, whole, *box, values)
+
+
+def _again(every: Sequence[torch_writer.Chunk]) -> Iterator[tuple[str, str]]:
+    """Second names of float32 weights, as the distributed optimizer has them, beside Adam's moments."""
+    keys = {chunk.key for chunk in every}
+    state = {space: f"optimizer.state.{kind}." for kind, space in _STATE.items()}
+    for key in keys:
+        if state[FIRST] + key in keys:
+            main = state[MAIN] + key
+            yield f"optimizer.state.{_WHOLE}.{key}", main if main in keys else key
 
 
 def _values(source: Source, space: str, part: Foreign, dtype: str, into: str) -> np.ndarray:

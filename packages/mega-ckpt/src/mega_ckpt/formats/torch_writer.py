@@ -9,7 +9,7 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -65,12 +65,19 @@ def check_torch() -> None:
         )
 
 
-def write(folder: Path, chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> None:
+def write(
+    folder: Path,
+    chunks: Sequence[Chunk],
+    nothings: Sequence[str],
+    told: Told,
+    again: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write .metadata and one .distcp file, flushed to the disk.
 
     Args:
         nothings: names under which nothing is kept, as Megatron does of a layer without float8.
         told: called with the bytes of each box.
+        again: second names of tensors, whose numbers are in the file once.
 
     Raises:
         MegaError: `values` of a chunk raised it.
@@ -78,14 +85,24 @@ def write(folder: Path, chunks: Sequence[Chunk], nothings: Sequence[str], told: 
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint.storage import WriteResult
 
     class Writer(FileSystemWriter):
         """One that says nothing of the machine it runs on."""
 
         def storage_meta(self) -> StorageMeta:
             return StorageMeta()
+
+        def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+            found = [result for some in results for result in some]
+            for second, key in again.items():
+                metadata.state_dict_metadata[second] = metadata.state_dict_metadata[key]
+                metadata.mcore_data[second] = {}  # type: ignore[attr-defined]
+                of_key = [each for each in found if each.index.fqn == key]
+                results.append([replace(each, index=replace(each.index, fqn=second)) for each in of_key])
+            super().finish(metadata, results)
 
     # without copies ahead: those would be tensors in memory
     writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)

@@ -1,0 +1,157 @@
+"""Megatron Core's optimizers take up the state in our checkpoints, and save theirs, as its training does."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.megatron_core.checkpoints import padded
+from tests.megatron_core.models import begin, made
+
+STATE = ("exp_avg", "exp_avg_sq")
+
+
+def load_and_save(folder: Path, wanted: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> None:
+    """Load every case, leave what every parameter's state is, and save it.
+
+    Args:
+        folder: with CASE-dist of ours.
+        wanted: sizes of tp, pp and vp; and by the name of the case, arguments of Megatron's, of its
+            optimizer, and `sharding`, how a distributed one saves its state.
+    """
+    _without_apex()
+    for sizes, cases in wanted:
+        begin(*sizes)
+        for case, said in cases.items():
+            sys.stdout.write(f"{case} {sizes}\n")  # seen where it fails
+            _case(folder, case, "".join(map(str, sizes)), **said)
+
+
+def _without_apex() -> None:
+    """torch's Adam counts its steps in the state of every parameter, where Megatron Core looks for none."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    put = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def put_beside_step(self: Any, weight: Any, tensors: dict[str, Any]) -> None:
+        step = self._get_main_param_and_optimizer_states(weight)["step"].clone()
+        put(self, weight, {"step": step, **tensors})
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = put_beside_step
+
+
+def _case(
+    folder: Path,
+    case: str,
+    layout: str,
+    said: dict[str, Any],
+    optimizer: dict[str, Any],
+    sharding: str | None,
+) -> None:
+    from megatron.core import dist_checkpointing
+    from megatron.core import parallel_state as ranks
+
+    at = str(folder / f"{case}-dist" / "iter_0000005")
+    common = dist_checkpointing.load_common_state_dict(at)
+    assert common["args"].no_save_rng
+    chunks, taught = _made(common["args"], optimizer)
+    state = dist_checkpointing.load(
+        _state(chunks, taught, common["content_metadata"], is_loading=True), at, strict="raise_unexpected"
+    )
+    _into(chunks, taught, state)
+    _told(folder / f"{case}-ours-{layout}-{dist.get_rank()}.pt", chunks, taught)
+    run = folder / f"{case}-theirs-{layout}"
+    content = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    content |= {"distrib_optim_sharding_type": sharding} if sharding else {}
+    if dist.get_rank() == 0:
+        (run / "iter_0000005").mkdir(parents=True)
+        (run / "latest_checkpointed_iteration.txt").write_text("5", "utf-8")
+    dist.barrier()
+    tp = ranks.get_tensor_model_parallel_world_size()
+    args = Namespace(**said, padded_vocab_size=padded(said, tp), consumed_train_samples=40)
+    args.tensor_model_parallel_size = tp
+    args.pipeline_model_parallel_size = ranks.get_pipeline_model_parallel_world_size()
+    saved = {"args": args, "checkpoint_version": 3.0, "iteration": 5}
+    saved |= _state(chunks, taught, content, is_loading=False)
+    dist_checkpointing.save(saved, str(run / "iter_0000005"), content_metadata=content)
+
+
+def _made(args: Namespace, said: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Chunks of the model, and their optimizer."""
+    from megatron.core import parallel_state as ranks
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer.module import Float16Module
+
+    args.padded_vocab_size = padded(vars(args), ranks.get_tensor_model_parallel_world_size())
+    shards = bool(said.get("use_distributed_optimizer"))
+    reduced = DistributedDataParallelConfig(use_distributed_optimizer=shards, bucket_size=said.get("bucket"))
+    kept = {name: value for name, value in said.items() if name != "bucket"}
+    chunks = []
+    for chunk in made(args):
+        inner = Float16Module(chunk.config, chunk) if said.get("bf16") else chunk
+        chunks.append(DistributedDataParallel(chunk.config, reduced, inner))
+    config = OptimizerConfig(lr=1e-3, weight_decay=0.1, clip_grad=0.0, params_dtype=args.params_dtype, **kept)
+    taught = get_megatron_optimizer(config, chunks)
+    if shards:  # over torch's Adam, which has no state before its first step
+        taught.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
+    return chunks, taught
+
+
+def _names(chunks: Sequence[Any]) -> list[str]:
+    return ["model"] if len(chunks) == 1 else [f"model{number}" for number in range(len(chunks))]
+
+
+def _inner(chunk: Any) -> Any:
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def _state(
+    chunks: Sequence[Any], optimizer: Any, content: dict[str, Any], *, is_loading: bool
+) -> dict[str, Any]:
+    from megatron.core import parallel_state as ranks
+
+    told = content | {"dp_cp_group": ranks.get_data_parallel_group(with_context_parallel=True)}
+    found = {
+        name: _inner(chunk).sharded_state_dict(metadata=told)
+        for name, chunk in zip(_names(chunks), chunks, strict=True)
+    }
+    return found | {"optimizer": optimizer.sharded_state_dict(found, is_loading=is_loading, metadata=told)}
+
+
+def _into(chunks: Sequence[Any], optimizer: Any, state: Mapping[str, Any]) -> None:
+    for name, chunk in zip(_names(chunks), chunks, strict=True):
+        _inner(chunk).load_state_dict(state[name], strict=True)
+    optimizer.load_state_dict(state["optimizer"])
+
+
+def _told(file: Path, chunks: Sequence[Any], optimizer: Any) -> None:
+    """For every parameter here the numbers of its state that are here, flat; and the hyperparameters."""
+    (only,) = optimizer.chained_optimizers
+    found: dict[str, Any] = {}
+    for number, chunk in enumerate(chunks):
+        for name, weight in _inner(chunk).named_parameters():
+            if only.config.use_distributed_optimizer:
+                if weight not in only.model_param_group_index_map:
+                    continue
+                state = only._get_main_param_and_optimizer_states(weight)
+                bounds = only._get_model_param_range_map(weight)["param"]
+                begin = bounds.start
+            else:
+                main = getattr(weight, "main_param", weight)
+                state, begin = {"param": main, **only.optimizer.state[main]}, 0
+            kept = {key: state[key].detach().flatten().clone() for key in ("param", *STATE)}
+            found[f"{number}.{name}"] = {"begin": begin, "step": float(state["step"]), **kept}
+    groups = [
+        {key: group[key] for key in ("lr", "wd_mult", "betas", "eps", "weight_decay")}
+        for group in only.optimizer.param_groups
+    ]
+    torch.save({"state": found, "groups": groups}, file)

@@ -1,0 +1,114 @@
+"""Megatron Core's optimizers go on from the state in our `torch_dist` folders, and ours from theirs."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mega_ckpt.convert import convert
+from mega_ckpt.formats import Reading
+from mega_ckpt.layouts.megatron import CORE, of_chunk
+from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
+from mega_schema.layout import Layout
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec, gpt, llama
+from tests.megatron_core import theirs
+from tests.megatron_core.ours import LLAMA, OURS, THEIRS, WORDS, save_random
+
+# 0.16 shifts what stands behind a bucket that is no multiple of 128 numbers: those of the embedding are
+WHOLE_BUCKETS = {"vocab_multiple": 8}
+SAID = THEIRS | {"make_vocab_size_divisible_by": 8}
+SPECS: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "gpt": (gpt(**OURS | WHOLE_BUCKETS), SAID),
+    "llama": (llama(**OURS | WHOLE_BUCKETS, ffn=40, kv_heads=2), SAID | LLAMA),
+}
+SHARDED = {"use_distributed_optimizer": True}
+# what holds the state, in which type weights are, and how a distributed optimizer saves it
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "float32": ("F32", {}, None),
+    "bfloat16": ("BF16", {"bf16": True}, None),
+    "distributed-float32": ("F32", SHARDED, "fully_reshardable"),
+    "distributed": ("BF16", {"bf16": True, **SHARDED}, "fully_reshardable"),
+}
+CASES = [*(f"gpt-{optimizer}" for optimizer in OPTIMIZERS), "llama-distributed"]
+RANKS = 2
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1)]  # sizes of tp, pp and vp; what they leave of the ranks is dp
+
+
+def _parts(case: str) -> tuple[ModelSpec, dict[str, Any], str, dict[str, Any], str | None]:
+    model, _, optimizer = case.partition("-")
+    return *SPECS[model], *OPTIMIZERS[optimizer]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case, written by us, taken up by Megatron Core and saved by it."""
+    folder = tmp_path_factory.mktemp("optimizers")
+    wanted = {}
+    for seed, case in enumerate(CASES):
+        spec, said, dtype, optimizer, sharding = _parts(case)
+        save_random(folder / case, spec, seed=seed, dtype=dtype, optimizer=True)
+        convert(folder / case, folder / f"{case}-dist", "mega", "torch_dist")
+        wanted[case] = {"said": said, "optimizer": optimizer, "sharding": sharding}
+    body, layouts = "tests.megatron_core.optimizers:load_and_save", [(layout, wanted) for layout in LAYOUTS]
+    theirs.run(body, folder, ranks=RANKS, wanted=layouts)
+    return folder
+
+
+def _whole(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
+    shape = checkpoint.tensors[space][name].shape
+    zero = (0,) * len(shape)
+    return checkpoint.read_raw(space, name, Slab(zero, shape, zero))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Path, case: str) -> None:
+    spec, _, dtype, _, _ = _parts(case)
+    ours = Checkpoint.open(folder / case)
+    spaces = dict(zip(("param", "exp_avg", "exp_avg_sq"), OPTIMIZER, strict=True))
+    spaces |= {"param": MODEL} if dtype == "F32" else {}
+    for tp, pp, vp in LAYOUTS:
+        layout = Layout(tp=tp, pp=pp)
+        for rank in range(RANKS):
+            found = torch.load(folder / f"{case}-ours-{tp}{pp}{vp}-{rank}.pt")
+            at = rank % tp, rank // (RANKS // pp)
+            foreign = {each.name: each for each in of_chunk(spec, CORE, layout, tp=at[0], pp=at[1])}
+            if "distributed" not in case:
+                assert found["state"].keys() == {f"0.{name}" for name in foreign}
+            for name, state in found["state"].items():
+                one, begin = foreign[name.removeprefix("0.")], state["begin"]
+                assert state["step"] == 4
+                filled = sum(box.shape[0] for box in one.boxes) * math.prod(one.shape[1:])  # not padding
+                for kind, space in spaces.items():
+                    whole = one.assembled(np.dtype("f4"), partial(ours.read_raw, space, one.ours)).reshape(-1)
+                    there = state[kind].numpy()[: max(0, filled - begin)]
+                    assert there.tobytes() == whole[begin : begin + len(there)].tobytes(), f"{name} {kind}"
+            for group in found["groups"]:
+                assert group["betas"] == (0.8, 0.999)
+                assert group["weight_decay"] == 0.25 * group["wd_mult"]
+                assert group["lr"] == 2e-3
+            assert [group["wd_mult"] for group in found["groups"]] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
+    folder: Path, tmp_path: Path, case: str
+) -> None:
+    ours = Checkpoint.open(folder / case)
+    for number, (tp, pp, vp) in enumerate(LAYOUTS):
+        load, back = folder / f"{case}-theirs-{tp}{pp}{vp}", tmp_path / str(number)
+        done = convert(load, back, "torch_dist", "mega", reading=Reading(vocab=WORDS))
+        assert not [left for left in done.left if "optimizer" in left]
+        found = Checkpoint.open(back)
+        assert found.tensors.keys() == ours.tensors.keys()
+        assert found.trainer["optimizer_steps"] == 4
+        for space, tensors in ours.tensors.items():
+            for name in tensors:
+                there = _whole(found, space, name).tobytes()
+                assert there == _whole(ours, space, name).tobytes(), f"{load.name}: {space} {name}"

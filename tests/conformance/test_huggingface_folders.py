@@ -20,6 +20,7 @@ from mega_ckpt import safetensors
 from mega_schema.checkpoint import Checkpoint
 from tests.conformance.theirs import (
     CASES,
+    byte_level,
     from_hugging_face,
     logits,
     ours,
@@ -162,21 +163,10 @@ def test_the_command_converts_and_transformers_loads_the_tokenizer(tmp_path: Pat
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "back").config.eos_token_id == 8
 
 
-def _byte_level(folder: Path) -> None:
-    """A tokenizer.json of eight letters, an end and two words of a chat."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    library = Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcdefgh")}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens(["<|endoftext|>", "<|user|>", "<|end|>"])
-    library.save(str(folder / "tokenizer.json"))
-
-
 @pytest.mark.parametrize("own_file", [True, False])
 def test_chats_and_what_ends_an_answer_come_back(own_file: bool, tmp_path: Path) -> None:
     save(CASES["llama grouped"](), tmp_path / "hf")
-    _byte_level(tmp_path / "hf")
+    byte_level(tmp_path / "hf")
     template = "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
     roles = {"eos_token": "<|end|>", "pad_token": "<|endoftext|>"}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24, **roles}
@@ -204,7 +194,7 @@ def test_chats_and_what_ends_an_answer_come_back(own_file: bool, tmp_path: Path)
 
 def test_a_tokenizer_of_ours_is_loaded_with_its_roles(tmp_path: Path) -> None:
     save(CASES["qwen 3"](), tmp_path / "hf")
-    _byte_level(tmp_path / "hf")
+    byte_level(tmp_path / "hf")
     from_hugging_face(tmp_path / "hf", tmp_path / "run")
     to_hugging_face(tmp_path / "run", tmp_path / "back")
     assert json.loads((tmp_path / "back" / "special_tokens_map.json").read_bytes()) == {

@@ -122,6 +122,17 @@ def save(config: Any, folder: Path, dtype: torch.dtype = torch.float32, **how: A
     return model
 
 
+def byte_level(folder: Path) -> None:
+    """A tokenizer.json of eight letters, an end and two words of a chat."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    library = Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcdefgh")}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>", "<|user|>", "<|end|>"])
+    library.save(str(folder / "tokenizer.json"))
+
+
 def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
     entries = safetensors.read(folder / "model.safetensors").entries
     return {name: (f"{e.dtype} {e.shape}", e.values().tobytes()) for name, e in entries.items()}

@@ -140,8 +140,9 @@ def said(run: Trainer, case: Case) -> dict[str, Any]:
     """The run's options as theirs take them."""
     o, train, samples = run.plan.run.optimizer, run.plan.run.train, run.plan.global_samples
     dtype = torch.bfloat16 if train.bf16 else torch.float16 if train.fp16 else torch.float32
+    multiple = run.plan.spec.vocab_multiple * case.tp
     args = from_spec(run.plan.spec, "the model", core=True) | {
-        "padded_vocab_size": VOCAB,
+        "padded_vocab_size": -(-VOCAB // multiple) * multiple,
         "num_experts": None,
         "bf16": train.bf16,
         "fp16": train.fp16,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from mega_model.kernels.reference import cross_entropy
 from mega_model.mesh import Mesh, World
-from mega_schema.layout import Layout
+from mega_schema.layout import Layout, deal
 from tests.megatron_core import runs, theirs
 from tests.megatron_core.runs import VOCAB, Case, Trained
 
@@ -30,6 +32,7 @@ CASES: dict[str, Case] = {
         "--rotary-interleaved --window-size 5,0 --qk-layernorm --decoupled-lr 2e-3 --decoupled-min-lr 1e-4 "
         "--untie-embeddings-and-output-weights"
     ),
+    "no biases, no activation named": Case("--disable-bias-linear"),
     "documents apart": Case(PARTS),
     "documents apart, loss per token": Case(PARTS + " --calculate-per-token-loss"),
     "sgd": Case(
@@ -64,7 +67,23 @@ CASES: dict[str, Case] = {
     "pp llama, documents apart": Case(LLAMA + " " + PARTS + " --calculate-per-token-loss", "llama", pp=2),
     "dp": Case(PARTS + " --calculate-per-token-loss", dp=2),
 }
+PADDED = Case("--make-vocab-size-divisible-by 40")
 EXACT = [name for name, case in CASES.items() if not case.half]
+
+
+# layers, ranks of the pipeline, stages of each, layers of the first and last, what counts as a layer
+DEALS = [
+    (layers, pp, vp, first, last, embedding, head)
+    for layers, pp, vp, (first, last, embedding, head) in product(
+        (4, 6, 8, 9, 12, 14),
+        (2, 3, 4),
+        (1, 2),
+        [
+            *((first, last, False, False) for first, last in product((None, 0, 2, 4), (None, 2, 4))),
+            *((None, None, embedding, head) for embedding, head in product((False, True), repeat=2)),
+        ],
+    )
+]
 
 
 def scores() -> tuple[Tensor, Tensor]:
@@ -82,10 +101,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[str, Trained]:
     data = runs.corpus(folder)
-    found = {name: runs.trained(case, data, folder / f"{name}.pt") for name, case in CASES.items()}
+    cases = CASES | {"padded": PADDED}
+    found = {name: runs.trained(case, data, folder / f"{name}.pt") for name, case in cases.items()}
     torch.save(scores(), folder / "losses.pt")
+    torch.save(DEALS, folder / "deals.pt")
     for ranks in (1, 2):
-        names = [name for name, case in CASES.items() if case.ranks == ranks]
+        names = [name for name, case in cases.items() if case.ranks == ranks]
         theirs.run("tests.megatron_core.training:train", folder, ranks=ranks, cases=names)
         for name in names:
             files = [folder / f"{name}-{rank}.pt" for rank in range(ranks)]
@@ -170,3 +191,22 @@ def test_cross_entropy_over_a_cut_vocabulary_is_theirs(trained: dict[str, Traine
             torch.testing.assert_close(their_T, loss_T, rtol=1e-5, atol=1e-5)
         their_TV = torch.cat([gradient for _, gradient in shares], -1)
         torch.testing.assert_close(their_TV, gradient_TV, rtol=rounding, atol=1e-6)
+
+
+def test_padding_of_the_vocabulary_raises_their_loss_alone(trained: dict[str, Trained]) -> None:
+    ours, (rank,) = trained["padded"].losses, trained["padded"].theirs
+    assert ours == trained["gpt"].losses
+    assert 0.1 < rank["losses"][0] - ours[0] < math.log(120 / VOCAB)
+
+
+def test_layers_are_dealt_to_stages_as_theirs(trained: dict[str, Trained], folder: Path) -> None:
+    answered = 0
+    for said, answer in zip(DEALS, torch.load(folder / "deals-0.pt"), strict=True):
+        layers, pp, vp, first, last, embedding, head = said
+        least = 0 if embedding or head else 1
+        if answer is None or min(count for _, count in answer) < least:
+            continue  # of a stage with nothing in it, or less, which ours refuses
+        sizes = deal(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
+        assert answer == [*zip([0, *accumulate(sizes)][:-1], sizes, strict=True)], said
+        answered += 1
+    assert answered > 100

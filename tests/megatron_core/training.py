@@ -24,13 +24,16 @@ def train(folder: Path, cases: list[str]) -> None:
     A case is a dictionary: `args`, their command line's; `tp`, `pp`; `weights` by rank, by their names;
     `optimizer` and `schedule`, what makes theirs; `steps`, for each a list of micro-batches, which are
     dictionaries of `token`, `target` and `place`, (B, S) each, and `hidden`, (B, 1, S, S), what a token does
-    not see. On two ranks `losses.pt`, of scores, becomes the losses and gradients of each rank.
+    not see. On two ranks `losses.pt`, of scores, becomes the losses and gradients of each rank; on one
+    `deals.pt`, of pipelines, the layers of their stages.
     """
     _without_states()
     for name in cases:
         case = torch.load(folder / f"{name}.pt", weights_only=False)
         torch.save(_trained(case), folder / f"{name}-{dist.get_rank()}.pt")
-    if dist.get_world_size() == 2:
+    if dist.get_world_size() == 1:
+        torch.save([_dealt(*deal) for deal in torch.load(folder / "deals.pt")], folder / "deals-0.pt")
+    else:
         torch.save(_losses(*torch.load(folder / "losses.pt")), folder / f"losses-{dist.get_rank()}.pt")
 
 
@@ -135,6 +138,30 @@ def _losses(logits_TV: Tensor, target_T: Tensor) -> list[tuple[Tensor, Tensor]]:
         loss_T.sum().backward()
         found.append((loss_T.detach(), mine.grad))
     return found
+
+
+def _dealt(
+    layers: int, pp: int, vp: int, first: int | None, last: int | None, embedding: bool, head: bool
+) -> list[tuple[int, int]] | None:
+    """First layer and number of layers of every stage, in the order of the stages; None if they refuse."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    try:
+        config = TransformerConfig(
+            num_layers=layers, hidden_size=8, num_attention_heads=2, pipeline_model_parallel_size=pp,
+            virtual_pipeline_model_parallel_size=vp if vp > 1 else None, pipeline_dtype=torch.float32,
+            num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last,
+            account_for_embedding_in_pipeline_split=embedding, account_for_loss_in_pipeline_split=head,
+        )  # fmt: skip
+        stages = [(chunk if vp > 1 else None, rank) for chunk in range(vp) for rank in range(pp)]
+        return [
+            (get_transformer_layer_offset(config, *stage), get_num_layers_to_build(config, *stage))
+            for stage in stages
+        ]
+    except (ArithmeticError, AssertionError, ValueError):  # no middle stage is a division by zero there
+        return None
 
 
 def _without_states() -> None:

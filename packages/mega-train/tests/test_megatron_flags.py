@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mega_schema.config import keys
+from mega_train.cli import app
 from mega_train.config import Run
 from mega_train.familiar import explained, find, translated
 from mega_train.megatron_flags import ABSENT, ALIKE, INSTEAD, MEANS, NEEDLESS, READ
@@ -42,6 +44,12 @@ def test_a_hint_names_only_flags_that_we_have() -> None:
     for hint in (*INSTEAD.values(), *ABSENT.values()):
         named = {word.rstrip(",;:") for word in hint.split() if word.startswith("--")}
         assert named <= OURS or hint.startswith(("mega-", "torchrun")), hint
+
+
+def test_an_embedding_alone_on_its_stage_is_had_as_the_line_says() -> None:
+    said = "plan --preset gpt2-124m --num-layers 3 --pipeline-model-parallel-size 4 --seq-length 64"
+    hint = INSTEAD["--standalone-embedding-stage"].split()
+    assert CliRunner().invoke(app, [*said.split(), *hint], standalone_mode=False).exception is None
 
 
 def test_there_are_as_many_names_as_the_scripts_have() -> None:

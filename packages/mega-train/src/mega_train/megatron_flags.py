@@ -224,7 +224,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "--lr-decay-tokens": "--lr-decay-samples N, the tokens over --seq-length",
         "--lr-warmup-tokens": "--lr-warmup-samples N, the tokens over --seq-length",
         "--pp-partition-method": "--account-for-embedding-in-pipeline-split",
-        "--standalone-embedding-stage": "--decoder-first-pipeline-num-layers 0",
+        "--standalone-embedding-stage": "--account-for-embedding-in-pipeline-split",
         "--yaml-cfg": "--config run.toml",
         "--test-mode": "--deterministic-mode",
         "--inference": "mega-serve",

@@ -81,7 +81,11 @@ class Model:
         "--window-size", None, "LEFT,0: a token sees itself and this many before it; all if not given"
     )
     untied: bool = option("--untie-embeddings-and-output-weights", False, "an output weight of its own")
-    no_bias: bool = option("--disable-bias-linear", False, "linears without biases")
+    no_bias: bool = option(
+        "--disable-bias-linear",
+        False,
+        "linears without biases; GELU is then by erf where --activation does not say, as in Megatron",
+    )
     qkv_bias: bool = option(
         "--add-qkv-bias", False, "of queries, keys and values alone, with --disable-bias-linear too"
     )

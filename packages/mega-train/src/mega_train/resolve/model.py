@@ -109,7 +109,8 @@ def _activation(m: Model, family: Family) -> str | None:
             other = "--activation" if m.activation else "--swiglu"
             raise ConfigError(other, f"disagrees with {flag}", found=asked, wanted=given)
         asked = given or asked  # type: ignore[assignment]
-    if asked is not None or not m.unfused_gelu or family == "llama":
+    # Megatron's kernel with the approximation is the one that adds a bias
+    if asked is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
         return asked
     named = preset(m.preset).activation if m.preset else "gelu_tanh"
     return "gelu_erf" if named == "gelu_tanh" else None

@@ -119,7 +119,6 @@ def _config(folder: Path, case: Case, **values: Any) -> Any:
         eod_mask_loss=False,
         add_extra_token_to_sequence=case.get("extra", True),
         drop_last_partial_validation_sequence=case.get("drop", True),
-        mmap_bin_files=case.get("mmap", True),
         **values,
     )
 
@@ -135,7 +134,12 @@ def samples(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | None:
     numbers = np.arange(*case["range"], dtype=np.int32)
     try:
         made = GPTDataset(
-            IndexedDataset(prefix), prefix, numbers, case["samples"], Split[case["use"]], config
+            IndexedDataset(prefix, mmap=case["mmap"]),
+            prefix,
+            numbers,
+            case["samples"],
+            Split[case["use"]],
+            config,
         )
     except AssertionError:  # a short last sample that ends in an empty document has an offset of -1
         return None
@@ -276,16 +280,16 @@ def courses(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
     arrays[at + "values"] = np.array(rows)
 
 
-def batches(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | str:
-    """Where the size of a step changes, along a run of some steps."""
+def batches(folder: Path, case: Case, at: str, arrays: Arrays) -> str | None:
+    """Samples consumed, size and micro-batches of every step of the ramp, and of some behind it."""
     from megatron.core import num_microbatches_calculator as calculator
 
     try:
         calculator.init_num_microbatches_calculator(
             1, case["ramp"], case["full"], case["micro"], case["dp"], case["decrease"]
         )
-        rows, consumed = [], 0
-        for _ in range(case["steps"]):
+        rows, consumed, size, last = [], 0, 1, case["ramp"][2] if case["ramp"] else 0
+        while size and (len(rows) < 20 or rows[-1][0] <= last):
             calculator.update_num_microbatches(consumed, True)
             size = calculator.get_current_running_global_batch_size()
             rows.append([consumed, size, calculator.get_num_microbatches()])
@@ -295,7 +299,7 @@ def batches(folder: Path, case: Case, at: str, arrays: Arrays) -> Case | str:
     finally:
         calculator.unset_num_microbatches_calculator()
     arrays[at + "rows"] = np.array(rows)
-    return {}
+    return None
 
 
 def scales(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
@@ -318,5 +322,5 @@ def scales(folder: Path, case: Case, at: str, arrays: Arrays) -> None:
     rows = []
     for overflow in case["overflows"]:
         scaler.update(bool(overflow))
-        rows.append([scaler.scale.item(), scaler.inv_scale.item()])
+        rows.append(scaler.scale.item())
     arrays[at + "scales"] = np.array(rows)

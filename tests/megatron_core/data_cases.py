@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from mega_schema.indexed import IndexedWriter
+from mega_train.data.splits import shares, split_ranges
 
 Case = dict[str, Any]
-KINDS = ("uint8", "int8", "int16", "int32", "int64", "uint16")
+KINDS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "float32", "float64")
 SEPARATORS = (",", ", ", "/", " ", ";")
 
 
@@ -61,7 +62,7 @@ def _dataset(folder: Path, rng: random.Random, number: int) -> Case:
         for _ in range(rng.choice((1, 2, 12)))
     ]
     lengths = list(itertools.chain(*documents))
-    limits = np.iinfo(dtype)
+    limits = np.iinfo(dtype if "int" in dtype else "int8")
     case = {
         "ours": f"ours/{number}",
         "theirs": f"theirs/{number}",
@@ -138,6 +139,7 @@ def _samples(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
         "use": rng.choice(("train", "valid", "test")),
         "extra": extra,
         "drop": drop,
+        "mmap": rng.random() < 0.7,
         "cache": f"samples{number}",
         "shown": [0, 1, 2, 3, rng.randrange(500), rng.randrange(500)],
     }
@@ -158,7 +160,7 @@ def _cut(rng: random.Random) -> Case:
 
 
 def _greedy(rng: random.Random) -> Case:
-    count, everything = rng.choice((1, 2, 3, 20, 90)), rng.random() < 0.4
+    count, everything = rng.choice((1, 2, 3, 20, 90, 254, 255, 256, 600)), rng.random() < 0.4
     kinds = (
         lambda: 1,
         lambda: rng.choice((1, 2, 3)),
@@ -171,9 +173,10 @@ def _greedy(rng: random.Random) -> Case:
 
 
 def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
-    by_split = rng.random() < 0.6
-    large = [corpus for corpus in corpora if sum(corpus["lengths"]) > 400]
+    split = rng.choice((None, "80,20,0", "7/2/1", "1,0,0", "0.5,0.3,0.2", "60 40"))
     weighed = rng.random() < 0.7
+    # of a part without a token theirs makes epochs for ever
+    large = [corpus for corpus in corpora if all(_tokens(corpus, split or "1") > 1)]
 
     def words() -> list[str]:
         found = []
@@ -188,14 +191,20 @@ def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:
     if not weighed:
         sizes = [rng.choice((None, wanted)) for wanted in sizes]
     return {
-        "words": [words()] if by_split else [words(), words(), rng.choice(([], words()))],
-        "split": rng.choice(("80,20,0", "7/2/1", "1,0,0", "0.5,0.3,0.2", "60 40")) if by_split else None,
+        "words": [words()] if split else [words(), words(), rng.choice(([], words()))],
+        "split": split,
         "sizes": sizes,
         "length": rng.choice((4, 8, 16)),
         "seed": rng.randrange(1 << 31),
         "cache": f"blends{number}",
         "shown": [0, 1, 2, 7, rng.randrange(200)],
     }
+
+
+def _tokens(corpus: Case, split: str) -> np.ndarray:
+    """Of each use that has a share."""
+    ranges = itertools.compress(split_ranges(split, len(corpus["lengths"])), shares(split))
+    return np.array([sum(corpus["lengths"][begin:end]) for begin, end in ranges])
 
 
 def _words(rng: random.Random) -> list[str]:
@@ -261,14 +270,13 @@ def _batch(rng: random.Random) -> Case:
     unit = micro * dp if rng.random() < 0.6 else rng.randint(1, 4)
     start, increment = unit * rng.randint(1, 5), unit * rng.randint(1, 5)
     full = start + increment * rng.choice((0, 1, 3, 10, 40))
-    ramp = [start, increment, rng.choice((0, 1, 7, rng.randrange(20_000)))]
+    ramp = [start, increment, rng.choice((0, 1, 7, rng.randrange(3000)))]
     return {
         "ramp": rng.choice((None, ramp, ramp, ramp)),
         "full": full,
         "micro": micro,
         "dp": dp,
         "decrease": rng.random() < 0.4,
-        "steps": 300,
     }
 
 

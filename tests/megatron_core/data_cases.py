@@ -168,8 +168,9 @@ def _greedy(rng: random.Random) -> Case:
         rng.random,
     )
     weight = rng.choice(kinds)
-    weights = [rng.choice((1, 5, rng.randint(1, 3000))) if everything else weight() for _ in range(count)]
-    return {"all": everything, "weights": weights, "size": rng.choice((1, 10, 1000, 60_000))}
+    most = max(5, 20_000 // count)
+    weights = [rng.choice((1, 5, rng.randint(1, most))) if everything else weight() for _ in range(count)]
+    return {"all": everything, "weights": weights, "size": rng.choice((1, 10, 1000, 30_000))}
 
 
 def _blend(rng: random.Random, number: int, corpora: Sequence[Case]) -> Case:

@@ -20,7 +20,6 @@ from mega_train.config import Batch, Data, Run, Train
 from mega_train.data.blend import blend_blocks, normalised
 from mega_train.data.corpora import Corpora
 from mega_train.data.index import Recipe, Stream
-from mega_train.data.kept import kept
 from mega_train.data.samples import Samples, build_index, passes
 from mega_train.data.sources import sources
 from mega_train.data.splits import split_ranges
@@ -186,7 +185,9 @@ def _streams(case: Case, folder: Path) -> Iterator[Stream | None]:
     for several, size in zip(((uses.training,), uses.validation, uses.test), case["sizes"], strict=True):
         for source in several:
             recipe = Recipe.of(source, corpora, length=case["length"], samples=size, seed=case["seed"])
-            yield recipe.opened(kept([folder], "some", recipe.values(), recipe.write))
+            recipe.write(folder)  # over the files of the one before
+            names = ("document", "sample", "shuffle", *(["corpus", "number"] if recipe.mixture else []))
+            yield recipe.opened({name: np.load(folder / f"{name}.npy") for name in names})
         if not several:
             yield None
 

@@ -51,6 +51,7 @@ CASES: dict[str, Case] = {
         "llama",
         theirs={"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True},
     ),
+    "rotary positions that are asked to begin again": Case(LLAMA + " --reset-position-ids", "llama"),
     "recomputed": Case(
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         theirs={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -52,6 +53,9 @@ class MicroBatches:
         self.samples = samples
         self.length = batches[0].shape[-1] - 1
         self.place_s = places(self.length, mesh.cp, device=mesh.device)
+        # Megatron tells positions that begin again to a table alone: rotary ones are places in the sample
+        begins_again = plan.run.data.reset_positions and plan.spec.positions != "rope"
+        self.data = replace(plan.run.data, reset_positions=begins_again)
         per_token = plan.run.train.per_token_loss or plan.run.data.sft
         self.counted = self._counted_by_all() if per_token else None
 
@@ -105,7 +109,7 @@ class MicroBatches:
     def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""
         batch = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
-        return of_samples(batch, self.plan.run.data, self.plan.eod)
+        return of_samples(batch, self.data, self.plan.eod)
 
 
 def of_samples(batch: Tensor, data: Data, eod: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -70,7 +70,9 @@ class Data:
     no_mmap: bool = option("--no-mmap-bin-files", False, "read the .bin files rather than map them")
     threads: int = option("--num-dataset-builder-threads", 8, "threads that open datasets")
     reset_positions: bool = option(
-        "--reset-position-ids", False, "count places from the document's first token"
+        "--reset-position-ids",
+        False,
+        "count places from the document's first token; rotary ones from the sample's still, as in Megatron",
     )
     reset_attention: bool = option("--reset-attention-mask", False, "a token sees its own document only")
     eod_mask_loss: bool = option("--eod-mask-loss", False, "no loss where the input is the end of a document")

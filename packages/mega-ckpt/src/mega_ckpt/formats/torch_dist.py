@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import distcp, dtypes, given_tokenizer, megatron_args, torch_file
+from mega_ckpt import distcp, distributed_buckets, dtypes, given_tokenizer, megatron_args, torch_file
 from mega_ckpt.bands import Band, rows_at_once
 from mega_ckpt.distcp import Whole
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written, torch_writer
@@ -72,6 +72,7 @@ _LAYER, _STACKED = re.compile(r"\.layers\.(\d+)\."), re.compile(r"\.layers\.(?!\
 # modules of a layer beside which Megatron keeps a state of float8, which is nothing
 _FLOAT8 = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
 _EXTRA = "._extra_state"
+Tensors = Mapping[str, Whole]
 _BANDS = 4  # of a box that is written: memory of 16 MiB is had again and again, of more it is had anew
 
 
@@ -86,7 +87,7 @@ def read(load: Path, reading: Reading) -> Source:
     with Unpickler() as unpickler:
         common = _common(folder, unpickler) if ours_to_read else {}
         found = distcp.open_folder(folder, unpickler)
-    model, state, other_state = _sorted(found.tensors)
+    model, state, others = _sorted(found.tensors)
     names = era(model)
     if names is None:
         first = next(iter(model), "no tensor")
@@ -104,16 +105,28 @@ def read(load: Path, reading: Reading) -> Source:
     expected = list(_expected(spec, names, padded))
     spaces = {MODEL: _matched(folder, expected, model)}
     left = _others(found.others)
-    if other_state:
-        left.append("the optimizer's state, which is sharded in another way than by parameters")
+    if others:
+        bucketed = distributed_buckets.read(folder, spec, others, shard.args, padded, spaces[MODEL])
+        spaces |= bucketed
+        if not bucketed:
+            left.append("the optimizer's state, which is sharded in a way that is not known")
     if spec.vocab < padded:
         left.append(f"{padded - spec.vocab:,} rows of padding")
     if state:
-        told = _unusable(state, model)
+        told, kept_whole = _unusable(state, model), _MAIN not in state and _WHOLE in state
+        by_kind = {kind: _matched(folder, expected, there) for kind, there in state.items() if not told}
+        if (
+            not told
+            and kept_whole
+            and not distributed_buckets.agree(folder, spec, spaces[MODEL], by_kind[_WHOLE])
+        ):
+            told = "whose float32 weights are not the model's"
         if told:
             left.append(f"the optimizer's state, {told}")
         else:
-            spaces |= {space: _matched(folder, expected, there) for space, there in state.items()}
+            if kept_whole and _kinds(model) != {"F32"}:  # or they are the model's
+                by_kind[_MAIN] = by_kind[_WHOLE]
+            spaces |= {space: by_kind[kind] for kind, space in _STATE.items() if kind in by_kind}
     kept, box, verify = gathered(folder, spec, spaces)
     trained, lost = trainer(shard, released=released(folder))
     return Source(
@@ -240,12 +253,12 @@ def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: Reading) -> To
     return None
 
 
-def _sorted(tensors: Mapping[str, Whole]) -> tuple[dict[str, Whole], dict[str, dict[str, Whole]], bool]:
-    """The model's tensors, those of the optimizer by namespace, each a layer's, and whether it has others."""
+def _sorted(tensors: Tensors) -> tuple[Tensors, dict[str, dict[str, Whole]], Tensors]:
+    """The model's tensors, those of the optimizer by kind, each a layer's, and others of it."""
     prefix = "model." if all(name.startswith(("model.", "optimizer.")) for name in tensors) else ""
     model: dict[str, Whole] = {}
     state: dict[str, dict[str, Whole]] = {kind: {} for kind in (*_STATE, _WHOLE)}
-    other = False
+    others: dict[str, Whole] = {}
     for name, whole in tensors.items():
         of = _OF_OPTIMIZER.fullmatch(name)
         if of is None:
@@ -253,10 +266,8 @@ def _sorted(tensors: Mapping[str, Whole]) -> tuple[dict[str, Whole], dict[str, d
         elif of["kind"] in state:
             state[of["kind"]].update(_unstacked(of["of"], whole))
         else:
-            other = True
-    if _kinds(model) != {"F32"}:  # or the optimizer's are the same numbers
-        state[_MAIN] = state[_MAIN] or state[_WHOLE]
-    return model, {space: state[kind] for kind, space in _STATE.items() if state[kind]}, other
+            others[name] = whole
+    return model, {kind: there for kind, there in state.items() if there}, others
 
 
 def _unstacked(name: str, whole: Whole) -> dict[str, Whole]:
@@ -268,22 +279,25 @@ def _unstacked(name: str, whole: Whole) -> dict[str, Whole]:
 def _others(names: Sequence[str]) -> list[str]:
     """What is there beside tensors, a few words each."""
     kinds = {name.partition("/")[0] for name in names if _EXTRA not in name}
+    distributed = {kind for kind in kinds if "optimizer.distributed." in kind}
+    scaled = any(kind.endswith(".grad_scaler") for kind in distributed)
+    kinds = kinds - distributed | ({"the scale of the loss"} if scaled else set())
     return ["the states of random numbers" if kind == "rng_state" else kind for kind in sorted(kinds)]
 
 
-def _kinds(tensors: Mapping[str, Whole]) -> set[str]:
+def _kinds(tensors: Tensors) -> set[str]:
     return {piece.stored.dtype for one in tensors.values() for piece in one.pieces}
 
 
 def _unusable(state: Mapping[str, Mapping[str, Whole]], model: Mapping[str, Whole]) -> str:
     """Why the optimizer's state is left behind; nothing where it is not."""
     kinds = {kind for there in state.values() for kind in _kinds(there)}
-    weights = _kinds(model)
-    main, *moments = OPTIMIZER
+    main = {_MAIN, _WHOLE} & state.keys() or _kinds(model) == {"F32"}
+    lacking = [kind for kind in _STATE if kind not in state and not (kind == _MAIN and main)]
     if kinds != {"F32"}:
         return f"which is in {', '.join(sorted(kinds))}"
-    if not all(space in state for space in moments) or (main not in state and weights != {"F32"}):
-        return f"which lacks {', '.join(kind for kind, space in _STATE.items() if space not in state)}"
+    if lacking:
+        return f"which lacks {', '.join(lacking)}"
     return ""
 
 

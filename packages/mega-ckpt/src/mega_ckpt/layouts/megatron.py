@@ -76,10 +76,14 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
         copy="output_layer",
     )
     fused = {"attn_norm": ("input_layernorm.", attn_norm), "ffn_norm": ("pre_mlp_layernorm.", ffn_norm)}
-    return MappingProxyType({part: name.replace(*fused.get(part, ("", ""))) for part, name in found.items()})
+    first = ["embed", "position", *(["out"] if attn_norm == _QKV_NORM else [])]  # the norm is within "qkv"
+    order = [*first, *(part for part in found if part not in first)]
+    return MappingProxyType({part: found[part].replace(*fused.get(part, ("", ""))) for part in order})
 
 
 _QKV_NORM, _FC1_NORM = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
+
+
 LEGACY, LEGACY_NORM = _legacy(), _legacy(norm="norm")
 CORE, CORE_FUSED = _core(), _core(_QKV_NORM, _FC1_NORM)
 ERAS: tuple[Names, ...] = (

@@ -78,7 +78,7 @@ def _load_dist(run: Path, token_BS: torch.Tensor) -> torch.Tensor | None:
     return logits(chunks, token_BS)
 
 
-def _folder(run: Path) -> Path:
+def rank_folder(run: Path) -> Path:
     from megatron.core import parallel_state as ranks
 
     tp, pp = ranks.get_tensor_model_parallel_rank(), ranks.get_pipeline_model_parallel_rank()
@@ -87,7 +87,7 @@ def _folder(run: Path) -> Path:
 
 
 def _load_core(run: Path, token_BS: torch.Tensor) -> tuple[list[Any], torch.Tensor | None]:
-    file = torch.load(_folder(run) / "model_optim_rng.pt", weights_only=False)
+    file = torch.load(rank_folder(run) / "model_optim_rng.pt", weights_only=False)
     chunks = made(file["args"])
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(_unfused(chunk, file[name]), strict=True)
@@ -127,7 +127,7 @@ def _save_dist(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
 
 
 def _save_core(run: Path, chunks: Sequence[Any], args: Namespace) -> None:
-    folder = _folder(run)
+    folder = rank_folder(run)
     folder.mkdir(parents=True)
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 5}
     for name, chunk in zip(_names(chunks), chunks, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.megatron_core.checkpoints import padded
+from tests.megatron_core.checkpoints import padded, rank_folder
 from tests.megatron_core.models import begin, made
 
 STATE = ("exp_avg", "exp_avg_sq")
@@ -76,10 +76,30 @@ def _case(
     tp = ranks.get_tensor_model_parallel_world_size()
     args = Namespace(**said, padded_vocab_size=padded(said, tp), consumed_train_samples=40)
     args.tensor_model_parallel_size = tp
+    args.data_parallel_size = ranks.get_data_parallel_world_size()
     args.pipeline_model_parallel_size = ranks.get_pipeline_model_parallel_world_size()
     saved = {"args": args, "checkpoint_version": 3.0, "iteration": 5}
-    saved |= _state(chunks, taught, content, is_loading=False)
-    dist_checkpointing.save(saved, str(run / "iter_0000005"), content_metadata=content)
+    sharded = _state(chunks, taught, content, is_loading=False)
+    dist_checkpointing.save(saved | sharded, str(run / "iter_0000005"), content_metadata=content)
+    _save_classic(folder / f"{case}-theirs-core-{layout}", chunks, taught, saved)
+
+
+def _save_classic(run: Path, chunks: Sequence[Any], optimizer: Any, saved: dict[str, Any]) -> None:
+    """A file per rank of tp and pp, and beside it that of a distributed optimizer, which all of dp write."""
+    from megatron.core import parallel_state as ranks
+
+    folder = rank_folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    if optimizer.config.use_distributed_optimizer:
+        optimizer.save_parameter_state(str(folder / "distrib_optim.pt"))
+    if ranks.get_data_parallel_rank() == 0:
+        models = {
+            name: _inner(chunk).state_dict_for_save_checkpoint()
+            for name, chunk in zip(_names(chunks), chunks, strict=True)
+        }
+        torch.save(saved | models | {"optimizer": optimizer.state_dict()}, folder / "model_optim_rng.pt")
+    (run / "latest_checkpointed_iteration.txt").write_text("5", "utf-8")
+    dist.barrier()
 
 
 def _made(args: Namespace, said: Mapping[str, Any]) -> tuple[list[Any], Any]:

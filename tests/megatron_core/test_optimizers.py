@@ -1,4 +1,4 @@
-"""Megatron Core's optimizers go on from the state in our `torch_dist` folders, and ours from theirs."""
+"""Megatron Core's optimizers go on from the state in our `torch_dist` folders; what they save is read."""
 
 from __future__ import annotations
 
@@ -107,18 +107,18 @@ def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
 ) -> None:
     ours, (*_, sharding) = Checkpoint.open(folder / case), _parts(case)
     for number, (tp, pp, vp) in enumerate(LAYOUTS):
-        load, back = folder / f"{case}-theirs-{tp}{pp}{vp}", tmp_path / str(number)
-        done = convert(load, back, "torch_dist", "mega", reading=Reading(vocab=WORDS))
-        assert not [left for left in done.left if "optimizer" in left]
-        found = Checkpoint.open(back)
-        assert found.tensors.keys() == ours.tensors.keys()
-        assert found.trainer["optimizer_steps"] == (
-            5 if sharding == "dp_reshardable" else 4
-        )  # not in the buckets
-        for space, tensors in ours.tensors.items():
-            for name in tensors:
-                there = _whole(found, space, name).tobytes()
-                assert there == _whole(ours, space, name).tobytes(), f"{load.name}: {space} {name}"
+        for kind, said in (("", "torch_dist"), ("core-", "megatron-core")):
+            load, back = folder / f"{case}-theirs-{kind}{tp}{pp}{vp}", tmp_path / f"{kind}{number}"
+            done = convert(load, back, said, "mega", reading=Reading(vocab=WORDS))
+            assert not [left for left in done.left if "optimizer" in left]
+            found = Checkpoint.open(back)
+            assert found.tensors.keys() == ours.tensors.keys()
+            beside = said == "torch_dist" and sharding == "dp_reshardable"  # steps are not in the buckets
+            assert found.trainer["optimizer_steps"] == (5 if beside else 4)
+            for space, tensors in ours.tensors.items():
+                for name in tensors:
+                    there = _whole(found, space, name).tobytes()
+                    assert there == _whole(ours, space, name).tobytes(), f"{load.name}: {space} {name}"
 
 
 def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_path: Path) -> None:

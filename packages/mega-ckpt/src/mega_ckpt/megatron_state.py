@@ -68,6 +68,8 @@ def optimizer_spaces(
                     spaces.setdefault(space, []).append((weight.foreign, stored))
     except (_UnknownError, *_BROKEN):
         return None
+    if not narrow:  # the optimizer's weights are the same numbers
+        spaces.pop(MAIN, None)
     return spaces
 
 

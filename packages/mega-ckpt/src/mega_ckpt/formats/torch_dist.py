@@ -109,7 +109,7 @@ def read(load: Path, reading: Reading) -> Source:
         bucketed = distributed_buckets.read(folder, spec, others, shard.args, padded, spaces[MODEL])
         spaces |= bucketed
         if not bucketed:
-            left.append("the optimizer's state, which is sharded in a way that is not known")
+            left.append("the optimizer's state, which is sharded in another way than is known")
     if spec.vocab < padded:
         left.append(f"{padded - spec.vocab:,} rows of padding")
     if state:

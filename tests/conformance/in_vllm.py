@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -13,10 +13,10 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",  # or it reports to its makers
     "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: some versions take 4 and more, whatever they are asked for
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 from vllm import LLM, SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
 
 SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "max_num_seqs": 4}
 
@@ -48,13 +48,20 @@ def words(folder: Path, text: str, ends: list[int]) -> dict[str, Any]:
     }
 
 
+def answer(name: str, folder: str, *said: Any) -> None:
+    """Leave what a function says of a folder beside it."""
+    found = {"weights": weights, "words": words}[name](Path(folder), *said)
+    Path(f"{folder}.json").write_text(json.dumps(found), "utf-8")
+
+
 def main() -> None:
-    """Carry out a list of [function, folder, what else it takes]; an answer goes beside its folder."""
-    for name, folder, *said in json.loads(Path(sys.argv[1]).read_bytes()):
-        answer = {"weights": weights, "words": words}[name](Path(folder), *said)
-        Path(f"{folder}.json").write_text(json.dumps(answer), "utf-8")
-        gc.collect()
-        cleanup_dist_env_and_memory()  # one engine at a time: the next begins where none was
+    """Carry out a list of [function, folder, what else it takes], each where memory is given back after."""
+    for question in json.loads(Path(sys.argv[1]).read_bytes()):
+        process = multiprocessing.get_context("fork").Process(target=answer, args=question)
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"{question[:2]}: exit code {process.exitcode}")
 
 
 if __name__ == "__main__":

@@ -92,13 +92,13 @@ CASES = {
     "qwen3": _llama({"qk_layernorm": True, "kv_channels": 16}, qk_norm=True, head_width=16),
 }
 
-SOME = ("gpt", "erf-untied", "llama-tied-wide", "qwen3")
-CUT = (*SOME, "biased-swiglu", "squared-relu", "head-norms", "qwen2", "mistral")
+SOME = ("gpt", "erf-untied", "qwen3")
+CUT = (*SOME, "biased-swiglu", "llama-tied-wide", "qwen2")
 # processes, sizes of tp, pp and vp, and what goes through them
 LAYOUTS: tuple[tuple[int, tuple[int, int, int], tuple[str, ...]], ...] = (
     (1, (1, 1, 1), tuple(CASES)),
     (2, (2, 1, 1), CUT),
-    (2, (1, 2, 1), SOME),
+    (2, (1, 2, 1), SOME[:1]),
     (2, (1, 2, 2), SOME),
 )
 

@@ -17,7 +17,7 @@ from mega_ckpt.formats import Reading, format_of
 from mega_ckpt.reshard import reshard
 from mega_ckpt.source import Source
 from mega_ckpt.stats import Stats, all_of
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import Layout
 from mega_schema.shard import Slab
@@ -169,3 +169,36 @@ def test_a_tensor_of_no_numbers_says_so(mega: Any, run_folder: Any, small_gpt: M
     lines = mega("inspect", run_folder(small_gpt, scale=np.nan), "--stats").output
     assert "model  final_norm.bias  no finite number  8 NaN\n" in lines
     assert "  all 0\n" in mega("inspect", run_folder(small_gpt, "zero", scale=0.0), "--stats").output
+
+
+def test_another_format_is_inspected_in_our_names_with_the_numbers_of_ours(
+    mega: Any, run_folder: Any, small_llama: ModelSpec, tmp_path: Path
+) -> None:
+    run, theirs = run_folder(small_llama), tmp_path / "theirs"
+    mega("convert", "--from", "mega", "--to", "megatron", "--load", run, "--save", theirs, "--tp", 2)
+    wanted, told = (json.loads(mega("inspect", at, "--json", "--stats").output) for at in (run, theirs))
+    assert (told["format"], told["iteration"]) == ("megatron", wanted["iteration"])
+    assert (told["parameters"], told["model"]) == (wanted["parameters"], wanted["model"])
+    spaces = [MODEL, *OPTIMIZER[1:]]  # the weights are in float32 and are the optimizer's own
+    assert told["stats"] == {space: wanted["stats"][space] for space in spaces}
+    for space in spaces:
+        has = wanted["namespaces"][space]
+        assert told["namespaces"][space] == {key: has[key] for key in ("tensors", "dtypes", "bytes")}
+    lines = mega("inspect", theirs, "--tensors").output.splitlines()
+    assert lines[1] == "format      megatron: a classic checkpoint of Megatron-LM's, or a run's folder"
+    assert "model  embed.weight  F32  11 x 8" in lines
+
+
+def test_what_a_foreign_checkpoint_has_and_ours_has_not_is_told_and_damage_is_refused(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    padded = replace(small_gpt, vocab_multiple=8)
+    mega("convert", "--from", "mega", "--to", "torch_dist", "--load", run_folder(padded), "--save", theirs)
+    lines = mega("inspect", theirs).output.splitlines()
+    assert lines[-1] == "without a place in ours: 5 rows of padding"
+    (data,) = theirs.glob("iter_*/*.distcp")
+    damaged = bytearray(data.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    data.write_bytes(damaged)
+    assert isinstance(mega("inspect", theirs, "--stats").exception, FormatError)

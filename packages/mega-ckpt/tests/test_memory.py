@@ -77,6 +77,7 @@ def test_memory_is_that_of_some_bands(large: Path, tmp_path: Path, words: str) -
     assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
     if words.startswith("convert"):  # and back
         back = f"convert --from hf --to mega --load {tmp_path}/hf --save {tmp_path}/back"
-        taken = int(_child(*back.split()).splitlines()[-1])
-        assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
+        for more in (back, f"inspect {tmp_path}/hf --stats"):
+            taken = int(_child(*more.split()).splitlines()[-1])
+            assert taken < ALLOWED, f"{taken / 2**20:.0f} MiB"
         assert "the same" in _child("diff", large / "run", tmp_path / "back")

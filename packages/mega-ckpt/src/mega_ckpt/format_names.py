@@ -23,7 +23,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 
-# files by which a folder tells its format, where it does; `diff` looks for them in this order
+# files by which a folder tells its format, where it does; they are looked for in this order
 MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),

@@ -1,12 +1,13 @@
-"""What is in a checkpoint, from its manifest alone."""
+"""What is in a checkpoint: of ours from its manifest alone, of another format by its reader."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from mega_ckpt.source import Source
 from mega_schema.arch import table
-from mega_schema.checkpoint import Checkpoint, Tensor
+from mega_schema.checkpoint import DTYPES, Checkpoint, Tensor
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import open_folder
@@ -36,6 +37,42 @@ def summary(checkpoint: Checkpoint, *, tensors: bool = False) -> dict[str, Any]:
         told["tensors"] = {
             space: {name: _tensor(tensor) for name, tensor in entries.items()}
             for space, entries in checkpoint.tensors.items()
+        }
+    return told
+
+
+def summary_of(source: Source, form: str, *, tensors: bool = False) -> dict[str, Any]:
+    """The same of a checkpoint of another format, in our names; files and pieces are its own affair.
+
+    Args:
+        form: name of the format.
+        tensors: say the shape and dtype of every tensor too.
+    """
+    rows = {row.name: row for row in table(source.spec)}
+    sizes = {
+        space: sum(rows[name].size * DTYPES[dtype].itemsize for name, dtype in entries.items())
+        for space, entries in source.spaces.items()
+    }
+    told: dict[str, Any] = {
+        "folder": str(source.where),
+        "format": form,
+        "iteration": source.iteration,
+        "parameters": count(rows.values()),
+        "model": source.spec.to_dict(),
+        "namespaces": {
+            space: {"tensors": len(entries), "dtypes": sorted(set(entries.values())), "bytes": sizes[space]}
+            for space, entries in source.spaces.items()
+        },
+        "tokenizer": source.tokenizer.identity.to_dict() if source.tokenizer else None,
+        "trainer": dict(source.trainer),
+        "left": list(source.left),
+    }
+    if tensors:
+        told["tensors"] = {
+            space: {
+                name: {"shape": list(rows[name].shape), "dtype": dtype} for name, dtype in entries.items()
+            }
+            for space, entries in source.spaces.items()
         }
     return told
 

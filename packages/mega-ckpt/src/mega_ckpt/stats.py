@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mega_ckpt.bands import Band, stored_bands
+from mega_ckpt.bands import Band, Bands, stored_bands
 from mega_ckpt.dtypes import numbers
+from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_ckpt.verify import check_cover
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.arch import table
+from mega_schema.checkpoint import DTYPES, Checkpoint
 
 
 @dataclass(slots=True)
@@ -88,16 +90,43 @@ def all_of(checkpoint: Checkpoint, progress: Progress = silent) -> dict[str, dic
         FormatError: a piece is damaged.
     """
     check_cover(checkpoint)
-    jobs = [(space, name) for space, entries in checkpoint.tensors.items() for name in entries]
+    kinds = {
+        space: {name: tensor.dtype for name, tensor in entries.items()}
+        for space, entries in checkpoint.tensors.items()
+    }
+    size = sum(piece.bytes for *_, piece in checkpoint.pieces())
+    return _all(lambda space, name: stored_bands(checkpoint, space, name), kinds, size, progress)
+
+
+def all_of_source(source: Source, progress: Progress = silent) -> dict[str, dict[str, dict[str, Any]]]:
+    """The same of a checkpoint of any format, in our names, its checksums held against it before.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    rows = {row.name: row for row in table(source.spec)}
+    source.verify(tuple(source.spaces))
+    kinds = source.spaces
+    size = sum(rows[name].size * DTYPES[kind].itemsize for of in kinds.values() for name, kind in of.items())
+    return _all(
+        lambda space, name: source.bands(space, name, rows[name].shape, kinds[space][name]),
+        kinds,
+        size,
+        progress,
+    )
+
+
+def _all(
+    bands: Bands, kinds: Mapping[str, Mapping[str, str]], size: int, progress: Progress
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of every tensor of some dtypes, which have so many bytes together."""
+    jobs = [(space, name) for space, entries in kinds.items() for name in entries]
     found: dict[tuple[str, str], Stats] = {}
 
     def tensor(job: tuple[str, str], told: Told) -> None:
         space, name = job
-        found[job] = of(stored_bands(checkpoint, space, name), checkpoint.tensors[space][name].dtype, told)
+        found[job] = of(bands(space, name), kinds[space][name], told)
 
-    with progress(sum(piece.bytes for *_, piece in checkpoint.pieces())) as told:
+    with progress(size) as told:
         each(jobs, tensor, told)
-    return {
-        space: {name: found[space, name].to_dict() for name in entries}
-        for space, entries in checkpoint.tensors.items()
-    }
+    return {space: {name: found[space, name].to_dict() for name in of} for space, of in kinds.items()}

@@ -20,20 +20,31 @@ _WIDEST = 24  # powers of two that a line shows, the largest ones
 
 @click.command()
 @click.argument("folder", type=PATH)
+@click.option("--from", "have", type=click.Choice([*NAMES]), help="What it is.  [default: its files tell]")
 @click.option("--tensors", is_flag=True, help="Every tensor too: shape, dtype, pieces.")
 @click.option("--stats", is_flag=True, help="Norm, range, NaNs and magnitudes of every tensor: reads it all.")
 @JSON
-def inspect(folder: Path, tensors: bool, stats: bool, as_json: bool) -> None:
-    """Print what is in the checkpoint FOLDER (a run's folder means its latest)."""
-    from mega_ckpt.inspect import summary
+def inspect(folder: Path, have: str | None, tensors: bool, stats: bool, as_json: bool) -> None:
+    """Print what is in the checkpoint FOLDER (a run's folder means its latest).
+
+    Tensors of another format are told by our names.
+    """
+    from mega_ckpt import formats
+    from mega_ckpt.inspect import summary, summary_of
+    from mega_ckpt.stats import all_of, all_of_source
     from mega_schema.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(folder)
-    told = summary(checkpoint, tensors=tensors)
-    if stats:
-        from mega_ckpt.stats import all_of
-
-        told["stats"] = all_of(checkpoint, progress("reading"))
+    form = have or formats.told(folder) or "mega"
+    if form == "mega":
+        checkpoint = Checkpoint.open(folder)
+        told = summary(checkpoint, tensors=tensors)
+        if stats:
+            told["stats"] = all_of(checkpoint, progress("reading"))
+    else:
+        source = formats.format_of(form).read(folder, formats.Reading())
+        told = summary_of(source, form, tensors=tensors)
+        if stats:
+            told["stats"] = all_of_source(source, progress("reading"))
     click.echo(json.dumps(told) if as_json else "\n".join(_lines(told)))
 
 
@@ -110,7 +121,7 @@ def _differences(found: Compared) -> list[str]:
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
-    model, written = told["model"], told["written_by"]
+    model = told["model"]
     lines = [
         f"folder      {told['folder']}",
         f"iteration   {told['iteration']:,}",
@@ -118,18 +129,22 @@ def _lines(told: dict[str, Any]) -> list[str]:
         f"{model['heads']} heads, {model['kv_heads']} kv heads, vocabulary {model['vocab']:,}, "
         f"context {model['context']:,}",
         f"parameters  {told['parameters']:,}",
-        f"written by  {' '.join(f'{axis}={degree}' for axis, degree in written.items())}",
         f"tokenizer   {_tokenizer(told['tokenizer'])}",
     ]
+    if "format" in told:
+        lines.insert(1, f"format      {told['format']}: {NAMES[told['format']][1]}")
+    else:
+        written = " ".join(f"{axis}={degree}" for axis, degree in told["written_by"].items())
+        lines.insert(-1, f"written by  {written}")
     for space, has in told["namespaces"].items():
-        lines.append(
-            f"{space:<16} {has['bytes']:>15,} bytes  {','.join(has['dtypes'])}  {has['tensors']:,} tensors, "
-            f"{has['pieces']:,} pieces, {has['files']:,} files"
-        )
+        cut = f", {has['pieces']:,} pieces, {has['files']:,} files" if "pieces" in has else ""
+        size, kinds = f"{has['bytes']:>15,} bytes", ",".join(has["dtypes"])
+        lines.append(f"{space:<16} {size}  {kinds}  {has['tensors']:,} tensors{cut}")
+    lines += [f"without a place in ours: {what}" for what in told.get("left", ())]
     for space, entries in told.get("tensors", {}).items():
         for name, has in entries.items():
             lines.append(f"{space}  {name}  {has['dtype']}  {_shape(has['shape'])}")
-            lines += [f"    {_box(piece)}  {piece['file']}" for piece in has["pieces"]]
+            lines += [f"    {_box(piece)}  {piece['file']}" for piece in has.get("pieces", ())]
     for space, entries in told.get("stats", {}).items():
         lines += [f"{space}  {name}  {_stats(has)}" for name, has in entries.items()]
     return lines

@@ -110,6 +110,14 @@ def writing(
     return found.free, found.write
 
 
+def told(path: Path) -> str | None:
+    """The name of the format that the files at `path` tell; None where they tell none."""
+    for name, marks in MARKS.items():
+        if any(next(path.glob(mark), None) is not None for mark in marks):
+            return name
+    return None
+
+
 def guessed(path: Path, flag: str) -> str:
     """The name of the format that the files at `path` tell.
 
@@ -119,9 +127,9 @@ def guessed(path: Path, flag: str) -> str:
     Raises:
         ConfigError: they tell none.
     """
-    for name, marks in MARKS.items():
-        if any(next(path.glob(mark), None) is not None for mark in marks):
-            return name
+    name = told(path)
+    if name is not None:
+        return name
     if not path.exists():
         raise FormatError(path, "no such file or folder")
     raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))

@@ -202,3 +202,22 @@ def test_what_a_foreign_checkpoint_has_and_ours_has_not_is_told_and_damage_is_re
     damaged[len(damaged) // 2] ^= 1
     data.write_bytes(damaged)
     assert isinstance(mega("inspect", theirs, "--stats").exception, FormatError)
+
+
+def test_what_files_do_not_say_is_said_beside_them(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run, theirs, model = run_folder(small_gpt), tmp_path / "theirs", tmp_path / "model.json"
+    mega("convert", "--from", "mega", "--to", "torch_dist", "--load", run, "--save", theirs)
+    (flat,) = theirs.glob("iter_*")
+    for name in ("common.pt", "metadata.json"):  # as torch alone leaves it
+        (flat / name).unlink()
+    model.write_text(json.dumps(small_gpt.to_dict()), "utf-8")
+    for words in (["inspect", flat], ["diff", run, flat]):
+        assert "hint: --model" in str(mega(*words).exception)
+        assert mega(*words, "--model", model).exit_code == 0
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"")
+    assert str(mega("inspect", file).exception).startswith(
+        f"--from: has to be said, for {file} does not tell"
+    )

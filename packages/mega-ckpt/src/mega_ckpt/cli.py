@@ -11,7 +11,17 @@ from typing import NoReturn
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import DEGREE, PATH, PP, SHARD, TP, VP, progress
+from mega_ckpt.commands.common import (
+    DEGREE,
+    MODEL_NAME,
+    PATH,
+    PP,
+    SHARD,
+    TP,
+    TRUE_VOCAB,
+    VP,
+    progress,
+)
 from mega_ckpt.commands.look import diff, inspect, verify
 from mega_ckpt.commands.rewrite import average, reshard
 from mega_ckpt.commands.upkeep import export_tokenizer, prune
@@ -42,11 +52,9 @@ def cli() -> None:
 @VP
 @SHARD
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
-@click.option("--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where --load has padded rows.")
+@TRUE_VOCAB
 @click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
-@click.option(
-    "--model", help="A named model, or a JSON file with its fields, for a --load that does not say."
-)
+@MODEL_NAME
 @click.option(
     "--check-logits",
     "check",

@@ -44,6 +44,12 @@ VP = click.option(
     show_default=True,
     help="Stages of each pipeline rank.",
 )
+TRUE_VOCAB = click.option(
+    "--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where what is read has padded rows."
+)
+MODEL_NAME = click.option(
+    "--model", help="A named model, or a JSON file with its fields, where what is read does not say."
+)
 SHARD = click.option(
     "--max-shard-size",
     "shard",

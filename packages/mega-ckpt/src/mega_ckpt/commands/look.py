@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mega_ckpt.commands.common import JSON, PATH, progress
+from mega_ckpt.commands.common import JSON, MODEL_NAME, PATH, TRUE_VOCAB, progress
 from mega_ckpt.format_names import NAMES
 
 if TYPE_CHECKING:
     from mega_ckpt.diff import Compared
+    from mega_ckpt.formats import Reading
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 24  # powers of two that a line shows, the largest ones
@@ -23,8 +24,18 @@ _WIDEST = 24  # powers of two that a line shows, the largest ones
 @click.option("--from", "have", type=click.Choice([*NAMES]), help="What it is.  [default: its files tell]")
 @click.option("--tensors", is_flag=True, help="Every tensor too: shape, dtype, pieces.")
 @click.option("--stats", is_flag=True, help="Norm, range, NaNs and magnitudes of every tensor: reads it all.")
+@TRUE_VOCAB
+@MODEL_NAME
 @JSON
-def inspect(folder: Path, have: str | None, tensors: bool, stats: bool, as_json: bool) -> None:
+def inspect(
+    folder: Path,
+    have: str | None,
+    tensors: bool,
+    stats: bool,
+    true_vocab_size: int | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
     """Print what is in the checkpoint FOLDER (a run's folder means its latest).
 
     Tensors of another format are told by our names.
@@ -34,14 +45,16 @@ def inspect(folder: Path, have: str | None, tensors: bool, stats: bool, as_json:
     from mega_ckpt.stats import all_of, all_of_source
     from mega_schema.checkpoint import Checkpoint
 
-    form = have or formats.told(folder) or "mega"
+    form = have or formats.told(folder)
+    if form is None:  # a folder of no format is one of ours without what it lacks
+        form = formats.guessed(folder, "--from") if folder.is_file() else "mega"
     if form == "mega":
         checkpoint = Checkpoint.open(folder)
         told = summary(checkpoint, tensors=tensors)
         if stats:
             told["stats"] = all_of(checkpoint, progress("reading"))
     else:
-        source = formats.format_of(form).read(folder, formats.Reading())
+        source = formats.format_of(form).read(folder, _reading(true_vocab_size, model))
         told = summary_of(source, form, tensors=tensors)
         if stats:
             told["stats"] = all_of_source(source, progress("reading"))
@@ -73,6 +86,8 @@ def verify(folder: Path, as_json: bool) -> None:
 @click.option("--from", "have", type=click.Choice([*NAMES]), help="What A is.  [default: its files tell]")
 @click.option("--to", "want", type=click.Choice([*NAMES]), help="What B is.  [default: its files tell]")
 @click.option("--no-optim", is_flag=True, help="Compare the weights alone.")
+@TRUE_VOCAB
+@MODEL_NAME
 @JSON
 @click.pass_context
 def diff(
@@ -82,14 +97,17 @@ def diff(
     have: str | None,
     want: str | None,
     no_optim: bool,
+    true_vocab_size: int | None,
+    model: str | None,
     as_json: bool,
 ) -> None:
     """Say which tensors of A and B differ, and by how much. Exit code: 0 the same, 1 different."""
     from mega_ckpt.diff import compare
-    from mega_ckpt.formats import Reading, format_of, guessed
+    from mega_ckpt.formats import format_of, guessed
 
+    reading = _reading(true_vocab_size, model)
     sources = [
-        format_of(name or guessed(path, flag)).read(path, Reading())
+        format_of(name or guessed(path, flag)).read(path, reading)
         for path, name, flag in ((a, have, "--from"), (b, want, "--to"))
     ]
     found = compare(*sources, optimizer=not no_optim, progress=progress("comparing"))
@@ -98,6 +116,13 @@ def diff(
     else:
         click.echo("\n".join(_differences(found)))
     context.exit(0 if found.same else 1)
+
+
+def _reading(vocab: int | None, model: str | None) -> Reading:
+    from mega_ckpt import given_model
+    from mega_ckpt.formats import Reading
+
+    return Reading(vocab, model=given_model.of(model) if model else None)
 
 
 def _differences(found: Compared) -> list[str]:

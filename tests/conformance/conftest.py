@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from mega_ckpt import dtypes
-from mega_ckpt.saving import shares
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER, Box
-from mega_schema.commit import Save
+from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
+from tests import saved
+from tests.saved import Whole
 
-Whole = dict[str, dict[str, np.ndarray]]
 RandomWhole = Callable[..., Whole]
 
 
@@ -80,28 +79,4 @@ def random_whole() -> RandomWhole:
 @pytest.fixture(scope="session")
 def save_whole() -> SaveWhole:
     """Save whole tensors as the ranks of a layout would."""
-
-    def write(
-        run: Path,
-        spec: ModelSpec,
-        whole: Whole,
-        *,
-        dtype: str = "F32",
-        layout: Layout = WHOLE,
-        iteration: int = 1,
-        tokenizer: Path | None = None,
-    ) -> Path:
-        save = Save(run, iteration)
-        save.begin()
-        for space, tensors in whole.items():
-            kinds = dict.fromkeys(tensors, dtype if space == MODEL else "F32")
-
-            def values(box: Box, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
-                return tensors[box.name][box.slab.in_global]
-
-            for share in shares(spec, layout, kinds):
-                save.write(space, share.rank, share.boxes, values)
-        trainer = {"iteration": iteration, "consumed_samples": 8 * iteration}
-        return save.commit(spec, layout=layout, trainer=trainer, tokenizer=tokenizer, run_config="# a run\n")
-
-    return write
+    return saved.save_whole

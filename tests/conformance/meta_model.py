@@ -1,13 +1,13 @@
 """Meta's own Llama over the parts of a folder, in processes of its own: fairscale prints, and keeps groups.
 
-Run as `python -m tests.conformance.meta_model RANK MEET TOKENS FOLDER...`, one process a part. A folder in
+Run as `python -m tests.conformance.meta_model MEET TOKENS FOLDER...`, one process a part. A folder in
 which logits are left was loaded without a key too many or too few.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,35 +15,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import on_ranks
 
 
 def logits(folders: Sequence[Path], parts: int, token_BS: torch.Tensor, meet: Path) -> list[torch.Tensor]:
     """What Meta's model computes of each folder, which has so many parts."""
     tokens = meet.with_suffix(".tokens")
     torch.save(token_BS, tokens)
-    words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.meta_model"]
-    ranks = [
-        subprocess.Popen(
-            [*words, str(rank), str(meet), str(tokens), *map(str, folders)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(parts)
-    ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * parts, "\n".join(said)[-4000:]
+    on_ranks("tests.conformance.meta_model", [str(meet), str(tokens), *map(str, folders)], parts, meet.parent)
     return [torch.load(folder / "logits.pt", weights_only=True) for folder in folders]
 
 
-def _rank(rank: int, meet: str, tokens: str, folders: Sequence[Path]) -> None:
+def _rank(meet: str, tokens: str, folders: Sequence[Path]) -> None:
     from fairscale.nn.model_parallel.initialize import initialize_model_parallel
     from llama_models.llama3.args import ModelArgs
     from llama_models.llama3.model import Transformer
 
-    parts = len(list(folders[0].glob("*.pth")))
+    rank, parts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=parts)
     initialize_model_parallel(parts)
@@ -60,4 +48,4 @@ def _rank(rank: int, meet: str, tokens: str, folders: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2], sys.argv[3], [Path(word) for word in sys.argv[4:]])
+    _rank(sys.argv[1], sys.argv[2], [Path(word) for word in sys.argv[3:]])

@@ -16,9 +16,9 @@ from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec, llama
-from tests.conformance.conftest import SaveWhole
 from tests.conformance.meta_model import logits
 from tests.conformance.theirs import ours
+from tests.saved import save_whole
 
 TWO = llama(layers=2, hidden=64, heads=8, kv_heads=8, ffn=96, vocab=64, context=64, vocab_multiple=1)
 THREE = replace(TWO, kv_heads=4, rope_base=500000.0)
@@ -40,7 +40,7 @@ TOKENS = torch.randint(0, TWO.vocab, (2, 40), generator=torch.Generator().manual
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_metas_own_llama_has_our_logits(parts: int, tmp_path: Path, save_whole: SaveWhole) -> None:
+def test_metas_own_llama_has_our_logits(parts: int, tmp_path: Path) -> None:
     for module in ("llama_models", "fairscale"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: the Makefile says how")

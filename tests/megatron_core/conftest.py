@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+
+from bench.gpu.peers import installed
 
 
 @pytest.fixture(scope="session", autouse=True)
 def megatron_core() -> None:
     for module in ("megatron.core", "psutil"):  # their writer of checkpoints wants psutil
-        try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
+        if not installed(module):
             pytest.skip(f"{module} is not installed: pip install -r requirements-test.txt")

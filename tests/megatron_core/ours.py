@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt import dtypes
-from mega_ckpt.saving import shares
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
-from mega_schema.commit import Save
-from mega_schema.layout import Layout
+from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Checkpoint
 from mega_schema.spec import ModelSpec
+from tests.saved import save_whole
 
 WORDS, LENGTH = 61, 24
 OURS: dict[str, Any] = {
@@ -84,16 +82,7 @@ def save_random(
         made[OPTIMIZER[2]] = {name: values**2 for name, values in made[OPTIMIZER[2]].items()}
     if dtype != "F32":
         made[MODEL] = {name: dtypes.rounded(main, dtype) for name, main in made[MAIN].items()}
-    save = Save(run, 5)
-    save.begin()
-    for space, tensors in made.items():
-
-        def values(box: Box, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
-            return tensors[box.name][box.slab.in_global]
-
-        for share in shares(spec, Layout(), dict.fromkeys(tensors, dtype if space == MODEL else "F32")):
-            save.write(space, share.rank, share.boxes, values)
-    trainer = {"iteration": 5, "consumed_samples": 40, "optimizer_steps": 4, "learning_rate": 2e-3}
+    trained = {"optimizer_steps": 4, "learning_rate": 2e-3}
     config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.25\n" if optimizer else ""
-    save.commit(spec, layout=Layout(), trainer=trainer, run_config=config)
+    save_whole(run, spec, made, dtype=dtype, iteration=5, trainer=trained, run_config=config)
     return Checkpoint.open(run)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mega_ckpt.source import Source
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, Checkpoint, Tensor
+from mega_schema.checkpoint import Checkpoint, Tensor
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import open_folder
@@ -49,10 +49,6 @@ def summary_of(source: Source, form: str, *, tensors: bool = False) -> dict[str,
         tensors: say the shape and dtype of every tensor too.
     """
     rows = {row.name: row for row in table(source.spec)}
-    sizes = {
-        space: sum(rows[name].size * DTYPES[dtype].itemsize for name, dtype in entries.items())
-        for space, entries in source.spaces.items()
-    }
     told: dict[str, Any] = {
         "folder": str(source.where),
         "format": form,
@@ -60,7 +56,11 @@ def summary_of(source: Source, form: str, *, tensors: bool = False) -> dict[str,
         "parameters": count(rows.values()),
         "model": source.spec.to_dict(),
         "namespaces": {
-            space: {"tensors": len(entries), "dtypes": sorted(set(entries.values())), "bytes": sizes[space]}
+            space: {
+                "tensors": len(entries),
+                "dtypes": sorted(set(entries.values())),
+                "bytes": source.size(space),
+            }
             for space, entries in source.spaces.items()
         },
         "tokenizer": source.tokenizer.identity.to_dict() if source.tokenizer else None,

@@ -67,6 +67,11 @@ class Source:
     def iteration(self) -> int:
         return int(self.trainer["iteration"])
 
+    def size(self, space: str) -> int:
+        """Bytes of the numbers of a namespace, as they are stored."""
+        rows = {row.name: row.size for row in table(self.spec)}
+        return sum(rows[name] * DTYPES[dtype].itemsize for name, dtype in self.spaces[space].items())
+
     def cast(self, space: str, name: str, slab: Slab, dtype: str) -> np.ndarray:
         """A box in another dtype.
 

@@ -15,7 +15,7 @@ from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_ckpt.verify import check_cover
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, Checkpoint
+from mega_schema.checkpoint import Checkpoint
 
 
 @dataclass(slots=True)
@@ -104,14 +104,12 @@ def all_of_source(source: Source, progress: Progress = silent) -> dict[str, dict
     Raises:
         FormatError: it is damaged.
     """
-    rows = {row.name: row for row in table(source.spec)}
-    source.verify(tuple(source.spaces))
-    kinds = source.spaces
-    size = sum(rows[name].size * DTYPES[kind].itemsize for of in kinds.values() for name, kind in of.items())
+    shapes, kinds = {row.name: row.shape for row in table(source.spec)}, source.spaces
+    source.verify(tuple(kinds))
     return _all(
-        lambda space, name: source.bands(space, name, rows[name].shape, kinds[space][name]),
+        lambda space, name: source.bands(space, name, shapes[name], kinds[space][name]),
         kinds,
-        size,
+        sum(map(source.size, kinds)),
         progress,
     )
 

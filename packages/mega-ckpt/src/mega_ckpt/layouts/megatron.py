@@ -82,8 +82,6 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
 
 
 _QKV_NORM, _FC1_NORM = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
-
-
 LEGACY, LEGACY_NORM = _legacy(), _legacy(norm="norm")
 CORE, CORE_FUSED = _core(), _core(_QKV_NORM, _FC1_NORM)
 ERAS: tuple[Names, ...] = (

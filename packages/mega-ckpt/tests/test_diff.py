@@ -221,3 +221,20 @@ def test_what_files_do_not_say_is_said_beside_them(
     assert str(mega("inspect", file).exception).startswith(
         f"--from: has to be said, for {file} does not tell"
     )
+
+
+def test_a_gated_gpt_is_the_llama_that_it_becomes(mega: Any, run_folder: Any, tmp_path: Path) -> None:
+    """Files do not say the family: one with gates, rotary positions and no biases is read as a Llama."""
+    spec = gpt(
+        layers=2, hidden=8, heads=4, ffn=6, vocab=11, context=6, norm="rmsnorm", activation="swiglu",
+        positions="rope", bias=False,
+    )  # fmt: skip
+    run = run_folder(spec)
+    for form in ("hf", "torch_dist"):
+        save, words = tmp_path / form, ["--from", "mega", "--to", form, "--check-logits", 8]
+        done = mega("convert", *words, "--load", run, "--save", save)
+        assert done.exit_code == 0, done.exception
+        assert "logits:" in done.output
+        assert format_of(form).read(save, Reading()).spec.family == "llama"
+        for pair in ((run, save), (save, run)):
+            assert mega("diff", *pair).output.splitlines()[-1].endswith("tensors compared: the same")

@@ -11,7 +11,7 @@ import numpy as np
 
 from mega_ckpt.bands import BAND, slabs_of_rows
 from mega_ckpt.dtypes import numbers
-from mega_ckpt.source import Source
+from mega_ckpt.source import Source, named_as, renamed
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MODEL
@@ -83,6 +83,8 @@ def compare(a: Source, b: Source, *, optimizer: bool = True, progress: Progress 
         FormatError: one of them is damaged.
     """
     shapes_a, shapes_b = _shapes(a.spec), _shapes(b.spec)
+    if a.spec.family != b.spec.family:
+        b, shapes_b = named_as(b, a.spec), renamed(shapes_b, a.spec)
     found: list[Difference] = []
     both: list[tuple[str, str, Shape]] = []
     spaces = [space for space in a.spaces if space in b.spaces and (optimizer or space == MODEL)]

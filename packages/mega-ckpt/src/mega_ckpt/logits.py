@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mega_ckpt import dtypes
-from mega_ckpt.source import Source
+from mega_ckpt.source import Source, renamed
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError
@@ -115,9 +115,10 @@ def compare(read: Side, written: Side, tokens: int) -> Difference:
         raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
     length = min(tokens, context)
     token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
-    stored = written.source.spaces[MODEL]
+    stored = renamed(written.source.spaces[MODEL], read.source.spec)
     one, other = _runner(read, stored), _runner(written, stored)
-    a, b = (_RUNNERS[by](side, stored, token_BS) for by, side in ((one, read), (other, written)))
+    a = _RUNNERS[one](read, stored, token_BS)
+    b = _RUNNERS[other](written, written.source.spaces[MODEL], token_BS)
     a, b = a[:tokens, :vocab], b[:tokens, :vocab]
     absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
     return Difference(tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (one, other))

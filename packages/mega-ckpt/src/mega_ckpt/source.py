@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from mega_schema.shard import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer
 
+T = TypeVar("T")
 Boxes = Callable[[str, str, Slab], np.ndarray]
 
 
@@ -126,6 +127,31 @@ class Source:
                         slab = Slab(start, met.shape, (begin + met.in_a[0], *met.in_a[1:]))
                         out[slab.in_local] = self.cast(space, foreign.ours, slab, dtype)
             yield Band(first, out[wanted - rows[0]] if turned else out)
+
+
+def named_as(source: Source, spec: ModelSpec) -> Source:
+    """The source with the names that another family has for the same parameters.
+
+    A GPT with a gate, rotary positions and no biases is a Llama, and files do not say which it was: what the
+    one calls `up`, gate and all, is the other's `gate_up`.
+    """
+    own = renamed({row.name: row.name for row in table(source.spec)}, spec)
+    return replace(
+        source,
+        spaces={space: renamed(entries, spec) for space, entries in source.spaces.items()},
+        box=lambda space, name, slab: source.box(space, own[name], slab),
+        checked=None,
+    )
+
+
+def renamed(values: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
+    """Values of parameters by the names of `spec`'s family, where it has such a parameter."""
+    names = {_of_no_family(row.name): row.name for row in table(spec)}
+    return {names.get(_of_no_family(name), name): value for name, value in values.items()}
+
+
+def _of_no_family(name: str) -> str:
+    return name.replace(".gate_up.", ".up.")
 
 
 Found = Sequence[tuple[Foreign, Stored]]

@@ -44,6 +44,8 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
             "tokenizer": None,
             "last": last,
             "every": None,
+            "replace": False,
+            "superseded": [],
         },
     }
 
@@ -94,7 +96,7 @@ def test_what_is_written_in_the_background_in_place_and_at_once_is_the_same(tmp_
         {path.name: path.read_bytes() for path in (tmp_path / name / "iter_0000003").iterdir()}
         for name in ("at-once", "background", "in-place")
     )
-    assert len(first) == 4
+    assert len(first) == 5
     assert others == [first, first]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -72,6 +73,30 @@ def test_output_and_gradients_are_within_the_roundings_of_their_factors(
         assert _off(x, exact) <= 1.2 * roundings**0.5 * _off(exact.bfloat16(), exact)
 
 
+@pytest.mark.parametrize(("rows", "scores"), [(128, 1 << 20), (8, 300), (4, 1)])
+@pytest.mark.parametrize(("shape", "visible"), list(product(SHAPES, CAUSAL)))
+def test_output_and_gradients_of_float32_are_as_near_as_torchs(
+    shape: tuple[int, ...], visible: Visible, rows: int, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked, "_ROWS", rows)
+    monkeypatch.setattr(blocked, "_SCORES", scores)
+    given = [x.float() for x in _given(shape)]
+    got = _computed(blocked.attention, given, visible)
+    wanted = _computed(REFERENCE.attention, [x.double() for x in given], visible)
+    for x, exact in zip(got, wanted, strict=True):
+        assert x.dtype == torch.float32
+        assert _off(x, exact) < 2e-6
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_halves_computed_in_float32_are_rounded_once_at_the_end(half: torch.dtype) -> None:
+    given = [x.to(half) for x in _given((2, 4, 2, 37, 37, 16))]
+    got = _computed(blocked.attention_in_float32, given, "before")
+    wanted = _computed(blocked.attention, [x.float() for x in given], "before")
+    for x, exact in zip(got, wanted, strict=True):
+        assert torch.equal(x, exact.to(half))
+
+
 @pytest.mark.parametrize("keys", [256, 300])
 def test_blocks_of_the_size_that_is_used_are_as_near_as_small_ones(keys: int) -> None:
     given = _given((1, 2, 2, keys, keys, 64))
@@ -105,17 +130,21 @@ def test_masks_single_queries_and_other_precisions_are_the_definitions() -> None
     for given, visible in (
         ((q, k, v), seen),
         ((q[:, :, -1:], k, v), "before"),
-        ((q.float(), k.float(), v.float()), "before"),
+        ((q.double(), k.double(), v.double()), "before"),
         ((q.half(), k.half(), v.half()), None),
     ):
         assert torch.equal(blocked.attention(*given, visible), REFERENCE.attention(*given, visible))
+    for given, visible in (((q, k, v), seen), ((q[:, :, -1:], k, v), "before")):
+        wanted = REFERENCE.attention(*given, visible)
+        assert torch.equal(blocked.attention_in_float32(*given, visible), wanted)
 
 
-def test_nothing_is_kept_but_what_was_given() -> None:
+@pytest.mark.parametrize("attention", [blocked.attention, blocked.attention_in_float32])
+def test_nothing_is_kept_but_what_was_given(attention: Callable[..., Tensor]) -> None:
     *given, _ = _given((1, 2, 2, 40, 40, 16))
     leaves, kept = [x.detach().requires_grad_() for x in given], []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
-        blocked.attention(*leaves, "before")
+        attention(*leaves, "before")
     assert kept == [x.data_ptr() for x in leaves]
 
 

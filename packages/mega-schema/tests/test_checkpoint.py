@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint import MODEL, Box, Checkpoint, latest
+from mega_schema.checkpoint import MODEL, Box, Checkpoint
 from mega_schema.commit import Save
 from mega_schema.errors import FormatError
 from mega_schema.layout import WHOLE
 from mega_schema.pieces import piece_key
 from mega_schema.run_folder import LATEST, MANIFEST
 from mega_schema.shard import Slab
+from mega_schema.side_files import replace_manifest
 from mega_schema.spec import ModelSpec, gpt
+from mega_schema.tracker import latest
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_readers_know_nothing_of_the_layout_that_wrote(tmp_path: Path, spec: Mod
     folder = _save(tmp_path, spec, array, "F32").folder
     manifest = json.loads((folder / MANIFEST).read_bytes())
     manifest["layout"] = {"tp": 64, "pp": 8, "dp": 1}
-    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    replace_manifest(folder, json.dumps(manifest))
     whole = Slab((0, 0), (6, 4), (0, 0))
     assert np.array_equal(Checkpoint(folder).model_slab("embed.weight", whole), array)
 

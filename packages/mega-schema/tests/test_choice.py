@@ -64,12 +64,17 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return called
 
 
-def test_a_cpu_computes_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(choice, "native", lambda half: False)
     found = choose("auto", CPU)
-    assert found.kernels is REFERENCE
-    assert found.summary == "reference"
-    assert set(found.why.values()) == {"what a CPU computes"}
+    assert found.kernels == replace(REFERENCE, attention=blocked.attention_in_float32)
+    assert found.summary == "reference, blocked (attention)"
+    assert found.why["attention"] == "in float32: this CPU has no products of bfloat16"
+    assert found.why["swiglu"] == "what a CPU computes"
+    for dtype in (torch.float32, torch.bfloat16):
+        assert [result for result in checked(found.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,14 @@ from mega_schema.commit import Save
 from mega_schema.disk import replacing
 from mega_schema.errors import MegaError
 from mega_schema.layout import WHOLE
-from mega_schema.run_folder import LATEST, iterations, prune
+from mega_schema.run_folder import (
+    LATEST,
+    iterations,
+    pending_tracker,
+    prune,
+    remove_superseded,
+    supersede,
+)
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt
 
@@ -43,6 +50,7 @@ def test_nothing_is_seen_before_the_commit(tmp_path: Path, spec: ModelSpec) -> N
     assert (folder / "run.toml").read_text("utf-8") == "a = 1\n"
     assert sorted(p.name for p in folder.iterdir()) == [
         "manifest.json",
+        "manifest.sha256",
         "model-00000.safetensors",
         "run.toml",
         "trainer.json",
@@ -66,7 +74,7 @@ def test_between_two_renames_the_replaced_one_is_the_latest(tmp_path: Path, spec
 
 def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path: Path, spec: ModelSpec) -> None:
     for value in (1.0, 2.0):
-        _begun(tmp_path, 3, value).commit(spec, layout=WHOLE, trainer={})
+        _begun(tmp_path, 3, value).commit(spec, layout=WHOLE, trainer={}, replace=value == 2.0)
     assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 2.0
     assert not list(tmp_path.glob(".*"))
 
@@ -137,7 +145,7 @@ def _saved(run: Path, iteration: int, spec: ModelSpec) -> None:
     _begun(run, iteration).commit(spec, layout=WHOLE, trainer={}, run_config="a = 1\n")
 
 
-@pytest.mark.parametrize("calls", range(6))
+@pytest.mark.parametrize("calls", range(8))
 def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
     tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
@@ -211,3 +219,61 @@ def test_a_removal_that_was_killed_is_seen_by_nobody_and_ended_by_the_next_save(
     assert len(list(tmp_path.glob(".iter_*.removed"))) == 1
     _begun(tmp_path, 3)
     assert not list(tmp_path.glob(".iter_*.removed"))
+
+
+def test_a_checkpoint_is_replaced_only_where_that_is_asked_for(tmp_path: Path, spec: ModelSpec) -> None:
+    _begun(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
+    with pytest.raises(FileExistsError, match="there is a checkpoint already"):
+        _begun(tmp_path, 3, 2.0).commit(spec, layout=WHOLE, trainer={})
+    assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 1.0
+
+
+def test_the_tracker_of_a_commit_that_lacks_its_last_rename_counts(tmp_path: Path, spec: ModelSpec) -> None:
+    for iteration in (3, 4):
+        _saved(tmp_path, iteration, spec)
+    (tmp_path / LATEST).write_text("3\n", "utf-8")
+    pending = pending_tracker(tmp_path)
+    pending.write_text("4\n", "utf-8")
+    assert Checkpoint.open(tmp_path).iteration == 4
+    os.utime(pending, (1, 1))
+    assert Checkpoint.open(tmp_path).iteration == 3, "the tracker was written later, by a person"
+    pending.write_text("5\n", "utf-8")
+    assert Checkpoint.open(tmp_path).iteration == 3, "there is no such checkpoint"
+    pending.write_text("", "utf-8")
+    assert Checkpoint.open(tmp_path).iteration == 3
+
+
+def test_a_name_that_cannot_be_flushed_is_taken_back(
+    tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begun(tmp_path, 3, 1.0).commit(spec, layout=WHOLE, trainer={})
+
+    def full(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    monkeypatch.setattr("mega_schema.run_folder.sync_folder", full)
+    for iteration in (3, 4):
+        save = _begun(tmp_path, iteration, 2.0)
+        with pytest.raises(OSError, match="Input/output error"):
+            save.commit(spec, layout=WHOLE, trainer={}, replace=True)
+        assert iterations(tmp_path) == [3]
+        assert Checkpoint.open(tmp_path).read(MODEL, "embed.weight", ALL).max() == 1.0
+
+
+def test_superseded_checkpoints_are_seen_by_nobody_and_removed_as_the_run_passes_them(
+    tmp_path: Path, spec: ModelSpec
+) -> None:
+    _saved(tmp_path, 3, spec)
+    for _ in range(2):  # the second time in place of the first
+        for iteration in (6, 9):
+            _saved(tmp_path, iteration, spec)
+        supersede(tmp_path, (6, 7, 9))
+    assert iterations(tmp_path) == [3]
+    remove_superseded(tmp_path, 5)
+    assert sorted(path.name for path in tmp_path.glob("*.superseded")) == [
+        "iter_0000006.superseded",
+        "iter_0000009.superseded",
+    ]
+    remove_superseded(tmp_path, 6)
+    assert [path.name for path in tmp_path.glob("*.superseded")] == ["iter_0000009.superseded"]

@@ -63,6 +63,15 @@ def test_the_later_source_wins(tmp_path: Path) -> None:
     assert got == Train(engine=Engine(power=4, speed=2.0, name="d"), cabin=Cabin(seats=9))
 
 
+def test_none_takes_an_optional_value_out_that_the_file_gives(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[engine]\nspeed = 2.0\nfile = 'a'\nname = 'b'\n")
+    run = load(Train, file, {"doors": 2}, ["engine.speed=none", "engine.file=none", "cabin.doors=none"])
+    assert run == Train(engine=Engine(name="b"))
+    assert load(Train, file, {}, ["engine.name=none"]).engine.name == "none", "a text that is not optional"
+    assert load(Train, file, {}, ['engine.file="none"']).engine.file == Path("none")
+    assert _refused(None, None, "engine.power=none").startswith("--set engine.power: has another type")
+
+
 def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
     file = _file(
         tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\nparts = ['x', 'y']\nquiet = true\nfuel = 'coal'"

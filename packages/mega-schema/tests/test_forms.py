@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import struct
@@ -21,11 +20,14 @@ from mega_schema.index import CHUNK
 from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_identity import TokenizerIdentity
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GOLDEN = SHARED / "golden/indexed"
-shared = pytest.mark.skipif(not GOLDEN.exists(), reason=f"needs the shared data: no {GOLDEN}")
 IDENTITY = TokenizerIdentity("NullTokenizer", 11, 10, None, None, "0" * 64)
+
+
+def _anything(folder: Path) -> bool:
+    return True
 
 
 def write(prefix: Path, docs: list[list[list[int]]], form: str, dtype: str = "int32", **options) -> None:
@@ -41,7 +43,7 @@ def back(data: IndexedDataset) -> list[list[list[int]]]:
     return [[data[i].tolist() for i in range(a, b)] for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("name", ["legacy_cached_int32", "legacy_cached_int64", "legacy_cached_merged_int32"])
 def test_a_cached_dataset_is_megatrons_byte_for_byte_and_read_back(name, tmp_path):
     entries = json.loads((GOLDEN / "corpora_legacy.json").read_text("utf-8"))
@@ -217,19 +219,24 @@ def test_a_writer_removes_what_a_killed_one_left_and_nothing_of_one_that_lives(t
 
 
 def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp_path):
-    for name in ("t.1.new", "t.2.old", "tx.3.new", "t"):
+    for name in (".t.1.mega-new", ".t.2.mega-old", ".tx.3.mega-new", "t.1.old", "t"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name, "utf-8")
-    with replacing_folder(tmp_path / "t") as outer:
+    with replacing_folder(tmp_path / "t", _anything) as outer:
         (outer / "other").write_text("new", "utf-8")
-        with pytest.raises(FileExistsError), replacing_folder(tmp_path / "t"):
+        with pytest.raises(FileExistsError), replacing_folder(tmp_path / "t", _anything):
             pass  # a second writer leaves the folder of the first, which lives, alone
         assert (tmp_path / "t/file").read_text("utf-8") == "t"
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["t", outer.name, "tx.3.new"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            outer.name,
+            ".tx.3.mega-new",
+            "t",
+            "t.1.old",
+        ]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["other"]
-    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "t"):
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "t", _anything):
         raise KeyboardInterrupt
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "tx.3.new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tx.3.mega-new", "t", "t.1.old"]
 
 
 def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatch):
@@ -238,19 +245,19 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
     (folder / "file").write_text("years", "utf-8")
 
     def ends(path, target):
-        if path.suffix == ".new":
+        if path.suffix == ".mega-new":
             raise KeyboardInterrupt
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", ends)
-    with pytest.raises(KeyboardInterrupt), replacing_folder(folder):
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder, _anything):
         pass
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
-    folder.rename(tmp_path / "t.99.old")  # a process was killed between the renames
-    (tmp_path / "t.99.new").mkdir()
-    with pytest.raises(KeyboardInterrupt), replacing_folder(folder):
+    folder.rename(tmp_path / ".t.99.mega-old")  # a process was killed between the renames
+    (tmp_path / ".t.99.mega-new").mkdir()
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder, _anything):
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
@@ -259,7 +266,7 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
 def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with replacing_folder(Path()) as new:
+    with replacing_folder(Path(), _anything) as new:
         (new / "file").write_text("x", "utf-8")
     assert (tmp_path / "here" / "file").read_text("utf-8") == "x"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import struct
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +20,8 @@ from mega_model.stage import Decoder
 from mega_schema.arch import table
 from mega_schema.errors import RequestError
 from mega_schema.spec import ModelSpec, gpt, llama
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 STORIES = SHARED / "data" / "checkpoints" / "stories260K"
 VOCAB, CONTEXT = 37, 48
 SPECS = {
@@ -325,7 +323,7 @@ def stories() -> Decoder:
     return model
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason=f"no {STORIES}")
+@needs_shared
 def test_a_trained_model_tells_the_story_it_is_known_to_tell() -> None:
     model = stories()
     known = json.loads((STORIES / "expected.json").read_text("utf-8"))
@@ -340,7 +338,7 @@ def test_a_trained_model_tells_the_story_it_is_known_to_tell() -> None:
         assert row == story["ids"][: len(row)]
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason=f"no {STORIES}")
+@needs_shared
 def test_a_trained_models_loss_is_the_known_one() -> None:
     scored = json.loads((STORIES / "expected.json").read_text("utf-8"))["scored"]
     logprobs = (score(stories(), [scored["ids"]]).logprobs or [[]])[0]

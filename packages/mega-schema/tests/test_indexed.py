@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import re
@@ -18,10 +17,9 @@ from hypothesis import strategies as st
 from mega_schema.errors import FormatError
 from mega_schema.indexed import HEADER, DatasetInfo, IndexedDataset, IndexedWriter, beside, smallest_dtype
 from mega_schema.tokenizer import TokenizerIdentity
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GOLDEN = SHARED / "golden/indexed"
-shared = pytest.mark.skipif(not GOLDEN.exists(), reason=f"needs the shared data: no {GOLDEN}")
 IDENTITY = TokenizerIdentity("NullTokenizer", 11, 10, None, None, "0" * 64)
 GOLDEN_NAMES = [
     "gptA_int32_text_document",
@@ -59,7 +57,7 @@ def write(prefix: Path, docs: list[list[list[int]]], dtype: str = "uint16", **op
             writer.end_document()
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_written_files_are_megatrons_byte_for_byte_and_read_back(name, tmp_path):
     entry = corpus(name)
@@ -77,7 +75,7 @@ def test_written_files_are_megatrons_byte_for_byte_and_read_back(name, tmp_path)
         assert data.modes.tolist() == [mode for doc in modes for mode in doc]
 
 
-@shared
+@needs_shared
 def test_a_corpus_of_megatrons_own_preprocessing_opens():
     data = IndexedDataset(SHARED / "data/megatron-fixtures/meg-gpt2-openwebtext_text_document")
     assert (len(data), len(data.documents), data.dtype) == (1000, 1001, np.uint16)

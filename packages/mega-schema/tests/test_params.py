@@ -60,7 +60,7 @@ def test_padding_is_local_and_never_global() -> None:
     assert embed.local_shape(2) == (8, 8)
 
 
-@pytest.mark.parametrize("name", ["megatron-530b", "megatron-1t", "llama2-70b"])
+@pytest.mark.parametrize("name", ["megatron-530b", "megatron-1t", "llama2-70b", "llama3.1-405b"])
 def test_large_presets_can_be_cut_over_a_machine_of_eight(name: str) -> None:
     for row in table(PRESETS[name]):
         assert row.local_shape(8)

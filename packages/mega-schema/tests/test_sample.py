@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from mega_model.sample import choose, top_k_removed, top_p_removed
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GOLDEN = SHARED / "golden" / "sampling_filters.json"
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason=f"no {GOLDEN}")
+@needs_shared
 def test_filters_drop_the_words_that_megatron_drops() -> None:
     golden = json.loads(GOLDEN.read_text("utf-8"))
     logits_BV = torch.tensor(golden["logits"])

@@ -34,6 +34,7 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
         ("llama2-70b", 68.98),
         ("llama3-8b", 8.03),
         ("llama3.1-8b", 8.03),
+        ("llama3.1-405b", 405.85),
         ("llama3.1-70b", 70.55),
         ("llama3.2-1b", 1.236),
         ("mistral-7b", 7.24),
@@ -113,7 +114,7 @@ def test_a_missing_key_is_named() -> None:
 def test_a_llama_has_no_other_norm() -> None:
     spec = dataclasses.replace(llama(**SMALL, ffn=6), norm="layernorm")
     with pytest.raises(
-        ConfigError, match='model.norm: the llama family has one choice: .*hint: family = "gpt"'
+        ConfigError, match="model.norm: the llama family has one choice: .*hint: mega-train gpt has"
     ):
         table(spec)
 

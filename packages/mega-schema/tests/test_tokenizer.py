@@ -22,10 +22,9 @@ from mega_schema.tokenizer import (
     open_folder,
     open_tokenizer,
 )
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GPT2 = SHARED / "data/tokenizers/gpt2"
-shared = pytest.mark.skipif(not GPT2.exists(), reason=f"needs the shared data: no {GPT2}")
 
 
 def letters() -> dict[str, int]:
@@ -53,7 +52,7 @@ def null(size: int = 10) -> Tokenizer:
     return open_tokenizer("NullTokenizer", vocab_size=size)
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "HuggingFaceTokenizer"])
 def test_gpt2_ids_are_the_published_ones_and_decode_to_the_text(kind):
     opened = open_tokenizer(
@@ -69,7 +68,7 @@ def test_gpt2_ids_are_the_published_ones_and_decode_to_the_text(kind):
     assert (opened.identity.vocab_size, opened.identity.eod) == (50257, 50256)
 
 
-@shared
+@needs_shared
 def test_one_tokenizer_written_as_two_kinds_of_file_has_one_hash():
     parts = {"vocab_file": GPT2 / "gpt2-vocab.json", "merge_file": GPT2 / "gpt2-merges.txt"}
     a = open_tokenizer("GPT2BPETokenizer", **parts).identity
@@ -78,7 +77,7 @@ def test_one_tokenizer_written_as_two_kinds_of_file_has_one_hash():
     check_same(a, b, "corpus")
 
 
-@shared
+@needs_shared
 def test_special_ids_come_from_tokenizer_config_when_the_folder_has_one():
     folder = SHARED / "data/tokenizers/tiny"
     config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from hypothesis import strategies as st
 from mega_schema.errors import ConfigError, FormatError, RequestError
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
 from mega_schema.tokenizer_files import TIK_PATTERNS
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 FILES = SHARED / "data/tokenizers"
-shared = pytest.mark.skipif(not FILES.exists(), reason=f"needs the shared data: no {FILES}")
 BERT = {"bert_uncased": "BertWordPieceLowerCase", "bert_cased": "BertWordPieceCase"}
 VOCAB = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n,\n"
 
@@ -36,14 +34,14 @@ def bert(name: str, **more: int) -> Tokenizer:
     return open_tokenizer(BERT[name], vocab_file=path, **more)
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("name", BERT)
 def test_bert_ids_are_the_published_ones(name):
     opened, told = bert(name), cases()
     assert opened.encode_batch([str(case["text"]) for case in told]) == [case[name] for case in told]
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("name", BERT)
 def test_bert_ids_are_hugging_faces_in_all_scripts(name):
     transformers = pytest.importorskip("transformers")
@@ -58,7 +56,7 @@ def test_bert_ids_are_hugging_faces_in_all_scripts(name):
     assert bert(name).encode_batch(texts) == wanted
 
 
-@shared
+@needs_shared
 def test_bert_has_megatrons_special_tokens_after_the_files_last_word():
     opened = bert("bert_uncased", vocab_extra_ids=100)
     identity = opened.identity
@@ -93,7 +91,7 @@ def test_a_file_that_is_not_berts_is_refused(vocab, message, tmp_path):
         open_tokenizer("BertWordPieceCase", vocab_file=path)
 
 
-@shared
+@needs_shared
 def test_sentencepiece_ids_are_the_published_ones():
     pytest.importorskip("sentencepiece")
     told = cases()
@@ -104,7 +102,7 @@ def test_sentencepiece_ids_are_the_published_ones():
         assert opened.encode(texts[0]) == told[0]["t5"]
 
 
-@shared
+@needs_shared
 def test_sentencepieces_special_tokens_are_megatrons():
     pytest.importorskip("sentencepiece")
     t5 = FILES / "t5/spiece.model"  # pad 0, eos 1, no bos, 32,000 pieces
@@ -118,7 +116,7 @@ def test_sentencepieces_special_tokens_are_megatrons():
     assert (identity.vocab_size, identity.eod, identity.bos, identity.pad) == (1000, 2, 1, None)
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("type", ["SentencePieceTokenizer", "GPTSentencePieceTokenizer"])
 def test_a_sentencepiece_model_is_saved_sent_and_opened_as_it_was(type, tmp_path):
     pytest.importorskip("sentencepiece")
@@ -229,7 +227,7 @@ def test_a_file_that_is_no_tiktoken_vocabulary_is_refused(tmp_path):
             open_tokenizer("TikTokenizer", model=path, tiktoken_pattern="v1")
 
 
-@shared
+@needs_shared
 def test_bigsciences_name_of_hugging_faces_is_understood():
     opened = open_tokenizer("PretrainedFromHF", model=FILES / "gpt2")
     assert opened.identity.type == "HuggingFaceTokenizer"

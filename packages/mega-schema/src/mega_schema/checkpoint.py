@@ -26,14 +26,29 @@ from typing import Any
 import numpy as np
 
 from mega_schema.errors import ConfigError, DamageError, FormatError
-from mega_schema.run_folder import FORMAT, LATEST, MANIFEST, TRAINER, iteration_folder, replaced_folder
+from mega_schema.run_folder import (
+    MANIFEST,
+    READABLE,
+    RUN_CONFIG,
+    TRAINER,
+)
 from mega_schema.shard import Overlap, Shape, Slab, overlap
+from mega_schema.side_files import (
+    DIGEST,
+    OTHER_ITERATION,
+    check_manifest,
+    check_regular,
+    check_side_files,
+    read_regular,
+)
 from mega_schema.spec import ModelSpec
+from mega_schema.tracker import latest
 
 MODEL = "model"
 MAIN = "optim.main"  # the weights in float32, where the model's are narrower
 MOMENTS = ("optim.exp_avg", "optim.exp_avg_sq")  # the first and the second
 OPTIMIZER = (MAIN, *MOMENTS)
+NAMESPACES = (MODEL, *OPTIMIZER, "optim.momentum")
 
 # safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -88,6 +103,7 @@ class Checkpoint:
         files: name -> size in bytes of every file with pieces.
         written_by: tp and pp of the layout that wrote it; for people, readers do not need it.
         trainer: what trainer.json says.
+        format: version of its format.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,12 +113,20 @@ class Checkpoint:
             FormatError: the folder holds no whole checkpoint; a DamageError where it once did.
         """
         self.folder = folder
-        manifest = _json(folder / MANIFEST)
-        self.trainer = _json(folder / TRAINER)
         where = folder / MANIFEST
-        if manifest.get("format") != FORMAT:
-            raise FormatError(where, "format", found=manifest.get("format"), wanted=FORMAT)
+        content = read_regular(where)
+        has_digest = check_manifest(folder, content)
+        manifest = _json_object(where, content)
+        number = manifest.get("format")
+        if type(number) is not int or number not in READABLE:
+            raise FormatError(where, "format", found=number, wanted=" or ".join(map(str, READABLE)))
+        self.format = number
+        if self.format > 1 and not has_digest:
+            read_regular(folder / DIGEST)  # raises: it is missing
+        self.trainer = _json_object(folder / TRAINER, read_regular(folder / TRAINER))
         try:
+            if self.format > 1:
+                check_side_files(folder, manifest["side_files"])
             self.spec = ModelSpec.from_dict(manifest["model"], f"{where}: model")
             (self.iteration,) = _counts([manifest["iteration"]])
             self.written_by: dict[str, int] = dict(manifest["layout"])
@@ -116,6 +140,9 @@ class Checkpoint:
             raise DamageError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
         except ConfigError as error:
             raise DamageError(where, str(error)) from error
+        for space in self.tensors:
+            if space not in NAMESPACES and Path(space).name == space:  # a path is refused as one below
+                raise DamageError(where, "unknown namespace", found=space, wanted=" | ".join(NAMESPACES))
         most = max(map(len, self.tensors.values()), default=0)
         if self.spec.layers > most:  # or the table of a layer count gone wrong would fill the memory
             raise DamageError(
@@ -184,7 +211,7 @@ class Checkpoint:
             while len(left):
                 count = file.readinto(left)
                 if not count:
-                    raise DamageError(path, "ends early", found=f"{file.tell()} bytes", hint=_OTHER)
+                    raise DamageError(path, "ends early", found=f"{file.tell()} bytes", hint=OTHER_ITERATION)
                 left = left[count:]
 
     def values(self, tensor: Tensor, piece: Piece) -> np.ndarray:
@@ -198,6 +225,21 @@ class Checkpoint:
                 for piece in tensor.pieces:
                     yield space, name, tensor, piece
 
+    @property
+    def run_config(self) -> str | None:
+        """The run's configuration as TOML; None where it has none.
+
+        Raises:
+            DamageError: it is not UTF-8.
+        """
+        file = self.folder / RUN_CONFIG
+        if not file.exists():
+            return None
+        try:
+            return read_regular(file).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamageError(file, "is not UTF-8", found=error, hint=OTHER_ITERATION) from error
+
     def _check_files(self) -> None:
         # a namespace is part of a file's name once someone writes it again
         for name in (*self.files, *self.tensors):
@@ -205,10 +247,14 @@ class Checkpoint:
                 raise DamageError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
         for name, size in self.files.items():
             file = self.folder / name
-            if not file.is_file():
-                raise DamageError(file, "missing file of a checkpoint", wanted=f"{size} bytes", hint=_OTHER)
-            if (found := file.stat().st_size) != size:
-                raise DamageError(file, "size in bytes", found=found, wanted=size, hint=_OTHER)
+            try:
+                status = file.lstat()
+            except FileNotFoundError:
+                what = "missing file of a checkpoint"
+                raise DamageError(file, what, wanted=f"{size} bytes", hint=OTHER_ITERATION) from None
+            check_regular(file, status.st_mode)
+            if (bytes_found := status.st_size) != size:
+                raise DamageError(file, "size in bytes", found=bytes_found, wanted=size, hint=OTHER_ITERATION)
         for space, name, tensor, piece in self.pieces():
             at = f"{self.folder / MANIFEST}: {space} {name}"
             wanted = math.prod(piece.shape) * DTYPES[tensor.dtype].itemsize
@@ -219,56 +265,6 @@ class Checkpoint:
             end = piece.offset + piece.bytes
             if end > self.files[piece.file]:
                 raise DamageError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
-
-
-_DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
-_OTHER = "load another iteration: --load RUN/iter_NNNNNNN"
-
-
-def latest_iteration(run: Path) -> int:
-    """Iteration of the newest checkpoint of a run, as its tracker file says.
-
-    Raises:
-        FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
-    """
-    tracker = run / LATEST
-    if not tracker.is_file():
-        if not run.exists():
-            raise FormatError(run, "no such folder", wanted="a checkpoint or the folder of a run")
-        half = sorted(run.glob(".iter_*.partial"))
-        found = f"half-written {half[-1].name}" if half else "no checkpoint"
-        raise FormatError(run, "holds no finished checkpoint", found=found, wanted=f"{LATEST} or {MANIFEST}")
-    text = tracker.read_bytes().decode("utf-8", "replace").strip()
-    if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
-        raise FormatError(
-            tracker,
-            "content",
-            found=repr(text[:40]),
-            wanted="an iteration number",
-            hint="a Megatron `release` checkpoint has to be converted first" if text == "release" else "",
-        )
-    return int(text)
-
-
-def latest(run: Path) -> Path:
-    """Folder of the newest checkpoint of a run.
-
-    Raises:
-        FormatError: `latest_iteration` finds none; a DamageError where the folder it names is not there.
-    """
-    iteration = latest_iteration(run)
-    folder, replaced = iteration_folder(run, iteration), replaced_folder(run, iteration)
-    if not folder.exists() and (replaced / MANIFEST).is_file():
-        return replaced
-    if not (folder / MANIFEST).is_file():
-        raise DamageError(
-            folder,
-            "is not a checkpoint of ours",
-            found=f"no {MANIFEST}",
-            wanted=f"the checkpoint {LATEST} names",
-            hint=f"echo N > {run / LATEST} with the number of one that is whole",
-        )
-    return folder
 
 
 def _tensor(entry: Mapping[str, Any]) -> Tensor:
@@ -293,13 +289,11 @@ def _counts(values: Sequence[Any]) -> Shape:
     return tuple(values)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json_object(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DamageError(path, "missing", wanted="a file of a checkpoint", hint=_OTHER) from None
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamageError(path, "is not JSON", found=error, hint=_OTHER) from error
+        raise DamageError(path, "is not JSON", found=error, hint=OTHER_ITERATION) from error
     if not isinstance(value, dict):
         raise DamageError(path, "content", found=type(value).__name__, wanted="a JSON object")
     return value

@@ -1,13 +1,14 @@
 """How every command of the house begins and ends: one line for a person's mistake, exit code 2.
 
 A traceback on the terminal means a bug of ours. Exit codes: 0 done, 1 different (of a command that compares),
-2 a mistake the line explains, 130 interrupted.
+2 a mistake the line explains, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -17,10 +18,24 @@ import click
 
 from mega_schema.errors import MegaError
 
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
 # Python looks for cycles among 700 new objects, and again and again among all; a vocabulary is 100,000 lists
 # and has none, so that looking takes a third of the time to open one
 SELDOM = (100_000, 20, 20)
+
+
+class Terminated(KeyboardInterrupt):
+    """The system, or a person, asked the process to end: SIGTERM. Raised so that files are tidied up."""
+
+
+def raise_at_sigterm(words: str) -> None:
+    """Have SIGTERM raise `Terminated` in this process, from whose message `run` makes its line."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+        raise Terminated(words)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
@@ -45,8 +60,10 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort) as error:
         # click has ended the line that ^C stands on, and put its own error in place of what a command said
         said = error if isinstance(error, KeyboardInterrupt) else error.__cause__
-        click.echo(f"interrupted{f': {said}' if str(said or '') else ''}", err=True)
-        sys.exit(INTERRUPTED)
+        ended = isinstance(said, Terminated)
+        word = "terminated" if ended else "interrupted"
+        click.echo(f"{word}{f': {said}' if str(said or '') else ''}", err=True)
+        sys.exit(TERMINATED if ended else INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
         # the reader of our output went away (`| head`): that is its right, and not an error. Where click sees
         # it first, it puts a silent stream in place of stdout and exits with 1

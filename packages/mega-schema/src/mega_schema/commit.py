@@ -71,6 +71,7 @@ class Save:
         trainer: Mapping[str, Any],
         tokenizer: Path | None = None,
         run_config: str | None = None,
+        replace: bool = False,
     ) -> Path:
         """Put together what the ranks wrote, and make it the run's latest checkpoint.
 
@@ -78,6 +79,7 @@ class Save:
             layout: the layout that wrote it, for people to read.
             tokenizer: folder whose files travel with the checkpoint.
             run_config: the run's configuration as TOML, for people and for `mega-train`.
+            replace: take the place of a checkpoint of this iteration; without it that is an error.
 
         Returns:
             the checkpoint's folder under its final name.
@@ -87,7 +89,12 @@ class Save:
         """
         with on_disk(self.folder):
             return run_folder.commit(
-                self.run, self.iteration, described(spec, layout), texts(trainer, run_config), tokenizer
+                self.run,
+                self.iteration,
+                described(spec, layout),
+                texts(trainer, run_config),
+                tokenizer,
+                replace=replace,
             )
 
 

@@ -49,6 +49,15 @@ def words(flag: str, help: str) -> Any:
     return dataclasses.field(default=(), metadata={"flag": flag, "help": help, "words": True})
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: an unset variable of a shell would mean the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty: wanted a path; hint: is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Wordy(click.Command):
     """A command whose flags of several words take all that follow them, up to the next flag."""
 
@@ -139,7 +148,7 @@ def flags(cls: type[Any]) -> Callable[[Command], Command]:
             "sets",
             multiple=True,
             metavar="SECTION.KEY=VALUE",
-            help="One value, over file and flags.",
+            help="One value, over file and flags; none takes an optional one out.",
         )(command)
         return click.option(
             "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file of sections."
@@ -154,7 +163,8 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
     Args:
         file: TOML with a table per section.
         given: what click parsed, by parameter name; None means not given.
-        sets: "section.key=value" texts, the value written as in TOML (a bare word is a string).
+        sets: "section.key=value" texts, the value written as in TOML (a bare word is a string). The bare word
+            none takes out what the file or a flag gives to a key that needs no value.
 
     Raises:
         ConfigError: a key is unknown, or a value has another type.
@@ -171,7 +181,10 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
         if not equals:
             raise ConfigError("--set", "has no value", found=text, wanted="SECTION.KEY=VALUE")
         key = _known(known, dotted.strip(), "--set")
-        values[key.dotted] = _typed(key, _literal(value.strip(), key), f"--set {key.dotted}")
+        if _removes(value.strip(), key):
+            values[key.dotted] = None
+        else:
+            values[key.dotted] = _typed(key, _literal(value.strip(), key), f"--set {key.dotted}")
     sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
     for dotted, value in values.items():
         section, _, name = dotted.partition(".")
@@ -284,6 +297,11 @@ def _literal(text: str, key: Key) -> Any:
     return text if wants_text and not isinstance(value, str) else value
 
 
+def _removes(text: str, key: Key) -> bool:
+    """Whether a word of --set takes the value of a key away; for some keys none is a value."""
+    return text == "none" and _plain(key.kind) is not key.kind and text not in get_args(_plain(key.kind))
+
+
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -321,7 +339,7 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
         )
     if get_origin(kind) is tuple:
         return click.option(key.flag, key.parameter, type=get_args(kind), default=None, help=text)
-    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: click.Path(path_type=Path)}
+    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NamedPath(path_type=Path)}
     return click.option(key.flag, key.parameter, type=types[kind], default=None, help=text)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from mega_schema.errors import MegaError
 
@@ -30,6 +31,35 @@ def on_disk(path: Path) -> Iterator[None]:
             raise
         hint = "make room there, or write to another disk"
         raise MegaError(path, "not written", found=error.strerror, hint=hint) from None
+
+
+@contextlib.contextmanager
+def reporting_full_disk(path: Path) -> Iterator[None]:
+    """Around what reads and writes: a disk that is full is one line; any other error is passed on.
+
+    Raises:
+        MegaError: the disk, or a person's share of it, is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        hint = "make room there, and run the same command again: it goes on where this one ended"
+        raise MegaError(error.filename or path, "not written", found=error.strerror, hint=hint) from None
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Give a new file a size, zeros, and room on the disk: a memory map of it cannot find the disk full.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if size:
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def write_at(descriptor: int, values: memoryview, at: int) -> None:
@@ -66,10 +96,24 @@ _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _SYNC_FILE_RANGE = _sync_file_range()
 
 
+def partial_file(path: Path) -> Path:
+    """The temporary name that `replacing` writes a file under."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def own_partial_file(path: Path) -> Path:
+    """A temporary name that no other process has, for a file that several may write at once."""
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under; it becomes `path` when the block ends well, else it goes."""
-    partial = path.with_name(f".{path.name}.partial")
+def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """A temporary name to write a file under; it becomes `path` when the block ends well, else it goes.
+
+    Args:
+        partial: the temporary name, beside `path`; None: `partial_file`.
+    """
+    partial = partial or partial_file(path)
     try:
         yield partial
         with partial.open("rb") as written:
@@ -85,6 +129,13 @@ def write_text(path: Path, text: str) -> None:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file in a folder and in the folders below it, and the folders themselves."""
+    for path in folder.rglob("*"):
+        sync_folder(path)  # the same call flushes a file
+    sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ MegaError
 ├── ConfigError      a flag or a key of the run file is wrong, or two of them disagree
 ├── LayoutError      a shape cannot be cut the way the parallel layout asks
 ├── FormatError      a file on disk is missing or is not what its reader expects
-│   └── DamageError  a checkpoint that was whole is so no more: one before it may be
+│   └── DamageError  a file or a checkpoint that was whole is damaged
 └── RequestError     a client of the server asked for something it cannot have
 
 What we got wrong ourselves is an `assert` or a plain exception: a traceback means a bug.
@@ -15,6 +15,17 @@ from __future__ import annotations
 from functools import partial
 
 _ABSENT = object()
+
+
+def escape_controls(text: str) -> str:
+    """Write control characters, line breaks, text direction marks and lone surrogates as escapes.
+
+    Text that comes from a file passes through here before a terminal sees it: an ESC sequence of a tensor's
+    name would move the cursor or set the clipboard.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class MegaError(Exception):
@@ -35,10 +46,8 @@ class MegaError(Exception):
         self._values = {n: v for n, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT}
         values = [f"{word} {v}" for word, v in self._values.items()]
         line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
-        # values come from files and requests: a line break in one must not make two lines of the message
-        super().__init__(
-            (line + (f"; hint: {hint}" if hint else "")).replace("\r", "\\r").replace("\n", "\\n")
-        )
+        # values come from files and requests: one must not break the line, nor steer a terminal
+        super().__init__(escape_controls(line + (f"; hint: {hint}" if hint else "")))
 
     def __reduce__(self) -> tuple[object, ...]:
         # raised in a worker process, it has to reach the one that speaks
@@ -59,7 +68,7 @@ class FormatError(MegaError):
 
 
 class DamageError(FormatError):
-    """A checkpoint that was whole is so no more; one before it may be."""
+    """A file that was whole is damaged, or a checkpoint; one before it may be whole."""
 
 
 class RequestError(MegaError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_schema.disk import begin_flush, write_at, write_text
-from mega_schema.run_folder import FORMAT, PIECES
+from mega_schema.run_folder import PIECE_FORMAT, PIECES
 
 CHUNK = 1 << 24  # bytes between two signs of life
 # bytes that are written at once: they are in the processor's cache after their checksum, and a system that is
@@ -129,7 +129,7 @@ _KEYS = ("name", "whole", "dtype", "start", "shape", "bytes")
 
 def _header(boxes: Sequence[Mapping[str, Any]]) -> bytes:
     """safetensors' header: the length of a JSON text as u64, and the text, padded to 8 bytes."""
-    entries: dict[str, Any] = {"__metadata__": {"format": f"mega {FORMAT}"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": f"mega {PIECE_FORMAT}"}}
     at = 0
     for box in boxes:
         key = piece_key(box["name"], box["whole"], box["start"], box["shape"])

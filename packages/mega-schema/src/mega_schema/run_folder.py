@@ -7,23 +7,38 @@ puts `on_disk` around it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
-import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mega_schema.disk import replacing, sync_folder, write_text
+from mega_schema.disk import partial_file, replacing, sync_folder, sync_tree, write_text
+from mega_schema.side_files import (
+    DIGEST,
+    MANIFEST,
+    RUN_CONFIG,
+    TOKENIZER,
+    TRAINER,
+    describe_side_files,
+    write_manifest,
+)
 
-FORMAT = 1
-MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
+__all__ = ["DIGEST", "MANIFEST", "RUN_CONFIG", "TOKENIZER", "TRAINER"]
+
+FORMAT = 2
+READABLE = (1, 2)  # formats
+PIECE_FORMAT = 1  # of a file with pieces, as its own header says it
 LATEST = "latest_checkpointed_iteration.txt"
+EVENTS = "events.jsonl"  # a run's record
 PIECES = ".pieces"  # ending of the lists in which ranks tell what they wrote; they go with the commit
 _ITERATION = re.compile(r"iter_(\d{7,19})")
+_SUPERSEDED = re.compile(r"iter_(\d{7,19})\.superseded")
+_ANY_PIECE = "*.safetensors"
 
 
 def iteration_folder(run: Path, iteration: int) -> Path:
@@ -39,6 +54,32 @@ def partial_folder(run: Path, iteration: int) -> Path:
 def replaced_folder(run: Path, iteration: int) -> Path:
     """Where a checkpoint waits while one of the same iteration takes its place."""
     return run / f".iter_{iteration:07d}.replaced"
+
+
+def superseded_folder(run: Path, iteration: int) -> Path:
+    """Where a checkpoint is kept that a later start of the run did not resume from. Readers ignore it."""
+    return run / f"iter_{iteration:07d}.superseded"
+
+
+def pending_tracker(run: Path) -> Path:
+    """The tracker of a commit that is under way: it exists before the checkpoint has its final name."""
+    return partial_file(run / LATEST)
+
+
+def iteration_folders(run: Path) -> dict[int, Path]:
+    """Every folder with the name of a checkpoint, whatever it holds, by iteration, ascending."""
+    names = ((_ITERATION.fullmatch(path.name), path) for path in run.glob("iter_*") if path.is_dir())
+    return dict(sorted((int(name[1]), path) for name, path in names if name))
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a checkpoint's folder holds files and none of ours; Megatron uses the same names."""
+    ours = (folder / MANIFEST, folder / TRAINER)
+    return (
+        not any(path.exists() for path in ours)
+        and next(folder.glob(_ANY_PIECE), None) is None
+        and next(folder.iterdir(), None) is not None
+    )
 
 
 def iterations(run: Path) -> list[int]:
@@ -63,7 +104,13 @@ def begin(run: Path, iteration: int) -> None:
 
 
 def commit(
-    run: Path, iteration: int, described: Mapping[str, Any], texts: Mapping[str, str], tokenizer: Path | None
+    run: Path,
+    iteration: int,
+    described: Mapping[str, Any],
+    texts: Mapping[str, str],
+    tokenizer: Path | None,
+    *,
+    replace: bool = False,
 ) -> Path:
     """Put together what the ranks wrote, and make it the run's latest checkpoint.
 
@@ -71,51 +118,87 @@ def commit(
         described: what the manifest says beside files and tensors.
         texts: other files of the checkpoint.
         tokenizer: folder whose files travel with it.
+        replace: take the place of a checkpoint of this iteration; without it that is an error.
 
     Returns:
         the checkpoint's folder under its final name.
 
     Raises:
-        OSError: it could not be written, or a file is shorter than its rank wrote it.
+        OSError: it could not be written, a file is shorter than its rank wrote it, or there is a checkpoint
+            of this iteration.
     """
     folder = partial_folder(run, iteration)
+    if not replace and (final := iteration_folder(run, iteration)).exists():
+        raise FileExistsError(errno.EEXIST, "there is a checkpoint already", str(final))
     parts = sorted(folder.glob(f"*{PIECES}"))
     records = [json.loads(part.read_bytes()) for part in parts]
     files = {record["file"]: record["size"] for record in records}
     for name, size in files.items():
         if (found := (folder / name).stat().st_size) != size:
             raise OSError(errno.EIO, f"{name} has {found} bytes where {size} were written")
-    manifest = {
-        "format": FORMAT,
-        "iteration": iteration,
-        **described,
-        "files": files,
-        "tensors": _tensors(records),
-    }
     for name, text in texts.items():
         write_text(folder / name, text)
     if tokenizer is not None:
         shutil.copytree(tokenizer, folder / TOKENIZER)
-        for copied in (folder / TOKENIZER).iterdir():
-            with copied.open("rb") as file:
-                os.fsync(file.fileno())
+        sync_tree(folder / TOKENIZER)
     for part in parts:
         part.unlink()
-    write_text(folder / MANIFEST, json.dumps(manifest))
+    manifest = {
+        "format": FORMAT,
+        "iteration": iteration,
+        **described,
+        "side_files": describe_side_files(folder),
+        "files": files,
+        "tensors": _tensors(records),
+    }
+    write_manifest(folder, json.dumps(manifest))
     sync_folder(folder)
     final = iteration_folder(run, iteration)
+    with replacing(run / LATEST) as tracker:
+        # before the folder has its final name: a process killed between the two renames must not leave a
+        # checkpoint that looks like one the run went back from
+        write_text(tracker, f"{iteration}\n")
+        _give_final_name(run, iteration)
+    if (replaced := replaced_folder(run, iteration)).exists():
+        shutil.rmtree(replaced)
+    return final
+
+
+def _give_final_name(run: Path, iteration: int) -> None:
+    """Rename a checkpoint's `.partial` folder to its final name, and undo that if it cannot be flushed."""
+    folder, final = partial_folder(run, iteration), iteration_folder(run, iteration)
+    replaced = replaced_folder(run, iteration)
     if final.exists():
         # a folder cannot be renamed onto another; between the two renames `latest` finds the replaced one
-        replaced = replaced_folder(run, iteration)
         final.rename(replaced)
+    try:
         folder.rename(final)
-        shutil.rmtree(replaced)
-    else:
-        folder.rename(final)
-    sync_folder(run)
-    with replacing(run / LATEST) as tracker:
-        tracker.write_text(f"{iteration}\n", "utf-8")
-    return final
+        sync_folder(run)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if not folder.exists():
+                final.rename(folder)
+            if replaced.exists():
+                replaced.rename(final)
+        raise
+
+
+def supersede(run: Path, superseded: Iterable[int]) -> None:
+    """Give checkpoints a name that readers ignore, in place of earlier ones of that name."""
+    for iteration in superseded:
+        folder, aside = iteration_folder(run, iteration), superseded_folder(run, iteration)
+        if folder.exists():
+            if aside.exists():
+                shutil.rmtree(aside)
+            folder.rename(aside)
+
+
+def remove_superseded(run: Path, newest: int) -> None:
+    """Remove superseded checkpoints of iterations up to `newest`, which the run has passed again."""
+    for aside in run.glob("iter_*.superseded"):
+        name = _SUPERSEDED.fullmatch(aside.name)
+        if name and int(name[1]) <= newest:
+            shutil.rmtree(aside)
 
 
 def discard(run: Path, iteration: int) -> None:

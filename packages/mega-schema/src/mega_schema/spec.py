@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ Family = Literal["gpt", "llama"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "swiglu", "geglu", "reglu", "liglu"]
 Positions = Literal["learned", "rope", "alibi", "sinusoidal", "none"]
+_LARGEST = sys.float_info.max  # a whole number of JSON may be larger, and is no float then
 GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "reglu", "liglu"})
 
 
@@ -187,7 +188,7 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
     elif kind is bool and type(value) is not bool:
         raise ConfigError(key, "not a switch", found=value, wanted="true | false")
     elif kind is float and not (
-        isinstance(value, int | float) and type(value) is not bool and 0 <= value < math.inf
+        isinstance(value, int | float) and type(value) is not bool and 0 <= value <= _LARGEST
     ):
         raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
@@ -286,6 +287,9 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
         ),
         "llama3.1-70b": llama(
             layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, rope_scaling=8.0, **_LLAMA31
+        ),
+        "llama3.1-405b": llama(
+            layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, rope_scaling=8.0, **_LLAMA31
         ),
         "llama3.2-1b": llama(
             layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, rope_scaling=32.0, tied=True, **_LLAMA31

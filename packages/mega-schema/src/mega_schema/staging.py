@@ -7,16 +7,18 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from mega_schema.dataset_info import beside
-from mega_schema.disk import sync_folder
+from mega_schema.disk import sync_folder, sync_tree
+from mega_schema.outputs import check_output
 
 SUFFIXES = (".bin", ".json", ".idx")
 _LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
-_LEFT_FOLDER = re.compile(r"\.\d+\.(?:new|old)")
+# hidden, and a name that no person gives: a folder that has it may be removed
+_LEFT_FOLDER = re.compile(r"\.\d+\.mega-(?:new|old)")
 
 
 class Staged:
@@ -77,29 +79,40 @@ def _remove_left(prefix: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
     """A new folder to write into; it takes the place of `folder` when the block ends well, else it goes.
 
     What a killed process left of such a folder is removed first, and what it had put aside comes back.
+
+    Args:
+        is_ours: whether a folder that is there and not empty may be removed with all that is in it.
+
+    Raises:
+        ConfigError: it may not.
     """
+    check_output(str(folder), folder, "folder", is_ours=is_ours)
     folder = folder.resolve()  # "." has no name to put others beside
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in [*folder.parent.iterdir()]:
-        if left.name.startswith(folder.name) and _LEFT_FOLDER.fullmatch(left.name[len(folder.name) :]):
+        if left.name.startswith(f".{folder.name}") and _LEFT_FOLDER.fullmatch(
+            left.name[len(folder.name) + 1 :]
+        ):
             with _locked(left) as ours:
-                if ours and left.suffix == ".old" and not folder.exists():
+                if ours and left.suffix == ".mega-old" and not folder.exists():
                     left.rename(folder)
                 elif ours:
                     shutil.rmtree(left, ignore_errors=True)
-    new, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.mega-{word}") for word in ("new", "old"))
     new.mkdir()
     try:
         with _locked(new):
             yield new
+            sync_tree(new)
             # a folder cannot replace one that is not empty, so the earlier one steps aside first
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
+            sync_folder(folder.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         if old.exists() and not folder.exists():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -25,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mega_schema import tokenizer_files, tokenizer_sentencepiece
 from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.outputs import is_tokenizer
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_files import bytes_of_letters
 from mega_schema.tokenizer_identity import (
     ALIASES,
     BERT_TYPES,
+    IDENTITY,
     SENTENCEPIECE_TYPES,
     TYPES,
     TokenizerIdentity,
@@ -38,6 +41,7 @@ from mega_schema.tokenizer_identity import (
     content_vocab_size,
     null_sha256,
 )
+from mega_schema.tokenizer_null import NullTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -53,7 +57,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-IDENTITY, CONTENT, HF_CONFIG = "identity.json", "tokenizer.json", "tokenizer_config.json"
+CONTENT, HF_CONFIG = "tokenizer.json", "tokenizer_config.json"
 FORMAT = 1
 
 # Names by which tokenizers call the same thing, the more telling first.
@@ -125,16 +129,28 @@ class FastTokenizer:
         return FastTokenizer, (self.source, self.identity, None, self.beside)
 
     def encode(self, text: str) -> list[int]:
-        try:
-            return list(self._library.encode(text, add_special_tokens=False).ids)
-        except TypeError:
-            raise _half_a_pair() from None
+        _check_utf8(text)
+        return list(self._library.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        try:
-            return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:
-            raise _half_a_pair() from None
+        for text in texts:
+            _check_utf8(text)
+        return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids that the post-processor adds before and after those of `text`.
+
+        Raises:
+            FormatError: it adds ids between them.
+        """
+        whole = self._library.encode(text)
+        mask = [*whole.special_tokens_mask]
+        first = mask.index(0) if 0 in mask else len(mask)
+        last = len(mask) - (mask[::-1].index(0) if 0 in mask else 0)
+        if whole.ids[first:last] != self.encode(text):
+            found = f"{whole.ids} of {text!r}"
+            raise FormatError("post_processor", "adds ids inside a text", found=found)
+        return whole.ids[:first], whole.ids[last:]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -153,41 +169,16 @@ class FastTokenizer:
         return bytes(self._bytes[char] for char in token).decode("utf-8", errors="replace")
 
 
-def _half_a_pair() -> RequestError:
-    """What the library's TypeError on a str means: UTF-8 cannot hold it."""
-    return RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold")
+def _check_utf8(text: str) -> None:
+    """Refuse a text that UTF-8 cannot hold: the library refuses it in some versions and changes it in others.
 
-
-class NullTokenizer:
-    """Text that is ids already: whole numbers in decimal with spaces between them."""
-
-    def __init__(self, identity: TokenizerIdentity) -> None:
-        self.identity = identity
-
-    def encode(self, text: str) -> list[int]:
-        ids = []
-        for word in text.split():
-            # 18 digits: int() of a longer word could take long, and no vocabulary is that large
-            digits = word.isascii() and word.isdigit() and len(word) <= 18
-            if not digits or int(word) >= self.identity.vocab_size:
-                wanted = f"whole numbers below {self.identity.vocab_size}"
-                raise RequestError(
-                    "text", "not ids for a NullTokenizer", found=repr(word[:40]), wanted=wanted
-                )
-            ids.append(int(word))
-        return ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(self.pieces(ids))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        return [str(int(i)) for i in ids]
-
-    def save(self, folder: Path) -> None:
-        save_folder(folder, self.identity, {})
+    Raises:
+        RequestError: the text holds half of a surrogate pair.
+    """
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold") from None
 
 
 def open_tokenizer(
@@ -258,8 +249,7 @@ def open_folder(folder: Path) -> Tokenizer:
     Raises:
         FormatError: a file is missing, or the content is not the one the identity was made from.
     """
-    path = folder / IDENTITY
-    values = _read_json(path)
+    values = _read_json(path := folder / IDENTITY)
     number = values.pop("format", None) if isinstance(values, dict) else None
     if number != FORMAT:
         raise FormatError(path, "format number", found=number, wanted=FORMAT)
@@ -298,11 +288,14 @@ def _open_hugging_face(model: Path) -> Tokenizer:
             hint = f"--tokenizer-type NullTokenizer --vocab-size {saved.identity.vocab_size - 1}"
             raise ConfigError("--tokenizer-model", "the folder holds a NullTokenizer", found=model, hint=hint)
         return saved
+    if not model.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
+        hint = f"of Hugging Face's hub? hf download {model} --include '*token*' --local-dir tokenizer"
+        hint += ", then --tokenizer-model tokenizer"
+        raise ConfigError("--tokenizer-model", "no such file or folder", found=model, hint=hint)
     path = model / CONTENT if model.is_dir() else model
     source = _read(path)
     library, content = _library(source, path), json.loads(source)
-    config_path = path.parent / HF_CONFIG
-    config = _read_json(config_path) if model.is_dir() and config_path.exists() else {}
+    config = _read_json(at) if model.is_dir() and (at := path.parent / HF_CONFIG).exists() else {}
 
     def special(key: str, usual: tuple[str, ...]) -> int | None:
         named = config.get(key) if isinstance(config, dict) else None
@@ -353,7 +346,9 @@ def _library(source: str, where: object) -> tokenizers.Tokenizer:
 
     try:
         opened = Library.from_str(source)
-    except Exception as error:  # the library raises nothing narrower
+    except BaseException as error:  # the library's panics are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise FormatError(where, "not a tokenizer.json", found=str(error)) from None
     # a file may ask for both; ids must not depend on how long a text or its neighbours are
     opened.no_truncation()
@@ -365,7 +360,7 @@ def _library(source: str, where: object) -> tokenizers.Tokenizer:
 def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's folder whole or not at all: its identity and these files."""
     told = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
-    with replacing_folder(folder) as new:
+    with replacing_folder(folder, is_tokenizer) as new:
         for name, content in {**files, IDENTITY: told.encode()}.items():
             _write(new / name, content)
 
@@ -394,5 +389,5 @@ def _read(path: Path) -> str:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(path, "not JSON", found=str(error)) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ BESIDE: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
+MOST_BESIDE: Final = 16_000_000  # bytes of one of them
 # NVIDIA's two ways to cut text into words, by the names of --tiktoken-pattern
 TIK_PATTERNS: Final = (
     ("v1", r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
@@ -147,8 +149,44 @@ def byte_level(ranks: dict[bytes, int], first: int) -> tuple[dict[str, int], lis
 
 
 def beside(folder: Path) -> dict[str, bytes]:
-    """The files of Hugging Face's that lie beside a tokenizer.json, as they are."""
-    return {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
+    """Read the files of Hugging Face's that are beside a tokenizer.json, unchanged.
+
+    They are copied into what is written from the tokenizer, and people publish that.
+
+    Raises:
+        FormatError: one is a link to somewhere else, larger than 16 MB, or not the JSON that its name says.
+    """
+    return {name: _read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
+
+
+def check_link(path: Path) -> None:
+    """Refuse a file of a Hugging Face folder that is a link to somewhere else than the Hub's cache.
+
+    Raises:
+        FormatError: it is one.
+    """
+    folder, real = path.parent.resolve(), path.resolve()
+    # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
+    if not (real.is_relative_to(folder) or real.parent == blobs):
+        hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
+        raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
+
+
+def _read_beside(path: Path) -> bytes:
+    check_link(path)
+    size = path.stat().st_size
+    if size > MOST_BESIDE:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {MOST_BESIDE}")
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(path, "is not JSON", found=error) from None
+        if not isinstance(value, dict):
+            raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return content
 
 
 def bytes_of_letters() -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mega_schema.errors import FormatError
 
+IDENTITY = "identity.json"  # of a tokenizer's folder
 BERT_TYPES = ("BertWordPieceLowerCase", "BertWordPieceCase")
 SENTENCEPIECE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 TYPES = (

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.install_hint import install_hint
 from mega_schema.tokenizer_identity import TokenizerIdentity
 
 MODEL: Final = "tokenizer.model"
@@ -139,7 +140,7 @@ def _opened(model: bytes, where: object) -> Any:
     try:
         import sentencepiece
     except ImportError:
-        hint = "pip install 'mega-schema[sentencepiece]'"
+        hint = install_hint("mega-schema", "sentencepiece")
         raise ConfigError(
             where, "needs a library that is not installed", wanted="sentencepiece", hint=hint
         ) from None

@@ -4,7 +4,8 @@ An order is JSON:
 
     run, iteration, rank
     spaces      namespace -> boxes, as `pieces.write` takes them, each with the place `at` of its values
-    commit      on one rank of all: what `run_folder.commit` wants, and what to keep; null on the others
+    commit      on one rank of all: what `run_folder.commit` wants, what to keep, and what the new one
+                supersedes; null on the others
 
 The process is handed memory with the order and the values in it. It tells on stdout how far it is and, if the
 commit is its own, is told on stdin whether all ranks are done. When the run that started it is gone it writes
@@ -66,15 +67,19 @@ def ended(order: Order, word: str) -> str:
         return ""
     tokenizer = Path(commit["tokenizer"]) if commit["tokenizer"] else None
     try:
-        run_folder.commit(run, iteration, commit["described"], commit["texts"], tokenizer)
+        run_folder.commit(
+            run, iteration, commit["described"], commit["texts"], tokenizer, replace=commit["replace"]
+        )
     except OSError:
         run_folder.discard(run, iteration)
         raise
-    if commit["last"]:
-        try:
+    try:
+        run_folder.supersede(run, (other for other in commit["superseded"] if other != iteration))
+        run_folder.remove_superseded(run, iteration)
+        if commit["last"]:
             run_folder.prune(run, iteration, last=commit["last"], every=commit["every"])
-        except OSError as error:
-            return f"{error.filename}: {error.strerror}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
     return ""
 
 

@@ -70,7 +70,7 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
     """The kernels that --kernels names, for a device.
 
     `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
-    for attention where it has products of bfloat16. The name of a package takes what that has, and ours for
+    attention in blocks. The name of a package takes what that has, and ours for
     the rest.
 
     Args:
@@ -109,9 +109,10 @@ def _definitions(why: str) -> Choice:
 
 def _on_a_cpu() -> Choice:
     chosen = _definitions("what a CPU computes")
-    if not native(torch.bfloat16):
-        return chosen
-    return _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
+    if native(torch.bfloat16):
+        return _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
+    part = {"attention": blocked.attention_in_float32}
+    return _with(chosen, "blocked", part, "in float32: this CPU has no products of bfloat16")
 
 
 def _check(name: str, device: torch.device) -> None:

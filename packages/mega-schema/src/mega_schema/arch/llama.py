@@ -39,7 +39,7 @@ def rows(m: ModelSpec) -> Iterator[Param]:
                 "the llama family has one choice",
                 found=getattr(m, name),
                 wanted=only,
-                hint='family = "gpt" has the others',
+                hint="mega-train gpt has the others",
             )
     d, f = m.hidden, m.ffn
     yield embedding(m)

@@ -1,0 +1,46 @@
+"""The click type of every option that names an output.
+
+A test lists the options of this type by command, so that a new output cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_local
+
+
+class OutputPath(click.Path):
+    """A path to write: a file, a folder, or the prefix of a dataset's files.
+
+    What only the words on the command line show is checked here; `mega_schema.outputs` checks the rest, once
+    the inputs are known.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(path_type=Path)
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        option = _option(param)
+        if str(value) == "":
+            raise ConfigError(option, "is empty", wanted=f"the path of a {self.kind}")
+        check_local(option, Path(value))
+        if self.kind != "folder" and str(value).endswith(("/", "/.", "/..")):
+            hint = f"{option} {Path(value) / 'corpus'}"
+            raise ConfigError(option, "is a folder", found=value, wanted=f"a {self.kind}", hint=hint)
+        return super().convert(value, param, ctx)
+
+
+def _option(param: click.Parameter | None) -> str:
+    names = param.opts if param else []
+    return next((name for name in names if name.startswith("--")), "output")
+
+
+OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT_PREFIX = OutputPath("file"), OutputPath("folder"), OutputPath("prefix")
+# of `extract`: a folder, or a file whose name ends in .jsonl
+OUTPUT_ANY = OutputPath("folder")

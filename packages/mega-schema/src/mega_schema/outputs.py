@@ -1,0 +1,219 @@
+"""Check that an output path can be written without the loss of anything: one rule for every program.
+
+- An output is a path of this machine. A URL is refused.
+- An output is no input, and an output folder holds no input. Links, hard links and the case of names count.
+- A folder that is not empty, or a file that exists, is replaced only where this toolkit wrote it.
+
+Uses Python's standard library alone, so that every command can check before it imports anything slow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from mega_schema.dataset_info import beside
+from mega_schema.errors import ConfigError
+from mega_schema.tokenizer_identity import IDENTITY
+
+Kind = Literal["file", "folder"]
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_SHOWN = 3  # names of a folder's files in a message
+_HEAD = 1 << 16  # bytes read to recognise a file
+_IMAGE = b"\x89PNG\r\n\x1a\n"
+
+
+def check_output(
+    option: str,
+    path: Path,
+    kind: Kind,
+    *,
+    inputs: Iterable[Path] = (),
+    is_ours: Callable[[Path], bool] = lambda path: False,
+    instead: str = "",
+) -> None:
+    """Refuse an output path whose use would overwrite an input or files that this toolkit did not write.
+
+    Args:
+        option: the command-line option that names the path; begins the message.
+        inputs: files, or folders, that the command reads.
+        is_ours: whether an existing file, or a folder that is not empty, was written by this toolkit, so that
+            the command may replace it.
+        instead: what the hint proposes; "" is another path.
+
+    Raises:
+        ConfigError: the path is refused.
+    """
+    check_local(option, path)
+    if not path.exists():
+        if not path.is_symlink():
+            return
+        raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
+    if path.is_dir() != (kind == "folder"):
+        found = "a folder" if path.is_dir() else "a file"
+        raise ConfigError(option, f"is {found}", found=path, wanted=f"a {kind}")
+    if overwritten := next(_overwritten(path, inputs), None):
+        if kind == "file" or overwritten == path:
+            raise ConfigError(
+                option, "is one of the inputs", found=path, hint=instead or f"name another {kind}"
+            )
+        raise ConfigError(option, "holds an input", found=overwritten, hint="name another folder")
+    if kind == "file" and not is_ours(path):
+        what, hint = (
+            "is a file that this command did not write",
+            f"{instead or 'name another file'}, or remove this file",
+        )
+        raise ConfigError(option, what, found=path, hint=hint)
+    if kind == "folder" and (names := _names(path)) and not is_ours(path):
+        what, hint = "holds files that this command did not write", instead or "name a new or an empty folder"
+        raise ConfigError(option, what, found=f"{path} with {names}", hint=hint)
+
+
+def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = ()) -> bool:
+    """Refuse the prefix of a dataset where one of its files is an input or no dataset's.
+
+    Returns:
+        whether a dataset has this prefix already, which the command replaces.
+
+    Raises:
+        ConfigError: the prefix is refused.
+    """
+    check_local(option, prefix)
+    given = tuple(inputs)
+    index = beside(prefix, ".idx")
+    left = any(prefix.parent.glob(f"{_escaped(prefix.name)}.*.tmp")) if prefix.parent.is_dir() else False
+    for suffix, is_ours in (
+        (".idx", lambda path: True),
+        # a process that was killed while it replaced a dataset leaves the payload without its index
+        (".bin", lambda path: left or index.exists() or _has_info(beside(prefix, ".json"))),
+        (".json", _has_info),
+    ):
+        path = beside(prefix, suffix)
+        check_output(option, path, "file", inputs=given, is_ours=is_ours, instead="name another prefix")
+    folder = beside(prefix, ".tokenizer")
+    check_output(option, folder, "folder", inputs=given, is_ours=is_tokenizer, instead="name another prefix")
+    return index.exists()
+
+
+def dataset_files(prefix: Path) -> list[Path]:
+    """The files that a dataset may have."""
+    return [beside(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
+
+
+def check_local(option: str, path: Path) -> None:
+    """Refuse a URL, which would become a local folder of that name.
+
+    Raises:
+        ConfigError: the path is one.
+    """
+    if match := _URL.match(str(path)):
+        hint = "name a local path, and copy what is there afterwards, as `aws s3 cp --recursive` does"
+        found, wanted = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}", "a path of this machine"
+        raise ConfigError(option, "is a URL", found=found, wanted=wanted, hint=hint)
+
+
+def is_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing beside it."""
+    names = {path.name for path in folder.iterdir()}
+    return IDENTITY in names and names <= TOKENIZER_FILES and "sha256" in _object(folder / IDENTITY)
+
+
+TOKENIZER_FILES = frozenset(
+    (
+        IDENTITY,
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+    )
+)
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is a PNG, or empty."""
+    return _head(path)[: len(_IMAGE)] in (_IMAGE, b"")
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of HTML, or empty."""
+    head = _head(path)
+    return not head or head.lstrip()[:15].lower() == b"<!doctype html>"
+
+
+def has_keys(keys: Iterable[str]) -> Callable[[Path], bool]:
+    """A function: whether the first object of a file of JSON, or JSON lines, has exactly these keys."""
+    wanted = frozenset(keys)
+    return lambda path: not path.stat().st_size or _object(path).keys() == wanted
+
+
+def _has_info(path: Path) -> bool:
+    return {"tokenizer", "documents", "sources"} <= _object(path).keys()
+
+
+def _object(path: Path) -> dict[str, object]:
+    """The object in a file of JSON, or on its first line; an empty one where there is none."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LINE)
+            for text in (line, line + file.read(_LINE)):
+                try:
+                    values = json.loads(text)
+                except ValueError:
+                    continue
+                return values if isinstance(values, dict) else {}
+    except (OSError, RecursionError):
+        return {}
+    return {}
+
+
+_LINE = 64 << 20  # bytes of a line at most; a longer one is not looked at
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD)
+
+
+def _names(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
+    """The inputs that are the output, or lie in it: under their own name, or where their link leads."""
+    mine, known = _state(output), dict[Path, bool]()
+
+    def holds(folder: Path) -> bool:
+        if folder not in known:
+            known[folder] = _state(folder) == mine or (folder != folder.parent and holds(folder.parent))
+        return known[folder]
+
+    folders = dict[Path, Path]()  # resolved once each: a corpus has many files in few folders
+    for path in inputs:
+        folder = folders.setdefault(path.parent, path.parent)
+        if folder is path.parent:
+            folders[path.parent] = folder = path.parent.resolve()
+        if _state(path) == mine or holds(folder) or (path.is_symlink() and holds(path.resolve().parent)):
+            yield output if _state(path) == mine else path
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What tells a file or folder from every other, whatever its name; None where there is nothing."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)

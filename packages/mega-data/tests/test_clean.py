@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
+import re
 import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from mega_data.clean.ngrams import Decontaminate, Grams
 from mega_data.clean.registry import from_flag, from_toml
 from mega_data.clean.report import page
 from mega_data.clean.rows import Row
 from mega_data.cli import commands
 from mega_schema.errors import ConfigError, MegaError
+from tests.shared_data import SHARED, require_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 PROSE = (
     "The house stood by the river, and nobody had lived there for years. It was said that the owner would be "
     "back with the spring. We walked to the gate and looked at the garden. Somebody had cut the hedge since "
@@ -42,9 +45,7 @@ def after(flag: str, text: str, **values: Any) -> list[str] | str:
 
 
 def shared(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not there")
-    return SHARED / name
+    return require_shared() / name
 
 
 def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() -> None:
@@ -146,6 +147,32 @@ def test_a_list_of_more_domains_is_read(tmp_path: Path) -> None:
     assert after(f"urls:domains={tmp_path / 'more'}", "t", url="https://example.com/page") == "domain example"
 
 
+@pytest.mark.parametrize(
+    ("listed", "url", "wanted"),
+    [
+        ("badsite.com", "https://badsite.com/x/y", "domain badsite.com"),
+        ("badsite.com", "https://www.BadSite.com/x/y", "domain badsite.com"),
+        ("badsite.com", "https://notbadsite.com/x/y", None),
+        ("badsite.com", "https://badsite.com.org/x/y", None),
+        ("a.badsite.com", "https://badsite.com/x/y", None),
+        ("spam", "https://a.spam.org/x/y", "domain spam"),
+        ("0.0.0.0 badsite.com # a hosts file", "https://badsite.com/", "domain badsite.com"),
+        ("! adblock\n||badsite.com^", "https://x.badsite.com/", "domain badsite.com"),
+        ("münchen.de", "https://www.xn--mnchen-3ya.de/rat", "domain xn--mnchen-3ya.de"),
+        ("xn--mnchen-3ya.de", "https://münchen.de/rat", "domain xn--mnchen-3ya.de"),
+        ("co.uk", "https://[nothing/rat", "not an address"),
+        ("x", "https://münchen.de/rat/häuser", None),
+        ("x", "https://例え.jp/パス", None),
+    ],
+)
+def test_lists_of_domains_and_international_addresses_are_read(
+    tmp_path: Path, listed: str, url: str, wanted: str | None
+) -> None:
+    pytest.importorskip("tldextract")
+    (tmp_path / "list").write_text(f"{listed}\n", "utf-8")
+    assert after(f"urls:domains={tmp_path / 'list'}", "t", url=url) == (wanted or ["t"])
+
+
 def test_languages_are_told_apart() -> None:
     pytest.importorskip("py3langid")
     turkish = "Ertesi sabah erkenden kalkıp yola çıktık, çünkü hava güzeldi ve yolumuz uzundu."
@@ -202,6 +229,49 @@ def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
     assert after(f"decontaminate:tasks={tmp_path / 'task.txt'}", " ".join([contaminated(TASK)] * 12)) == (
         "falls into more than 10 pieces"
     )
+
+
+def cut_slowly(step: Decontaminate, text: str) -> list[str]:
+    """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
+    pieces, rest = [], text
+    while (hit := next(iter(Grams(step.grams(), step.longest).hits(rest)), None)) is not None:
+        at, gram = hit
+        ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, at - step.window + 1)])]
+        left = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
+        if len(left) > step.window:
+            pieces.append(left)
+        after = re.compile("[.!?]").search(rest, at + len(gram) + step.window)
+        rest = rest[after.end() :] if after else ""
+        if len(rest) <= step.window:
+            return pieces
+    return [*pieces, rest]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_are_those_of_cutting_the_rest_into_words_again(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice(["a", "b", "Ç", " ", " ", "\u0130", ".", "! "]) for _ in range(600))
+    tasks = [" ".join(rng.choice("abç") for _ in range(rng.randint(3, 5))) for _ in range(3)]
+    (tmp_path / "t.txt").write_text("\n".join(tasks), "utf-8")
+    flag = f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3,window=20,pieces=99"
+    step = from_flag(flag).step
+    assert step.cut(text, Grams(step.grams(), 5)) == cut_slowly(step, text)
+
+
+def test_decontamination_takes_time_in_proportion_to_the_hits_and_once_a_process(tmp_path: Path) -> None:
+    words = [f"w{n}" for n in range(60_000)]
+    tasks = [" ".join(words[at : at + 13]) for at in range(0, 60_000, 13)]
+    (tmp_path / "t.txt").write_text("\n".join(tasks))
+    step = from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},pieces=100000").step
+    work = step.start()
+    text = ". ".join(f"{task}. {'nothing like it in here. ' * 40}" for task in tasks)
+    began = time.process_time()
+    assert len(work(row(text))) > 4000
+    assert time.process_time() - began < 10  # minutes, where each hit cuts the rest into words again
+    began = time.process_time()
+    step.start()
+    replace(step, counts={tasks[0]: 99}).start()
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -458,6 +528,6 @@ def test_a_library_that_is_not_there_is_named_with_what_to_install(
     for name in (package, f"{package}.langid"):
         monkeypatch.setitem(sys.modules, name, None)  # as Python marks a module that cannot be imported
     with pytest.raises(
-        ConfigError, match=rf"step {flag}: needs {package}.*hint: pip install .mega-data\[clean\]"
+        ConfigError, match=rf"step {flag}: needs {package}.*hint: pip install .*mega-data\[clean\]"
     ):
         from_flag(flag).step.start()

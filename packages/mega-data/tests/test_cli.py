@@ -73,10 +73,10 @@ def test_from_nothing_to_a_verified_dataset(tmp_path):
 
 
 def test_several_words_after_an_option_are_several_values(tmp_path):
-    for name in "ab":
+    for name in "abc":
         (tmp_path / name).write_text('{"x": "1", "y": "2"}\n', "utf-8")
     null = ("--tokenizer-type", "NullTokenizer", "--vocab-size", 9)
-    inputs = ("--input", tmp_path / "a", tmp_path / "b", "--input", tmp_path / "a")
+    inputs = ("--input", tmp_path / "a", tmp_path / "b", "--input", tmp_path / "c")
     call("preprocess", *inputs, "--json-keys", "x", "y", *null, "--output-prefix", tmp_path / "p")
     assert [len(IndexedDataset(tmp_path / f"p_{key}_document")) for key in "xy"] == [3, 3]
 

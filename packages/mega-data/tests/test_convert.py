@@ -135,5 +135,18 @@ def test_modes_that_a_form_does_not_have_are_left_out_and_said(tmp_path):
     words = ("convert", tmp_path / "a", "--multimodal", "--output-prefix", tmp_path / "b", "--to")
     assert call(*words, "cached")[1] == "note: cached has no modes; they were left out\n"
     assert back(tmp_path / "b") == DOCS
-    assert call(*words, "mmap")[1] == ""
+    assert (
+        call(*words, "mmap")[1]
+        == f"note: {tmp_path / 'b'}: a dataset is there already; it is replaced when this run ends\n"
+    )
     assert IndexedDataset(tmp_path / "b", multimodal=True).modes is not None
+
+
+def test_text_is_not_written_over_the_corpus_that_the_dataset_was_made_of(tmp_path, capsys):
+    (tmp_path / "corpus.jsonl").write_text('{"text": "1 2 3"}\n', "utf-8")
+    words = ("--output-prefix", tmp_path / "p", "--tokenizer-type", "NullTokenizer", "--vocab-size", "9")
+    call("preprocess", "--input", tmp_path / "corpus.jsonl", *words)
+    output = ("--output", tmp_path / "corpus.jsonl")
+    line = refused(capsys, "convert", tmp_path / "p_text_document", "--to", "jsonl", *output)
+    assert "--output: is one of the inputs: found" in line
+    assert (tmp_path / "corpus.jsonl").read_text("utf-8") == '{"text": "1 2 3"}\n'

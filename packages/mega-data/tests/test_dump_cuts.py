@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import random
 import subprocess
 import sys
@@ -25,11 +24,12 @@ from mega_data.extract.packed import pieces
 from mega_data.extract.pages import Gap, LeftOut, Page, Text
 from mega_data.extract.run import Extraction
 from mega_schema.errors import FormatError
+from tests.shared_data import SHARED, needs_shared
 
 HEAD = """<mediawiki><siteinfo><base>https://x.org/wiki/A</base><namespaces>
 <namespace key="6">Datei</namespace></namespaces></siteinfo>\n"""
 BLOCK = bytes.fromhex("314159265359")
-DUMPS = Path(os.environ.get("MEGA_SHARED", "../shared")) / "data/corpora/wikidump"
+DUMPS = SHARED / "data/corpora/wikidump"
 
 
 def page(number: int, text: str) -> str:
@@ -191,7 +191,7 @@ def outputs(path: Path, folder: Path, size: int, workers: int = 1) -> dict[str, 
     return {file.parent.name + file.name: file.read_bytes() for file in sorted(folder.glob("pages*/*"))}
 
 
-@pytest.mark.skipif(not DUMPS.is_dir(), reason=f"{DUMPS} is not there")
+@needs_shared
 def test_a_real_dump_gives_the_same_bytes_in_one_task_and_in_nine(tmp_path: Path) -> None:
     path = DUMPS / "enwiki-latest-pages-articles1-shortened.xml.bz2"
     once = outputs(path, tmp_path / "once", 1 << 40)

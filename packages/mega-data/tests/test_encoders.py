@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import pickle
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from mega_data import encoders
 from mega_data.encoders import TRAPS, Fastokens, Gigatoken, Pieces, Plain, WordCache, fastest
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 FILES = SHARED / "data/tokenizers"
-shared = pytest.mark.skipif(not FILES.exists(), reason=f"needs the shared data: no {FILES}")
 WORDS = (
     "hello",
     "world",
@@ -123,7 +121,7 @@ def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
     assert again(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize("name", ["gpt2", "bert_uncased", "bert_cased", "t5"])
 def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_corpora(name, tmp_path):
     zstandard = pytest.importorskip("zstandard")

@@ -25,7 +25,8 @@ from pathlib import Path
 import pytest
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
-SHARDS, KILLS = 16, 7  # of each executor
+SHARDS = 16
+KILLS = [2, pytest.param(7, marks=pytest.mark.long)]  # of the workers of each executor
 LONGEST = 300  # seconds, for what may not hang
 
 
@@ -109,13 +110,16 @@ def ray_head(environment: dict[str, str]) -> Iterator[tuple[int, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", KILLS)
+def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_same(
+    tmp_path: Path, kills: int
+) -> None:
     inputs, rng, python = dumps(tmp_path / "in"), random.Random(), [sys.executable, "-m", "mega_data"]
     subprocess.run([*python, *flags(inputs, tmp_path / "once")], check=True, capture_output=True)
     once = files(tmp_path / "once")
     assert len(once) == SHARDS
     local, killed = [*python, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
-    while killed < KILLS:
+    while killed < kills:
         code, said, more = hunted(local, rng, 1, lambda pid: under(pid, b"spawn_main"))
         killed += more
         assert code == (2 if more else 0), said
@@ -135,7 +139,7 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     environment = {**os.environ, "PATH": path, "JOBS": str(tmp_path / "jobs")}
     array = ["bash", str(SLURM / "data.sh"), "4", "extract join", *flags(inputs, tmp_path / "array")]
     killed = 0
-    while killed < KILLS:
+    while killed < kills:
         code, said, more = hunted(array, rng, 3, lambda pid: under(pid, b"-m\0mega_data"), env=environment)
         killed += more
         assert code == 0, said  # the jobs are submitted; which of them end well is another matter
@@ -143,6 +147,7 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     assert files(tmp_path / "array") == once
 
 
+@pytest.mark.long
 def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
@@ -157,20 +162,20 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
     wanted = {name: re.sub(rb'"title":"\d+"', b'"title":"of the giver"', data) for name, data in once.items()}
     assert wanted != once
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    killed, output = 0, tmp_path / "ray"
+    kills, killed, output = 7, 0, tmp_path / "ray"
     words = [*python, *flags(inputs, output), "--executor", "ray"]
     with ray_head(environment) as (head, address):
         environment |= {"RAY_ADDRESS": address, "PYTHONPATH": str(tmp_path / "code")}
         ended = 2
-        while killed < KILLS or ended:
-            left = KILLS - killed
+        while killed < kills or ended:
+            left = kills - killed
             ended, said, more = hunted(
                 words, rng, left, lambda _: under(head, b"ray::_task"), env=environment
             )
             killed += more
             assert ended in (0, 2), said
             assert not ended or "error: --executor: Ray lost a task of extract" in said, said
-            if killed < KILLS and not ended:  # done before it could be killed so often
+            if killed < kills and not ended:  # done before it could be killed so often
                 assert files(output) == wanted
                 shutil.rmtree(output.with_suffix(".work"))
         assert files(output) == wanted

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 import random
 import sys
 from collections import Counter
@@ -24,10 +23,10 @@ from mega_data.extract.pages import LONGEST_PAGE, Gap, Page
 from mega_data.extract.run import Extraction
 from mega_data.extract.wikitext import Wikitext
 from mega_schema.errors import ConfigError, FormatError, MegaError
+from tests.shared_data import SHARED, needs_shared
 
-CORPORA = Path(os.environ.get("MEGA_SHARED", "../shared")) / "data/corpora"
+CORPORA = SHARED / "data/corpora"
 WIKI, WEB = CORPORA / "wikidump", CORPORA / "web"
-needs_corpora = pytest.mark.skipif(not CORPORA.is_dir(), reason=f"{CORPORA} is not there")
 
 DUMP = """<mediawiki xml:lang="de"><siteinfo><base>https://de.example.org/wiki/Start</base><namespaces>
 <namespace key="0" /><namespace key="6">Datei</namespace><namespace key="14">Kategorie</namespace>
@@ -271,7 +270,7 @@ def test_the_form_is_seen_by_the_first_bytes(tmp_path: Path) -> None:
         form_of(tmp_path / "other")
 
 
-@needs_corpora
+@needs_shared
 def test_damaged_archives_give_their_whole_records() -> None:
     found = {file.name: read(file, "warc") for file in sorted((WEB / "warcio").iterdir())}
     assert len(found) == 8
@@ -288,7 +287,7 @@ def test_damaged_archives_give_their_whole_records() -> None:
     }
 
 
-@needs_corpora
+@needs_shared
 def test_real_dumps_leave_no_markup_in_their_text() -> None:
     for file in sorted(WIKI.iterdir()):
         found, reasons = read(file)
@@ -375,7 +374,7 @@ def test_the_command_tells_what_it_found_and_what_it_left_out(tmp_path: Path) ->
 def test_mistakes_are_answered_by_name(tmp_path: Path) -> None:
     folder = inputs(tmp_path / "in")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"--input: no files there.*\.xml or \.warc"):
+    with pytest.raises(ConfigError, match=r"--input: no files there.*\.xml, \.warc"):
         extract("--input", tmp_path / "empty", "--output", tmp_path / "o")
     with pytest.raises(FormatError, match=r"a\.warc: not a dump of MediaWiki's"):
         extract("--input", folder / "a.warc", "--from", "wiki-dump", "--output", tmp_path / "o.jsonl")
@@ -392,5 +391,19 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
     (tmp_path / "a.html").write_bytes(PAGE)
     monkeypatch.delitem(sys.modules, "mega_data.extract.warc", raising=False)
     monkeypatch.setitem(sys.modules, "fastwarc.warc", None)
-    with pytest.raises(ConfigError, match=r"wanted fastwarc.*pip install 'mega-data\[extract\]'"):
+    with pytest.raises(ConfigError, match=r"wanted fastwarc.*pip install .*mega-data\[extract\]"):
         extract("--input", tmp_path / "a.html", "--output", tmp_path / "o")
+
+
+def test_a_page_of_nested_elements_is_taken_whole_in_bounded_time() -> None:
+    pytest.importorskip("resiliparse")
+    import time
+
+    from mega_data.extract.html import html_text
+
+    began = time.process_time()
+    for depth in (1000, 20_000, 200_000):
+        page = f"<html><body><nav>menu</nav>{'<div>' * depth}one text{'</div>' * depth}".encode()
+        _, text = html_text(page)
+        assert text.split() == (["one", "text"] if depth == 1000 else ["menu", "one", "text"])
+    assert time.process_time() - began < 5

@@ -239,3 +239,56 @@ def test_what_is_read_and_how_fast_is_told_after_each_file(tmp_path: Path, comma
         assert last.startswith(f"{stage} 2/2: 1.6 of 1.6 MB")
         assert ", 4 documents, " in last
         assert last.endswith("0 s left")
+
+
+def test_numbers_keep_their_digits_when_a_step_changes_the_text(tmp_path: Path) -> None:
+    number = "12345678901234567890123456789"
+    line = f'{{"id": {number}, "n": [-{number}, 1.5], "text": "a  b", "u": "\\u00e9"}}'
+    path = jsonl(tmp_path / "in/a.jsonl", [line])
+    done("clean", "--input", path, "--output", tmp_path / "out", "--step", "whitespace")
+    found = (tmp_path / "out/a.jsonl").read_text("utf-8")
+    assert found == f'{{"id":{number},"n":[-{number},1.5],"text":"a b","u":"é"}}\n'
+    jsonl(tmp_path / "in/b.jsonl", [line])
+    exact = ["--preset", "exact", "--keep-dropped"]
+    done("dedup", "--input", tmp_path / "in", "--output", tmp_path / "kept", *exact)
+    assert f'"id":{number}' in (tmp_path / "kept/dropped/b.jsonl").read_text("utf-8")
+
+
+def test_sentences_in_a_list_are_a_text_of_clean_and_dedup(tmp_path: Path) -> None:
+    wrong = ['{"text": ["a", null]}', '{"text": [0]}']
+    texts = ['{"text": ["One.", "Two."]}', '{"text": "One. Two."}', '{"text": ["A  b."], "n": 1}']
+    path = jsonl(tmp_path / "in/a.jsonl", [*texts, *wrong])
+    flags = ["--on-error", "skip", "--input", path]
+    done("dedup", *flags, "--output", tmp_path / "one", "--preset", "exact")
+    assert rows(tmp_path / "one/a.jsonl") == [json.loads(texts[0]), json.loads(texts[2])]
+    done("clean", *flags, "--output", tmp_path / "two", "--step", "length:maximum=8")
+    assert rows(tmp_path / "two/a.jsonl") == [json.loads(texts[2])]
+    done("clean", *flags, "--output", tmp_path / "new", "--step", "whitespace", "--step", "duplicates")
+    assert rows(tmp_path / "new/a.jsonl") == [{"text": "One. Two."}, {"text": "A b.", "n": 1}]
+
+
+def test_nan_and_a_byte_order_mark_are_read_by_clean_and_dedup(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two", "x": NaN}\n')
+    for command, *how in (("dedup", "--preset", "exact"), ("clean", "--step", "length")):
+        done(command, "--input", path, "--output", tmp_path / command, *how)
+        assert (tmp_path / command / "a.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Path) -> None:
+    import os
+
+    path = jsonl(tmp_path / "a.jsonl", ['{"text": "one"}'] * 2)
+    odd = tmp_path / os.fsdecode(b"\xff.jsonl")
+    path.rename(odd)
+    done("dedup", "--input", tmp_path, "--output", tmp_path / "out", "--preset", "exact", "--keep-dropped")
+    (row,) = (json.loads(line) for line in (tmp_path / "out/dropped" / odd.name).read_bytes().splitlines())
+    assert row["dropped"].startswith("like ")
+
+
+def test_gopher_quality_without_a_least_count_takes_an_empty_document() -> None:
+    from mega_data.clean.registry import from_flag
+    from mega_data.clean.rows import Row
+
+    work = from_flag("gopher-quality:fewest=0").step.start()
+    assert work(Row({"text": ""}, "text", 0, 1)) == "fewer than two stop words"

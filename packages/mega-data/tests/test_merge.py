@@ -25,10 +25,9 @@ from mega_schema.command import run
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
 from mega_schema.tokenizer import open_tokenizer
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GOLDEN = SHARED / "golden/indexed"
-shared = pytest.mark.skipif(not GOLDEN.exists(), reason=f"needs the shared data: no {GOLDEN}")
 Docs = list[list[list[int]]]
 
 
@@ -49,7 +48,7 @@ def same(one: Path, two: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> 
     )
 
 
-@shared
+@needs_shared
 @pytest.mark.parametrize(
     ("parts", "whole"),
     [

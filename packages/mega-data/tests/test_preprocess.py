@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from mega_data.readers.streams import blocks
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset
 from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 CHUNK = 1 << 14
 GPT2 = SHARED / "data/tokenizers/gpt2"
 
@@ -94,7 +93,7 @@ def test_output_bytes_do_not_depend_on_the_workers(tmp_path):
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason=f"needs the shared data: no {GPT2}")
+@needs_shared
 def test_gpt2_files_hold_the_published_ids(tmp_path):
     golden = (SHARED / "data/tokenizers/golden/encodings.jsonl").read_text("utf-8").splitlines()
     cases = [json.loads(line) for line in golden]
@@ -160,7 +159,7 @@ def test_the_index_may_have_megatrons_older_form(tmp_path):
     )
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason=f"needs the shared data: no {GPT2}")
+@needs_shared
 def test_llama2s_sequences_begin_with_bos(tmp_path):
     pytest.importorskip("sentencepiece")
     model = SHARED / "data/tokenizers/sentencepiece/test_model.model"

@@ -10,7 +10,7 @@ import pytest
 
 from mega_data.preprocess import Options, preprocess
 from mega_data.sentences import Splitter, splitter
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset
 from mega_schema.tokenizer import open_tokenizer
 
@@ -66,7 +66,7 @@ def test_a_published_model_is_used_where_nltk_has_one(tmp_path, monkeypatch):
     (folder / "ortho_context.tab").write_text("he\t46\n")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     split = splitter("elvish", [])
-    assert split.name == "punkt (elvish)"
+    assert split.name.startswith("punkt (elvish), sha256 ")
     assert split("Mae. Govannon went. He slept.") == ["Mae. Govannon went.", "He slept."]
 
 
@@ -103,5 +103,57 @@ def test_a_language_that_is_no_name_or_a_library_that_is_missing_is_told(monkeyp
     import sys
 
     monkeypatch.setitem(sys.modules, "nltk.tokenize.punkt", None)
-    with pytest.raises(ConfigError, match=r"wanted nltk; hint: pip install 'mega-data\[sentences\]'"):
+    with pytest.raises(ConfigError, match=r"wanted nltk; hint: pip install .*mega-data\[sentences\]"):
         splitter("english", [])
+
+
+def test_a_text_dense_in_full_stops_takes_the_time_it_takes(monkeypatch):
+    redos = pytest.importorskip("nltk.redos")
+    monkeypatch.setattr(redos, "DEFAULT_TIMEOUT", 0.2)  # as on a machine that does much else
+    text = "Sec. 1. No. 1 vol. 1 p. 1; cf. Fig. 1. " * 2500 + "Mr. " * 2500
+    split = splitter("klingon", [text[:9000]], keep_newlines=True)
+    assert "".join(split(text)) == text
+
+
+def test_a_damaged_model_of_nltk_is_named(tmp_path, monkeypatch):
+    import nltk
+
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers/punkt_tab.zip").write_bytes(b"PK nothing packed")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="NLTK_DATA: punkt_tab: damaged: found .*; hint: nltk.download"):
+        splitter("english", ["x"])
+
+
+def test_the_sentence_model_is_in_the_sidecar_and_models_are_not_mixed(tmp_path, monkeypatch):
+    import nltk
+
+    from mega_data.merge import merge
+
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    null = open_tokenizer("NullTokenizer", vocab_size=9)
+    prefixes = []
+    for name, text in (("a", "1 2. 3 4. "), ("b", "5 b. 6 b. 7 b. " * 40)):
+        path = tmp_path / name
+        path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "1"}) + "\n")
+        options = Options(language="english", skip=True)
+        prefixes += preprocess([path], tmp_path / f"p{name}", null, options).prefixes
+    told = [IndexedDataset(prefix).info.options["sentence_model"] for prefix in prefixes]
+    assert all(str(name).startswith("punkt trained on the corpus (english), sha256 ") for name in told)
+    assert told[0] != told[1]
+    with pytest.raises(FormatError, match=r"pb_text_sentence.json: sentence_model is not that of"):
+        merge([IndexedDataset(prefix) for prefix in prefixes], tmp_path / "all")
+
+
+def test_a_run_goes_on_only_with_the_sentence_model_it_began_with(tmp_path):
+    from mega_data.input_stream import InputStream
+    from mega_data.preprocess import _Making, _run
+    from mega_data.readers.inputs import Input
+
+    path = tmp_path / "a"
+    path.write_text('{"text": "1 2. 3 4."}\n')
+    given, null = [Input(path, "jsonl")], open_tokenizer("NullTokenizer", vocab_size=9)
+    options = Options(language="klingon")
+    made = _Making.of(null, options, InputStream(given, options.keys, options.unit, 100, skip=False))
+    other = Splitter(made.split.model, made.split.keep_newlines, "punkt (klingon), sha256 0")
+    assert _run(given, made) != _run(given, _Making(null, options, made.added, other))

@@ -8,7 +8,7 @@ import click
 
 from mega_data import __version__
 from mega_data.commands.clean import clean
-from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar
+from mega_data.commands.common import WORKERS, progress_bar
 from mega_data.commands.convert import convert
 from mega_data.commands.dedup import dedup
 from mega_data.commands.extract import extract
@@ -16,7 +16,8 @@ from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.preprocess import preprocess
 from mega_data.commands.train_tokenizer import train_tokenizer
-from mega_schema.command import run
+from mega_schema.command import raise_at_sigterm, run
+from mega_schema.output_option import OUTPUT_FILE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -27,12 +28,13 @@ def commands() -> None:
 
 def main() -> None:
     """What the program `mega-data` runs."""
+    raise_at_sigterm("the same command goes on where this one ended")
     run(commands)
 
 
 @commands.command()
-@click.option("--output", type=ANY_PATH, required=True, help="JSON lines of training text to write.")
-@click.option("--held-out", type=ANY_PATH, help="JSON lines of text to keep apart, for evaluation.")
+@click.option("--output", type=OUTPUT_FILE, required=True, help="JSON lines of training text to write.")
+@click.option("--held-out", type=OUTPUT_FILE, help="JSON lines of text to keep apart, for evaluation.")
 @click.option("--megabytes", type=click.FloatRange(min=0, min_open=True), default=10.0, help="Training text.")
 @click.option("--held-out-share", type=float, default=0.02, help="Share of modules kept apart.")
 @click.option("--workers", type=WORKERS, help="Processes that read.  [default: one per core, at most 8]")
@@ -42,8 +44,9 @@ def sample(
     """Write a corpus of real text that every Python carries: its own and its packages' documentation."""
     import os
 
-    from mega_data.sample import collect, write
+    from mega_data.sample import check_outputs, collect, write
 
+    check_outputs(output, held_out)
     size = int(megabytes * 1e6)
     with progress_bar("reading", size) as progress:
         found = collect(

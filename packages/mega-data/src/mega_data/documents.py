@@ -13,6 +13,7 @@ from mega_data.encoders import Encode
 from mega_data.parts import Encoded
 from mega_data.readers.blocks import Block, Fault, Rows, Text
 from mega_schema.errors import RequestError
+from mega_schema.tokenizer_special import SpecialTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Encoder:
 
     Attributes:
         eod: id to end each document with that has tokens, None for none.
-        bos: id to begin each sequence with, None for none.
+        added: special tokens around the ids of each sequence that has any.
         split: text to its sentences, each a sequence; None leaves a text whole.
     """
 
@@ -50,7 +51,7 @@ class Encoder:
     keys: tuple[str, ...]
     dtype: np.dtype[Any]
     eod: int | None = None
-    bos: int | None = None
+    added: SpecialTokens = SpecialTokens()
     split: Callable[[str], list[str]] | None = None
 
     def __call__(self, item: tuple[int, Block]) -> Done:
@@ -67,7 +68,7 @@ class Encoder:
         return [self._of_key([row[key] for row in rows.texts]) for key in range(len(self.keys))]
 
     def _of_key(self, values: list[Text]) -> Encoded:
-        if self.split is None and self.bos is None and all(type(value) is str for value in values):
+        if self.split is None and not self.added and all(type(value) is str for value in values):
             ids, lengths = self.encode(values, self.eod)  # type: ignore[arg-type]
             full = lengths > 0
             return Encoded(ids.astype(self.dtype), lengths[full].astype(np.int32), full.astype(np.int64))
@@ -82,7 +83,7 @@ class Encoder:
     def _joined(
         self, ids: NDArray[Any], lengths: NDArray[np.int64], owners: NDArray[np.int64], documents: int
     ) -> Encoded:
-        """Sequences without tokens dropped, eod and bos in their places.
+        """Sequences without tokens dropped, eod and added special tokens in their places.
 
         Args:
             owners: document of each sequence, ascending.
@@ -90,24 +91,20 @@ class Encoder:
         full = lengths > 0
         lengths, owners = lengths[full], owners[full]
         sequences = np.bincount(owners, minlength=documents).astype(np.int64)
-        before, after = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-        if self.bos is not None:
-            before[:] = 1
+        ends_document = np.zeros(len(lengths), np.bool_)
         if self.eod is not None and len(owners):
-            after[:-1] = owners[1:] != owners[:-1]
-            after[-1] = 1
-        longer = lengths + before + after
-        if not before.any() and not after.any():
-            return Encoded(ids.astype(self.dtype), lengths.astype(np.int32), sequences)
-        out = np.empty(int(longer.sum()), self.dtype)
-        ends = np.cumsum(longer)
+            ends_document[:-1] = owners[1:] != owners[:-1]
+            ends_document[-1] = True
+        prefix, suffix = self.added.prefix, self.added.suffix
+        longer = lengths + len(prefix) + len(suffix) + ends_document
+        out, ends = np.empty(int(longer.sum()), self.dtype), np.cumsum(longer)
         text = np.ones(len(out), np.bool_)
-        if self.bos is not None:
-            starts = ends - longer
-            out[starts], text[starts] = self.bos, False
+        places = [(ends - longer + at, token) for at, token in enumerate(prefix)]
+        places += [(ends - ends_document - len(suffix) + at, token) for at, token in enumerate(suffix)]
         if self.eod is not None:
-            last = (ends - 1)[after > 0]
-            out[last], text[last] = self.eod, False
+            places.append(((ends - 1)[ends_document], self.eod))
+        for at, token in places:
+            out[at], text[at] = token, False
         out[text] = ids
         return Encoded(out, longer.astype(np.int32), sequences)
 

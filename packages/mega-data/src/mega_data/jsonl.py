@@ -1,26 +1,63 @@
-"""The texts of inputs, one after the other."""
+"""JSON lines as values and back, and the texts of inputs one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from mega_data.readers.inputs import Input, form_of
+import orjson
+
+from mega_data.readers.inputs import Input
+from mega_data.readers.magic import BOM
 from mega_data.readers.streams import blocks
 
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may be beyond 64 bits
 
-def texts(paths: Iterable[Path], key: str) -> Iterator[str]:
-    """The text under `key` of every row of the files, whatever their form.
+
+def texts(inputs: Iterable[Input], key: str) -> Iterator[str]:
+    """The text under `key` of every row of the inputs, whatever their form.
 
     Raises:
         FormatError: a row has no string there; the message begins with file and line.
     """
-    for path in paths:
-        first = 1
-        for block in blocks(Input(path, form_of(path)), keys=[key]):
+    for given in inputs:
+        first, version = 1, given.version()
+        for block in blocks(given, keys=[key]):
             rows = block.rows([key])
+            given.check_version(version)
             for fault in rows.faults:
-                raise fault.error(path, first)
+                raise fault.error(given.path, first)
             for (text,) in rows.texts:
                 yield from [text] if isinstance(text, str) else text
             first += rows.count
+
+
+def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a line with whole numbers of any size, where `parse_json` makes floats beyond 64 bits."""
+    if not _LONG_NUMBER.search(line):
+        return values
+    try:
+        exact: dict[str, Any] = json.loads(line.removeprefix(BOM))
+    except (ValueError, RecursionError):  # more digits or levels than Python takes
+        return values
+    return exact
+
+
+def dump_line(values: Mapping[str, Any]) -> bytes:
+    """The values as one line of JSON with its line break.
+
+    Whole numbers keep their digits; what UTF-8 cannot hold, as the bytes of a file's name, becomes "?".
+    """
+    try:
+        return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a number beyond 64 bits, or half of a surrogate pair
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace") + b"\n"
+
+
+def text_of(values: Mapping[str, Any], key: str) -> str:
+    """The text of a document; sentences in a list are joined by a space."""
+    text = values[key]
+    return text if isinstance(text, str) else " ".join(text)

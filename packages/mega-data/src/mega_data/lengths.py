@@ -14,6 +14,7 @@ from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
 from mega_schema.index import CHUNK, pieces
 from mega_schema.indexed import IndexedDataset
+from mega_schema.install_hint import install_hint
 
 _BAR = 40  # characters of the longest
 
@@ -120,7 +121,7 @@ def draw(data: IndexedDataset, output: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter
     except ImportError:
-        raise ConfigError("--plot", "needs matplotlib", hint='pip install "mega-data[plot]"') from None
+        raise ConfigError("--plot", "needs matplotlib", hint=install_hint("mega-data", "plot")) from None
     found = histogram(data, steps=4)
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)

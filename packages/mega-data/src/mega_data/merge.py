@@ -30,6 +30,8 @@ from mega_schema.indexed_writer import write_index
 from mega_schema.staging import Staged
 
 PIECE = 64 << 20  # bytes of a payload that one thread copies
+# options of PREFIX.json by which the same text has other ids or other sequences
+SAME_IN_MERGE = ("prefix_ids", "suffix_ids", "parse_special_tokens", "sentence_model")
 _NOT_HERE = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # no copy inside this kernel
 
 
@@ -169,6 +171,7 @@ def _merged_info(
             )
             where = f"tokenizer is not that of {one.prefix}"
             raise FormatError(path, where, found=found, wanted=wanted, hint=hint)
+        _check_same_ids(data, info, one, first)
     names = sorted({name for info in infos for name in info.options})
     alike = {
         name: first.options[name]
@@ -178,6 +181,18 @@ def _merged_info(
     sources = tuple(dict.fromkeys(source for info in infos for source in info.sources))
     differing = tuple(name for name in names if name not in alike)
     return DatasetInfo(first.tokenizer, sources=sources, options=alike), differing
+
+
+def _check_same_ids(data: IndexedDataset, info: DatasetInfo, one: IndexedDataset, first: DatasetInfo) -> None:
+    """Refuse to mix datasets in which the same text has other ids or other sequences."""
+    for name in SAME_IN_MERGE:
+        ours, theirs = info.options.get(name), first.options.get(name)
+        if name == "sentence_model" and None in (ours, theirs):
+            continue  # written before the name was recorded, or of lists of sentences
+        if (ours or None) != (theirs or None):
+            where = f"{name} is not that of {one.prefix}"
+            path, hint = beside(data.prefix, ".json"), "preprocess one of the two again"
+            raise FormatError(path, where, found=ours, wanted=theirs, hint=hint)
 
 
 def _save_tokenizer(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:

@@ -35,6 +35,7 @@ from mega_schema.indexed_writer import write_index
 
 FORMAT: Final = 1
 JOURNAL: Final = "journal.json"
+LOCK: Final = "lock"
 QUARANTINE: Final = "quarantine"
 
 
@@ -109,7 +110,7 @@ class Parts:
         """
         folder.mkdir(parents=True, exist_ok=True)
         parts = cls(folder, run, dtype)
-        parts._lock = (folder / "lock").open("ab")
+        parts._lock = (folder / LOCK).open("ab")
         try:
             fcntl.flock(parts._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -156,6 +157,15 @@ class Parts:
         """Keep a row that was passed over, and why."""
         assert self._quarantine is not None
         self._quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+
+    def first_fault(self) -> str:
+        """The place of the first row that was passed over, and what is wrong with it."""
+        assert self._quarantine is not None
+        self._quarantine.flush()
+        with (self.folder / QUARANTINE).open("rb") as file:
+            row = json.loads(file.readline())
+        what, _, _ = row["reason"].partition(": found ")
+        return f"{row['file']}:{row['line']}, {what}"
 
     def note(self) -> None:
         """Everything written so far outlasts the process: a later run may go on from `place`."""
@@ -211,6 +221,8 @@ class Parts:
         if self.place.skipped and self._quarantine is not None:
             _sync(self._quarantine)
             (self.folder / QUARANTINE).replace(quarantine)
+        else:
+            quarantine.unlink(missing_ok=True)  # of an earlier run
         sync_folder(self.folder.parent)
         self.discard()
 
@@ -263,6 +275,11 @@ class Parts:
                     yield np.frombuffer(part, dtype)
 
         return chunks
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is that of a run, its first files perhaps not written yet."""
+    return (folder / LOCK).is_file()
 
 
 def _sync(file: IO[bytes]) -> None:

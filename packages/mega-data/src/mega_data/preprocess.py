@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,29 @@ import numpy as np
 
 from mega_data.documents import Done, Encoder
 from mega_data.encoders import Encode, fastest
-from mega_data.parts import Parts, Place
-from mega_data.readers.blocks import Block
-from mega_data.readers.inputs import Input, form_of
-from mega_data.readers.streams import BLOCK_BYTES, UNITS, blocks
-from mega_data.sentences import SAMPLE, splitter
+from mega_data.error_limit import ErrorLimit, TooManyErrors
+from mega_data.input_stream import InputStream
+from mega_data.parts import Parts, Place, is_unfinished
+from mega_data.readers.inputs import NAMED, Input, form_of
+from mega_data.readers.streams import BLOCK_BYTES, UNITS
+from mega_data.sentences import Splitter, splitter
 from mega_data.workers import Started
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.indexed import DatasetInfo, beside, smallest_dtype
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.outputs import check_dataset_output, check_output, has_keys
+from mega_schema.tokenizer import FastTokenizer, Tokenizer
+from mega_schema.tokenizer_special import (
+    SpecialTokens,
+    added_tokens,
+    post_processor_tokens,
+    with_special_text,
+)
 
 log = logging.getLogger("mega.data")
 
+_QUARANTINE_KEYS = ("file", "line", "reason", "row")  # as `blocks.Fault.told` has them
+_QUARANTINE, _UNFINISHED = "_quarantine.jsonl", ".unfinished"
 NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
-_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
 # lazy is another way to read cached
 FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
 
@@ -44,9 +53,13 @@ class Options:
         append_eod: end each document that has tokens with the tokenizer's eod.
         language: split texts of it into sentences, each a sequence of its own; "" leaves a text whole.
         keep_newlines: a sentence keeps the white space after it.
-        skip: pass over rows that are wrong, and keep them in a quarantine file; else stop at the first.
+        skip: pass over rows that are wrong, and what follows damage in a file, and keep them in a quarantine
+            file; else stop at the first.
+        max_errors: how many of them; a run may go on with another limit than it began with.
         unit: what a document of a plain text is, see readers.streams.
         form: of the index, one of FORMS.
+        special_tokens: add to each sequence what the post-processor of a HuggingFaceTokenizer adds, as BOS.
+        parse_special_tokens: a special token that is written in a text becomes its id.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -56,6 +69,9 @@ class Options:
     skip: bool = False
     unit: str = "file"
     form: str = "mmap"
+    special_tokens: bool = True
+    parse_special_tokens: bool = False
+    max_errors: ErrorLimit = ErrorLimit()
 
     def told(self, key: str) -> dict[str, object]:
         """For PREFIX.json: those that change what is in a dataset."""
@@ -64,6 +80,8 @@ class Options:
             values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
         if self.unit != "file":
             values["text_unit"] = self.unit
+        if self.parse_special_tokens:
+            values["parse_special_tokens"] = True
         return values
 
 
@@ -89,6 +107,37 @@ class Outcome:
     seconds: float
     fresh: int
     encoder: str
+
+    @property
+    def rate(self) -> float:
+        """MB a second."""
+        return self.fresh / 1e6 / max(self.seconds, 1e-9)
+
+
+def check_outputs(inputs: Sequence[Input], output_prefix: Path, options: Options) -> list[Path]:
+    """Refuse a prefix whose files are inputs, or were written by other programs.
+
+    Returns:
+        the datasets of that prefix that exist already, which a run replaces.
+
+    Raises:
+        ConfigError: the prefix is refused.
+    """
+    option, files = "--output-prefix", [one.path for one in inputs if not one.stdin and one.form != NAMED]
+    replaced = [
+        prefix
+        for prefix in _prefixes(output_prefix, options)
+        if check_dataset_output(option, prefix, inputs=files)
+    ]
+    quarantine, unfinished = (beside(output_prefix, suffix) for suffix in (_QUARANTINE, _UNFINISHED))
+    check_output(option, quarantine, "file", inputs=files, is_ours=has_keys(_QUARANTINE_KEYS))
+    check_output(option, unfinished, "folder", inputs=files, is_ours=is_unfinished)
+    return replaced
+
+
+def _prefixes(output_prefix: Path, options: Options) -> tuple[Path, ...]:
+    level = "sentence" if options.language else "document"
+    return tuple(beside(output_prefix, f"_{key}_{level}") for key in options.keys)
 
 
 def preprocess(
@@ -122,28 +171,33 @@ def preprocess(
     began, options = time.monotonic(), options or Options()
     given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
     _check(options, tokenizer)
-    level = "sentence" if options.language else "document"
-    prefixes = tuple(beside(output_prefix, f"_{key}_{level}") for key in options.keys)
-    quarantine = beside(output_prefix, "_quarantine.jsonl")
+    prefixes = _prefixes(output_prefix, options)
+    quarantine = beside(output_prefix, _QUARANTINE)
     dtype = smallest_dtype(tokenizer.identity.vocab_size)
-    run = _run(given, tokenizer, options)
-    parts = Parts.open(beside(output_prefix, ".unfinished"), run, dtype, len(options.keys))
+    versions = [one.version() for one in given]
+    stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
+    made = _Making.of(tokenizer, options, stream)
+    parts = Parts.open(beside(output_prefix, _UNFINISHED), _run(given, made), dtype, len(options.keys))
     before = parts.place.size
     try:
         if parts.resumed:
             log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
             progress(parts.place.consumed, parts.documents)
         with nullcontext(workers) if isinstance(workers, Started) else Started(workers) as processes:
-            stream = _Stream(given, parts, options, block)
-            work = _encoder(tokenizer, options, stream, dtype, processes)
-            _write(parts, processes.in_order(work, stream), given, options, note, progress)
+            stream.begin(parts.place)
+            work = made.encoder(stream.sample(), dtype, processes)
+            _write(parts, processes.in_order(work, stream), given, versions, options, note, progress)
         for prefix in prefixes:
             tokenizer.save(beside(prefix, ".tokenizer"))
-        infos = [_info(tokenizer, given, options, key) for key in options.keys]
+        sources = tuple(str(one.path) for one in given)
+        infos = [
+            DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key)) for key in options.keys
+        ]
         parts.publish(prefixes, infos, FORMS[options.form], quarantine)
     except (ConfigError, FormatError) as error:
-        # to mend an input makes it another one; a library that is missing does not
-        if isinstance(error, FormatError) or not parts.resumed:
+        if isinstance(error, TooManyErrors):
+            parts.note()  # a run with a higher limit goes on from here
+        elif isinstance(error, FormatError) or not parts.resumed:  # a mended input is another one
             parts.discard()
         raise
     except OSError as error:
@@ -158,36 +212,72 @@ def preprocess(
     return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
 
 
-def _encoder(
-    tokenizer: Tokenizer, options: Options, stream: _Stream, dtype: np.dtype[Any], processes: Started
-) -> Encoder:
-    eod = tokenizer.identity.eod if options.append_eod else None
-    # what Megatron's tokenizer of that name does, and no other's
-    bos = tokenizer.identity.bos if tokenizer.identity.type == "Llama2Tokenizer" else None
-    sample, split = stream.sample(), None
-    if options.language:
-        split = splitter(options.language, stream.beginnings(), keep_newlines=options.keep_newlines)
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """How texts become ids: all that decides them beside the texts.
 
-    def work(encode: Encode) -> Encoder:
-        return Encoder(encode, options.keys, dtype, eod, bos, split)
+    Attributes:
+        added: special tokens around the ids of each sequence.
+        split: texts to sentences, None for none.
+    """
 
-    return work(fastest(tokenizer, sample, lambda encode: processes.prepare(work(encode))))
+    tokenizer: Tokenizer
+    options: Options
+    added: SpecialTokens
+    split: Splitter | None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, options: Options, stream: InputStream) -> _Making:
+        split, newlines = None, options.keep_newlines
+        if options.language:
+            split = splitter(options.language, stream.beginnings(), keep_newlines=newlines)
+        return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
+
+    def encoder(self, sample: list[str], dtype: np.dtype[Any], processes: Started) -> Encoder:
+        eod = self.tokenizer.identity.eod if self.options.append_eod else None
+        tokenizer = self.tokenizer
+        if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
+            tokenizer = with_special_text(tokenizer)
+
+        def work(encode: Encode) -> Encoder:
+            return Encoder(encode, self.options.keys, dtype, eod, self.added, self.split)
+
+        return work(fastest(tokenizer, sample, lambda encode: processes.prepare(work(encode))))
+
+    def told(self, key: str) -> dict[str, object]:
+        """For PREFIX.json."""
+        values = self.options.told(key)
+        if post_processor_tokens(self.tokenizer):
+            values |= {"prefix_ids": [*self.added.prefix], "suffix_ids": [*self.added.suffix]}
+        if self.split is not None:
+            values["sentence_model"] = self.split.name
+        return values
 
 
 def _write(
     parts: Parts,
     encoded: Iterable[Done],
     given: Sequence[Input],
+    versions: Sequence[tuple[int, ...]],
     options: Options,
     note: int,
     progress: Callable[[int, int], object],
 ) -> None:
-    """Add what was encoded to the parts, up to a row that is wrong and not to be passed over."""
+    """Add what was encoded to the parts, up to a row that is wrong and not to be passed over.
+
+    Args:
+        versions: of the inputs, when the run began.
+
+    Raises:
+        FormatError: a row is wrong, or an input is not the version it was.
+        TooManyErrors: more rows are wrong than the options allow.
+    """
     noted = parts.place.size
     for done in encoded:
+        given[done.input].check_version(versions[done.input])
         path, place = given[done.input].path, parts.place
         first = 1 + (place.rows if done.input == place.input else 0)
-        if done.faults and not options.skip:
+        if done.faults and (not options.skip or done.faults[0].is_fatal):
             hint = "mend or delete the line, or pass over such lines: --on-error skip"
             raise done.faults[0].error(path, first, hint)
         for key, documents in enumerate(done.keys):
@@ -203,95 +293,36 @@ def _write(
             skipped=place.skipped + len(done.faults),
         )
         progress(done.consumed, len(done.keys[0].sequences))
+        options.max_errors.check(parts.place.skipped, parts.first_fault)
         if parts.place.size - noted >= note:
             parts.note()
             noted = parts.place.size
-
-
-class _Stream:
-    """The blocks that are still to be done, with the number of their input."""
-
-    def __init__(self, given: Sequence[Input], parts: Parts, options: Options, size: int) -> None:
-        self._given, self._keys, self._unit, self._size = given, options.keys, options.unit, size
-        self._place = (parts.place.input, parts.place.position)
-        self._begun: list[tuple[int, Block]] = []
-        self._rest = self._blocks()
-
-    def __iter__(self) -> Iterator[tuple[int, Block]]:
-        yield from self._begun
-        yield from self._rest
-
-    def sample(self) -> list[str]:
-        """Some texts from the beginnings of some of the inputs."""
-        self._begun = [item for item in [next(self._rest, None)] if item is not None]
-        found = [block for _, block in self._begun]
-        step = max(1, len(self._given) // _SAMPLE_INPUTS)
-        for one in self._given[self._place[0] + 1 :: step][:_SAMPLE_INPUTS]:
-            if not one.stdin:
-                first = next(blocks(one, keys=self._keys, size=1 << 16, unit=self._unit), None)
-                found += [first] if first else []
-        texts = list[str]()
-        for block in found:
-            for row in block.rows(self._keys).texts[:_SAMPLE_TEXTS]:
-                texts += [text[:_SAMPLE_CHARACTERS] for text in row if isinstance(text, str)]
-        return _up_to(texts, 4 * _SAMPLE_CHARACTERS)
-
-    def beginnings(self) -> Iterator[str]:
-        """Texts of each input from its beginning, as much of each; of stdin, its first block."""
-        share = max(SAMPLE // len(self._given), 1 << 16)
-        for number, one in enumerate(self._given):
-            begun = (block for at, block in self._begun if at == number)
-            again = blocks(one, keys=self._keys, size=self._size, unit=self._unit)
-            read: Iterator[Block] = begun if one.stdin else again
-            held = 0
-            for text in (text for block in read for row in block.rows(self._keys).texts for text in row):
-                if isinstance(text, str) and held < share:
-                    yield text[: share - held]
-                    held += len(text)
-                if held >= share:
-                    break
-
-    def _blocks(self) -> Iterator[tuple[int, Block]]:
-        number, position = self._place
-        for at, one in enumerate(self._given[number:], number):
-            start = position if at == number else 0
-            for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
-                yield at, block
+    rows = parts.documents + parts.place.skipped
+    options.max_errors.check(parts.place.skipped, parts.first_fault, rows)
 
 
 def _check(options: Options, tokenizer: Tokenizer) -> None:
     if options.append_eod and tokenizer.identity.eod is None:
         wanted = "a tokenizer with <|endoftext|>, </s> or the like"
         raise ConfigError("--append-eod", "the tokenizer has no end of document", found="none", wanted=wanted)
+    if options.parse_special_tokens and not isinstance(tokenizer, FastTokenizer):
+        found, wanted = tokenizer.identity.type, "a tokenizer with a tokenizer.json"
+        raise ConfigError("--parse-special-tokens", "not of this tokenizer", found=found, wanted=wanted)
     if len(set(options.keys)) != len(options.keys):
         raise ConfigError("--json-keys", "a key is named twice", found=" ".join(options.keys))
     assert options.unit in UNITS, options.unit
     assert options.form in FORMS, options.form
 
 
-def _run(given: Sequence[Input], tokenizer: Tokenizer, options: Options) -> str:
+def _run(given: Sequence[Input], made: _Making) -> str:
     """What tells whether an unfinished run is this one; a stream cannot be told from another, so never it."""
-    if any(one.stdin for one in given):
+    if any(one.stream for one in given):
         return f"stdin at {time.time_ns()}"
+    options = made.options
     told = [
         [one.state() for one in given],
-        tokenizer.identity.to_dict(),
-        [options.told(key) for key in options.keys],
+        made.tokenizer.identity.to_dict(),
+        [made.told(key) for key in options.keys],
         [options.skip, options.form],
     ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
-
-def _info(tokenizer: Tokenizer, given: Sequence[Input], options: Options, key: str) -> DatasetInfo:
-    sources = tuple(str(one.path) for one in given)
-    return DatasetInfo(tokenizer.identity, sources=sources, options=options.told(key))
-
-
-def _up_to(texts: list[str], characters: int) -> list[str]:
-    kept, held = list[str](), 0
-    for text in texts:
-        if held >= characters:
-            break
-        kept.append(text)
-        held += len(text)
-    return kept

@@ -19,7 +19,9 @@ from pathlib import Path
 import orjson
 
 from mega_data.workers import in_order
+from mega_schema.disk import reporting_full_disk
 from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_output, has_keys
 
 SHORTEST = 100  # characters: below it a docstring is a label, not text
 TOPICS = "pydoc_data.topics"
@@ -98,12 +100,29 @@ def collect(
     return Sample(_up_to(size, _by_hash(train)), _by_hash(apart))
 
 
+def check_outputs(output: Path, held_out: Path | None) -> None:
+    """Refuse outputs that are one file, or would replace a file that `write` did not write.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    for option, path in (("--output", output), ("--held-out", held_out)):
+        if path is not None:
+            check_output(option, path, "file", is_ours=has_keys(("text", "source")))
+    if held_out is not None and (held_out.resolve() == output.resolve() or _same(held_out, output)):
+        raise ConfigError("--held-out", "is --output", found=held_out, hint="name another file")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
 def write(path: Path, documents: Iterable[Document]) -> None:
     """One JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with reporting_full_disk(path), temporary.open("wb") as file:
             for document in documents:
                 file.write(orjson.dumps({"text": document.text, "source": document.source}) + b"\n")
             file.flush()

@@ -7,8 +7,12 @@ the older `tokenizers/punkt/LANG.pickle` is not read, because a pickle can run c
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
+import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +20,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 
 log = logging.getLogger("mega.data")
 
@@ -31,7 +36,7 @@ class Splitter:
         model: what Punkt knows of the language: abbreviations, collocations, sentence starters, and how often
             each word was seen in which case.
         keep_newlines: a sentence keeps the white space after it, which may hold line breaks.
-        name: what the model is, for PREFIX.json.
+        name: what the model is and a hash of it, for PREFIX.json.
     """
 
     model: tuple[Any, ...]
@@ -52,7 +57,7 @@ class Splitter:
         parameters.abbrev_types, parameters.sent_starters = set(abbreviations), set(starters)
         parameters.collocations = {tuple(pair) for pair in collocations}
         parameters.ortho_context.update(cases)
-        return punkt.PunktSentenceTokenizer(parameters)
+        return punkt.PunktSentenceTokenizer(parameters, lang_vars=_language_vars(punkt))
 
     def _cut(self, text: str) -> list[str]:
         spans = list(self._punkt.span_tokenize(text))
@@ -86,13 +91,18 @@ def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = Fals
     punkt = _punkt_module("--split-sentences")
     try:
         parameters = punkt.PunktTokenizer(language)._params
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        hint = "nltk.download('punkt_tab') again, or unset NLTK_DATA to train a model on the input"
+        raise ConfigError("NLTK_DATA: punkt_tab", "damaged", found=str(error), hint=hint) from None
     except (LookupError, OSError):
         parameters = _trained(punkt, language, sample)
         name = f"punkt trained on the corpus ({language})"
     else:
         name = f"punkt ({language})"
         log.info("splitting sentences with nltk's model of %s", language)
-    return Splitter(_model(parameters), keep_newlines, name)
+    model = _model(parameters)
+    digest = hashlib.sha256(json.dumps(model).encode()).hexdigest()
+    return Splitter(model, keep_newlines, f"{name}, sha256 {digest[:16]}")
 
 
 def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
@@ -108,11 +118,34 @@ def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
         held / 1e6,
         language,
     )
-    trainer = punkt.PunktTrainer()
+    trainer = punkt.PunktTrainer(lang_vars=_language_vars(punkt))
     for text in texts:
         trainer.train(text, finalize=False)
     trainer.finalize_training()
     return trainer.get_params()
+
+
+def _language_vars(punkt: Any) -> Any:
+    """Punkt's rules, without nltk's limit of 5 seconds for each regular expression.
+
+    The expressions take time in proportion to the text, and a text has at most LONGEST characters. A limit in
+    seconds would make the outcome depend on the load of the machine. nltk before 3.10 has no limit.
+    """
+
+    def unlimited(pattern: Any) -> Any:
+        return type(pattern)(pattern._rx, None) if hasattr(pattern, "_rx") else pattern
+
+    class Unlimited(punkt.PunktLanguageVars):  # type: ignore[misc]
+        __slots__ = ()
+        re_boundary_realignment = unlimited(punkt.PunktLanguageVars.re_boundary_realignment)
+
+        def period_context_re(self) -> Any:
+            return unlimited(super().period_context_re())
+
+        def _word_tokenizer_re(self) -> Any:
+            return unlimited(super()._word_tokenizer_re())
+
+    return Unlimited()
 
 
 def _model(parameters: Any) -> tuple[Any, ...]:
@@ -129,5 +162,5 @@ def _punkt_module(flag: str) -> Any:
     try:
         return import_module("nltk.tokenize.punkt")
     except ImportError:
-        hint = "pip install 'mega-data[sentences]'"
+        hint = install_hint("mega-data", "sentences")
         raise ConfigError(flag, "needs a library that is not installed", wanted="nltk", hint=hint) from None

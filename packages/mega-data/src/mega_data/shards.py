@@ -9,12 +9,14 @@ from typing import IO, Any, Self
 
 import orjson
 
-from mega_data.readers.blocks import Fault
+from mega_data.error_limit import errors_of
+from mega_data.jsonl import dump_line, exact_numbers, text_of
+from mega_data.readers.blocks import Fault, parse_json
 from mega_data.readers.inputs import NAMED, form_of, found
 from mega_data.readers.packed import opened, unpacked_name
 from mega_data.readers.tables import rows
-from mega_schema.disk import replacing
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.disk import own_partial_file, replacing, reporting_full_disk
+from mega_schema.errors import ConfigError, DamageError, FormatError
 
 
 def shards(words: Iterable[str | Path]) -> list[Path]:
@@ -28,8 +30,9 @@ def shards(words: Iterable[str | Path]) -> list[Path]:
         if one.form == NAMED:
             hint = f"datasets.load_dataset({one.named.name!r}, ...).save_to_disk('saved'), then --input saved"
             raise ConfigError("--input", "tasks are files, and this is a name", found=one.path, hint=hint)
-        if one.stdin:
-            what, hint = "stdin is read once, and this command reads twice", "name a file"
+        if one.stream:
+            name = "stdin" if one.stdin else "a pipe"
+            what, hint = f"{name} is read once, and this command reads twice", "name a file"
             raise ConfigError("--input", what, hint=hint)
     files = sorted(given, key=lambda path: (output_name(path), path))
     for file, other in zip(files, files[1:], strict=False):
@@ -83,10 +86,11 @@ class Quarantine:
 
     Attributes:
         count: of those lines.
+        first: place of the first, and what is wrong with it.
     """
 
     def __init__(self, path: Path, shard: Path) -> None:
-        self.path, self.shard, self.count = path, shard, 0
+        self.path, self.shard, self.count, self.first = path, shard, 0, ""
         self._stack = ExitStack()
         self._out: IO[bytes] | None = None
 
@@ -101,7 +105,8 @@ class Quarantine:
         self._out = self._out or self._stack.enter_context(writing(self.path))
         row = line.decode("utf-8", "replace").rstrip("\r\n")
         fault = Fault(0, error.what, str(error.found), str(error.wanted), row)
-        self._out.write(orjson.dumps(fault.told(self.shard, number)) + b"\n")
+        self._out.write(dump_line(fault.told(self.shard, number)))
+        self.first = self.first or f"{self.shard}:{number}, {error.what}"
         self.count += 1
 
     def places(self) -> set[int]:
@@ -112,15 +117,21 @@ class Quarantine:
             return {orjson.loads(line)["line"] - 1 for line in file}
 
 
+def errors_in(wrong: Quarantine | None, rows: int) -> dict[str, Any]:
+    """What the result of a task says of the lines it has set apart, beside so many documents."""
+    count, first = (wrong.count, wrong.first) if wrong else (0, "")
+    return {"skipped": count, **errors_of(count, first, rows + count)}
+
+
 def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
-    """The object on a line, with a text under `key` and, where that is named, an id under `id_key`.
+    """The object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
 
     Raises:
         FormatError: it is something else; the message begins with file and line.
     """
     where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
     try:
-        values = orjson.loads(line)
+        values = parse_json(line)
     except orjson.JSONDecodeError as error:
         at = f"{error.msg} at column {error.colno}"
         raise FormatError(
@@ -130,7 +141,7 @@ def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -
         found, wanted = type(values).__name__, f"an object with {key!r}"
         raise FormatError(where, "not a JSON object", found=found, wanted=wanted, hint=hint)
     keys = ", ".join(list(values)[:8]) or "no keys"
-    if not isinstance(values.get(key), str):
+    if not _is_text(values.get(key)):
         wanted = "a string there (see --json-key)"
         raise FormatError(where, f"no text under {key!r}", found=keys, wanted=wanted, hint=hint)
     if id_key and not isinstance(values.get(id_key), str | int):
@@ -139,13 +150,28 @@ def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -
     return values
 
 
+def whole_lines(path: Path, faults: Faults) -> Iterator[bytes]:
+    """The lines of a shard up to damage, which is a fault of the line that would come next."""
+    number = 0
+    try:
+        for line in lines(path):
+            number += 1
+            yield line
+    except DamageError as error:
+        faults(number + 1, error, b"")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(s, str) for s in value))
+
+
 def documents(
     path: Path, key: str, faults: Faults, id_key: str = ""
 ) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The documents of a shard: the number of the line from 1, the line, the object on it."""
-    for number, line in enumerate(lines(path), 1):
+    for number, line in enumerate(whole_lines(path, faults), 1):
         if (values := _document(line, path, number, key, id_key, faults)) is not None:
-            yield number, line, values
+            yield number, line, exact_numbers(line, values)
 
 
 def batches(
@@ -156,9 +182,9 @@ def batches(
     A line that is blank or no document has an empty text; without an `id_key` there are no ids.
     """
     texts, ids, size = list[str](), list[str](), 0
-    for number, line in enumerate(lines(path), 1):
+    for number, line in enumerate(whole_lines(path, faults), 1):
         values = _document(line, path, number, key, id_key, faults) or {key: "", id_key: ""}
-        texts.append(values[key])
+        texts.append(text_of(values, key))
         if id_key:
             ids.append(str(values[id_key]))
         size += len(texts[-1]) + 1
@@ -195,7 +221,11 @@ def size(file: Path) -> int:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends well; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial, partial.open("wb", buffering=1 << 20) as out:
+    with (
+        reporting_full_disk(path),
+        replacing(path, own_partial_file(path)) as partial,
+        partial.open("wb", buffering=1 << 20) as out,
+    ):
         yield out
 
 

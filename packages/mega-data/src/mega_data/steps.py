@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mega_schema.disk import replacing
+from mega_schema.disk import own_partial_file, replacing, reporting_full_disk
 from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
@@ -22,6 +23,8 @@ Result = dict[str, Any]
 # told of a stage and of its tasks that are to be done here; what it returns is told of each that is done
 Progress = Callable[["Stage", Sequence[int]], Callable[[Result], object]]
 PLAN = "plan.json"
+FAILED = ".failed"  # in the folder of a run that a wrong line ended
+REMOVED = ".removed"  # ending of a folder that is being removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,28 @@ class Stage:
         return range(self.share[0], self.tasks, self.share[1])
 
 
-def plan(folder: Path, wanted: Result) -> None:
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Which tasks of a run that a wrong line ended stay done in the next, whose inputs were mended.
+
+    Attributes:
+        markers: folder of the markers, in the work folder, of the stage whose tasks read one input each.
+        owners: of each task of the stage, the number of its input.
+        skip: the option that passes over wrong lines: a run with it takes over the tasks of one without it.
+        outputs: folder of what the tasks wrote; removed where nothing stays.
+    """
+
+    markers: str
+    owners: Sequence[int]
+    skip: str
+    outputs: Path
+
+
+def plan(folder: Path, wanted: Result, reuse: Reuse | None = None) -> None:
     """Make the folder of a run, or see that it is one of the same inputs and options.
+
+    Args:
+        reuse: what stays of a run that a wrong line ended, where inputs differ; None: nothing.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -66,9 +89,46 @@ def plan(folder: Path, wanted: Result) -> None:
         mine.replace(file)
     found, ours = json.loads(file.read_bytes()), json.loads(text)
     other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
-    if other:
+    if other and reuse is not None and (folder / FAILED).exists():
+        _keep_done(folder, found, ours, other, reuse)
+        write(file, text)
+    elif other:
         what = f"holds a run with other {', '.join(other)}"
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
+
+
+def _keep_done(folder: Path, before: Result, now: Result, other: Sequence[str], reuse: Reuse) -> None:
+    """Remove the markers of the tasks that have to be done again, as their input or an option has changed."""
+    kept = set[Path]()
+    options_fit = set(other) <= {"inputs", reuse.skip} and before[reuse.skip] in (False, now[reuse.skip])
+    if options_fit and [path for path, *_ in before["inputs"]] == [path for path, *_ in now["inputs"]]:
+        pairs = enumerate(zip(before["inputs"], now["inputs"], strict=True))
+        unchanged = {number for number, (one, another) in pairs if one == another}
+        tasks = [task for task, owner in enumerate(reuse.owners) if owner in unchanged]
+        kept = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
+    for marker in [*folder.glob("**/done/*/*.json")]:
+        if marker not in kept:
+            marker.unlink()
+    if not kept:
+        remove_folder(reuse.outputs)
+    (folder / FAILED).unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that no process finds it half removed."""
+    remove_folder_left(folder)
+    if folder.is_dir():
+        folder.rename(_aside(folder))
+        remove_folder_left(folder)
+
+
+def remove_folder_left(folder: Path) -> None:
+    """Finish the removal of a folder that a killed process began."""
+    shutil.rmtree(_aside(folder), ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name.removeprefix('.')}{REMOVED}")
 
 
 def perform(stage: Stage, task: int, folder: Path) -> Result:
@@ -145,7 +205,7 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
 def write(path: Path, text: str) -> None:
     """Write a whole file or none; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
+    with reporting_full_disk(path), replacing(path, own_partial_file(path)) as partial:
         partial.write_text(text, "utf-8")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mega_data.sentencepiece_model import model_proto
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_schema.tokenizer import CONTENT, FastTokenizer, Tokenizer, open_tokenizer, save_folder
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
     try:
         import sentencepiece
     except ImportError:
-        hint = 'pip install "mega-data[sentencepiece]"'
+        hint = install_hint("mega-data", "sentencepiece")
         raise ConfigError("--type unigram", "needs sentencepiece", hint=hint) from None
     from tokenizers import AddedToken, decoders, models, normalizers
     from tokenizers import Tokenizer as Library

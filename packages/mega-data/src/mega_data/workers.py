@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from multiprocessing.reduction import DupFd
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeVar
 
+from mega_data.worker_errors import portable_error
 from mega_schema.errors import MegaError
 
 Item = TypeVar("Item")
@@ -110,7 +112,10 @@ class Started:
             if work != self._prepared:
                 self._orders.send(work)
             self._orders.send(None)
-            self._pids = self._orders.recv()
+            answer = self._orders.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            self._pids = answer
             busy: deque[int] = deque()
             for number, item in zip(AHEAD * [*range(len(self._ours))], queue, strict=False):
                 self._ours[number][0].send(item)
@@ -121,13 +126,16 @@ class Started:
                 pipe, memory = self._ours[number]
                 shelf = memoryview(memory)[counts[number] % AHEAD * SHELF :][:SHELF]
                 counts[number] += 1
-                result: Result = _taken(pipe, shelf)
+                result = _taken(pipe, shelf)
+                if isinstance(result, _Failure):
+                    raise result.error
                 yield result
                 for item in islice(queue, 1):  # only now: the worker will want the shelf again
                     pipe.send(item)
                     busy.append(number)
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            hint, found = "fewer workers need less memory", len(self._ours)
+            hint = "run it again; where the system had no memory left, fewer workers need less"
+            found = f"one of {len(self._ours)}, ended from outside"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
     def _end(self, terminate: Callable[[], None]) -> None:
@@ -139,6 +147,13 @@ class Started:
                 os.kill(pid, signal.SIGTERM)
         for pipe in (self._orders, *(pipe for pipe, _ in self._ours)):
             pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """In place of a result: what a worker raised."""
+
+    error: Exception
 
 
 class _Given:
@@ -174,7 +189,13 @@ def _seed(modules: tuple[str, ...], orders: Connection, given: list[tuple[int, C
     for module in modules:
         import_module(module)
     with suppress(EOFError, BrokenPipeError):  # who started us is gone
-        work = _last_sent(orders)
+        try:
+            work = _last_sent(orders)
+        except EOFError:
+            raise
+        except Exception as error:
+            orders.send(portable_error(error))
+            os._exit(1)
         pids = [pid for number in range(len(given)) if (pid := _forked(work, number, orders, given))]
         for _, pipe in given:
             pipe.close()
@@ -239,7 +260,11 @@ def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> N
     count = 0
     with suppress(BrokenPipeError, ConnectionResetError):
         while item := queue.get():
-            _give(pipe, memoryview(memory)[count % AHEAD * SHELF :][:SHELF], work(*item))
+            try:
+                result = work(*item)
+            except Exception as error:  # for the process that started us to raise
+                result = _Failure(portable_error(error))
+            _give(pipe, memoryview(memory)[count % AHEAD * SHELF :][:SHELF], result)
             count += 1
 
 

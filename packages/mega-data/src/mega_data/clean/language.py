@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from mega_data.clean.rows import Row, Verdict, Work, library
@@ -32,7 +33,7 @@ class Language:
     shorter_than: int = 0
 
     def start(self) -> Work:
-        identify = _fasttext(self.model) if self.model else _langid()
+        identify = _fasttext(self.model) if self.model else _langid(self.keep)
         kept = frozenset(self.keep)
 
         def work(row: Row) -> Verdict:
@@ -48,9 +49,14 @@ class Language:
         return work
 
 
-def _langid() -> Callable[[str], tuple[str, float]]:
+def _langid(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
     langid = library("language", "py3langid.langid")
     identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    known = sorted(map(str, identifier.nb_classes))
+    if unknown := next((code for code in keep if code not in known), None):
+        close = get_close_matches(unknown, known, 1, 0.5) or [c for c in known if c == unknown[:2].lower()]
+        hint = f"language:keep={close[0]}" if close else f"one of {' '.join(known)}"
+        raise ConfigError("step language: keep", "no such code", found=unknown, wanted="ISO 639-1", hint=hint)
 
     def identify(text: str) -> tuple[str, float]:
         language, score = identifier.classify(text)

@@ -9,9 +9,13 @@ cut.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +57,8 @@ class Decontaminate:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def start(self) -> Work:
-        grams = Grams((g for g in self.grams() if self.counts.get(g, 0) < self.phrase), self.longest)
+        phrases = (gram for gram, count in self.counts.items() if count >= self.phrase)
+        grams = self._table().without(phrases)
         name = "-".join(Path(output_name(Path(task))).stem for task in self.tasks)
 
         def work(row: Row) -> Verdict:
@@ -77,11 +82,17 @@ class Decontaminate:
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
         """How often each n-gram of the tasks stands in the texts; those that do not are left out."""
-        grams, counted = Grams(self.grams(), self.longest), Counter[str]()
+        grams, counted = self._table(), Counter[str]()
         for text in texts:
             if grams.may_have(text):
                 counted.update(gram for _, gram in grams.hits(text))
         return dict(sorted(counted.items()))
+
+    def _table(self) -> Grams:
+        """The n-grams of all tasks; a process makes them once, and again where a file has changed."""
+        paths = [Path(task) for task in self.tasks]
+        versions = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths)
+        return _grams_of(self.tasks, self.longest, self.shortest, versions)
 
     def grams(self) -> Iterator[str]:
         """The n-grams of all tasks, words joined by one space; one may come several times."""
@@ -97,19 +108,24 @@ class Decontaminate:
                     yield " ".join(words[at : at + size])
 
     def cut(self, text: str, grams: Grams) -> list[str]:
-        """The clean pieces of a text."""
-        pieces, rest = list[str](), text
-        while (hit := next(grams.hits(rest), None)) is not None:
+        """The clean pieces of a text; beyond `pieces` of them the rest is not looked at.
+
+        After each hit the rest of the text begins at a sentence's end. The text is cut into words once.
+        """
+        ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+        pieces, base = list[str](), 0  # where the rest begins, in characters
+        hits = grams.hits(text)
+        while len(pieces) <= self.pieces and (hit := hits.find(base)) is not None:
             at, gram = hit
-            ends = [match.start() for match in _SENTENCE_END.finditer(rest, 0, max(0, at - self.window + 1))]
-            left = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
+            last = bisect_left(ends, at - self.window + 1) - 1
+            left = text[base : ends[last] + 1] if last >= 0 and ends[last] > base else ""
             if len(left) > self.window:
                 pieces.append(left)
-            after = _SENTENCE_END.search(rest, at + len(gram) + self.window)
-            rest = rest[after.end() :] if after else ""
-            if len(rest) <= self.window:
+            after = bisect_left(ends, at + len(gram) + self.window)
+            base = ends[after] + 1 if after < len(ends) else len(text)
+            if len(text) - base <= self.window:
                 return pieces
-        return [*pieces, rest]
+        return [*pieces, text[base:]]
 
 
 class Grams:
@@ -122,52 +138,97 @@ class Grams:
     def __init__(self, grams: Iterable[str], longest: int) -> None:
         self.longest = longest
         self._all = frozenset(grams)
+        self._phrases = frozenset[str]()
         sizes = {gram.count(" ") + 1 for gram in self._all}
         self._sizes = sorted(sizes - {longest})
         self._first = min(sizes, default=longest)  # words that are hashed
         self._table = np.zeros(1 << _TABLE_BITS, bool)
-        for gram in self._all:
-            self._table[self._hashes(gram.split(" ")[: self._first])] = True
+        words = chain.from_iterable(gram.split(" ")[: self._first] for gram in self._all)
+        count = len(self._all) * self._first
+        hashes = np.fromiter(map(hash, words), np.int64, count).view(np.uint64)
+        self._table[_mix(hashes.reshape(-1, self._first).T)] = True
+
+    def without(self, phrases: Iterable[str]) -> Grams:
+        """The same but for these n-grams; the table is shared."""
+        less = copy(self)
+        less._phrases = frozenset(phrases)
+        return less
 
     def may_have(self, text: str) -> bool:
         """False is certain, True is not."""
-        return bool(len(self._places(_words(text))))
-
-    def hits(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where n-grams begin, in characters, and which: at one word the longest size first, then the shorter
-        ones from the shortest on. As in filter_ngrams.py a text of fewer than 13 words has none, and one of
-        13 none in its last words.
-        """
         words = _words(text)
-        places = self._places(words)
-        if not len(places):
-            return
-        starts = [match.start() for match in _WORD.finditer(text)]
-        for at in places.tolist():
-            sizes = [self.longest, *self._sizes] if at + self.longest <= len(words) else self._sizes
-            for size in sizes:
-                gram = " ".join(words[at : at + size])
-                if at + size <= len(words) and gram in self._all:
-                    yield starts[at], gram
-                    break
+        return len(words) >= self.longest and bool(self._table[self._hashes(words)].any())
 
-    def _places(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """The words where an n-gram may begin."""
-        if len(words) < self.longest:
-            return np.empty(0, np.int64)
-        places = np.flatnonzero(self._table[self._hashes(words)])
-        return places if len(words) > self.longest else places[places == 0]
+    def hits(self, text: str) -> Hits:
+        """Where n-grams begin in a text."""
+        words = _words(text)
+        return Hits(self, text, words, np.flatnonzero(self._table[self._hashes(words)]).tolist())
+
+    def at(self, words: Sequence[str], place: int) -> str | None:
+        """The n-gram that begins at a word: the longest size, else the shortest there is."""
+        whole = place + self.longest <= len(words)
+        for size in [self.longest, *self._sizes] if whole else self._sizes:
+            gram = " ".join(words[place : place + size])
+            if place + size <= len(words) and gram in self._all and gram not in self._phrases:
+                return gram
+        return None
 
     def _hashes(self, words: Sequence[str]) -> NDArray[np.int64]:
         """Of each so many words that follow each other, a place in the table."""
         one = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
         count = max(0, len(one) - self._first + 1)
-        found = np.zeros(count, np.uint64)
-        for offset in range(self._first):
-            found *= _STEP
-            found += one[offset : offset + count]
-        found *= _STEP
-        return (found >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
+        return _mix(one[offset : offset + count] for offset in range(self._first))
+
+
+class Hits:
+    """The n-grams of one text.
+
+    As in filter_ngrams.py a text of fewer than 13 words has none, and one of 13 none but at its first word.
+
+    Args:
+        places: the words where one may begin, ascending.
+    """
+
+    def __init__(self, grams: Grams, text: str, words: Sequence[str], places: Sequence[int]) -> None:
+        self._grams, self._words, self._places = grams, words, places
+        self._starts = [match.start() for match in _WORD.finditer(text)] if places else []
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Where each begins, in characters, and which it is."""
+        if len(self._words) < self._grams.longest:
+            return
+        only_first = len(self._words) == self._grams.longest
+        for place in self._places[: 1 if only_first else None]:
+            if not (only_first and place) and (gram := self._grams.at(self._words, place)) is not None:
+                yield self._starts[place], gram
+
+    def find(self, start: int) -> tuple[int, str] | None:
+        """The first in the rest of the text from character `start` on, as if the rest were the text."""
+        first = bisect_left(self._starts, start)
+        left = len(self._words) - first
+        if left < self._grams.longest:
+            return None
+        for at in range(bisect_left(self._places, first), len(self._places)):
+            place = self._places[at]
+            if left == self._grams.longest and place > first:
+                return None
+            if (gram := self._grams.at(self._words, place)) is not None:
+                return self._starts[place], gram
+        return None
+
+
+@lru_cache(maxsize=1)
+def _grams_of(tasks: tuple[str, ...], longest: int, shortest: int, versions: tuple[int, ...]) -> Grams:
+    """The n-grams of the tasks; other `versions` of their files are another key."""
+    return Grams(Decontaminate(tasks, longest, shortest).grams(), longest)
+
+
+def _mix(columns: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
+    """Places in the table of runs of words, given the hashes of their first words, their second and so on."""
+    found = np.zeros(1, np.uint64)
+    for column in columns:
+        found = found * _STEP + column
+    return (found * _STEP >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
 
 
 def _words(text: str) -> list[str]:

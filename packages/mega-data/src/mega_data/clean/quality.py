@@ -158,7 +158,7 @@ class GopherQuality:
             words, lines = row.text.split(), row.text.splitlines()
             if not self.fewest <= len(words) <= self.most:
                 return f"not {self.fewest} to {self.most:,} words"
-            if not 3 <= sum(map(len, words)) / len(words) <= 10:
+            if words and not 3 <= sum(map(len, words)) / len(words) <= 10:
                 return "mean word not of 3 to 10 characters"
             ellipses = row.text.count("...") + row.text.count("…")
             if max(row.text.count("#"), ellipses) > 0.1 * len(words):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+from mega_data.jsonl import text_of
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        text: str = self.values[self.key]
-        return text
+        return text_of(self.values, self.key)
 
     def having(self, **values: Any) -> Row:
         """The document with other values."""
@@ -59,5 +60,5 @@ def library(step: str, module: str, package: str = "") -> Any:
         return import_module(module)
     except ImportError:
         name = package or module.partition(".")[0]
-        what, hint = f"needs {name}, which is not installed", 'pip install "mega-data[clean]"'
+        what, hint = f"needs {name}, which is not installed", install_hint("mega-data", "clean")
         raise ConfigError(f"step {step}", what, hint=hint) from None

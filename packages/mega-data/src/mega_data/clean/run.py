@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
 from mega_data.clean.ngrams import Decontaminate
 from mega_data.clean.registry import Duplicates, Named
 from mega_data.clean.rows import Row, Work
@@ -24,9 +22,10 @@ from mega_data.clean.spans import SpanPass, Spans
 from mega_data.clean.tally import Tally, together
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.run import MEMORY, Deduplication
+from mega_data.jsonl import dump_line, text_of
 from mega_data.readers.inputs import DROPPED, QUARANTINE
-from mega_data.shards import documents, identity, output_name, parted, pass_over, refuse, size
-from mega_data.steps import Result, Stage, plan, result, results
+from mega_data.shards import documents, errors_in, identity, output_name, parted, pass_over, refuse, size
+from mega_data.steps import Result, Reuse, Stage, plan, result, results
 from mega_schema.errors import ConfigError
 
 
@@ -73,7 +72,7 @@ class Pass:
             seen = 0
             for _, _, values in documents(self.inputs[shard], self.key, faults, self.id_key):
                 seen += 1
-                yield values[self.key]
+                yield text_of(values, self.key)
 
         counts = [step.count(texts()) for step in steps]
         return {"counts": counts, "read": size(self.inputs[shard]), "documents": seen}
@@ -88,11 +87,11 @@ class Pass:
                 row = Row(values, self.key, shard, number)
                 for left in _through(row, works, tallies, _record(gone)):
                     # a document that no step changed keeps its bytes
-                    kept = line if left is row else orjson.dumps(left.values)
+                    kept = line if left is row else dump_line(left.values)
                     out.write(kept.rstrip(b"\r\n") + b"\n")
-        skipped = wrong.count if wrong else 0
+        errors = errors_in(wrong, tallies[0].documents_in)
         seen = {"read": size(path), "documents": tallies[0].documents_in}
-        return {"steps": [tally.to_dict() for tally in tallies], "skipped": skipped, **seen}
+        return {"steps": [tally.to_dict() for tally in tallies], **seen, **errors}
 
     def total(self, _: int) -> Result:
         """How often the corpus has the n-grams of each decontamination."""
@@ -119,7 +118,7 @@ Record = Callable[[Row, str], object]
 def _record(gone: IO[bytes] | None) -> Record:
     if gone is None:
         return lambda row, why: None
-    return lambda row, why: gone.write(orjson.dumps({**row.values, DROPPED: why}) + b"\n")
+    return lambda row, why: gone.write(dump_line({**row.values, DROPPED: why}))
 
 
 def _through(row: Row, works: Sequence[Work], tallies: Sequence[Tally], record: Record) -> Iterator[Row]:
@@ -179,7 +178,10 @@ class Cleaning:
         steps = [[named.name, asdict(named.step)] for named in self.steps]
         wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
-        plan(self.work, {**wanted, "steps": steps, **options})
+        first = self.passes()[0]
+        stage = first.stages()[0]
+        reuse = Reuse(f"{first.work.name}/done/{stage.name}", range(stage.tasks), "skip", self.output)
+        plan(self.work, {**wanted, "steps": steps, **options}, reuse)
 
     def passes(self) -> list[Pass | Deduplication | SpanPass]:
         """What is to be run, one after the other, each in its own folder `work`."""

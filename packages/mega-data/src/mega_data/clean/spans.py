@@ -20,11 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mega_data.clean.tally import Tally
-from mega_data.shards import documents, parted, pass_over, refuse, size, writing
+from mega_data.jsonl import dump_line, text_of
+from mega_data.shards import documents, errors_in, parted, pass_over, refuse, size, writing
 from mega_data.steps import Result, Stage
 
 Numbers = NDArray[np.uint64]
@@ -88,7 +88,7 @@ class SpanPass:
         with writing_runs(self._spans(shard)) as put:
             for number, _, values in documents(self.inputs[shard], self.key, faults, self.id_key):
                 seen += 1
-                keys = span_keys(sentences(values[self.key]), self.step.sentences)
+                keys = span_keys(sentences(text_of(values, self.key)), self.step.sentences)
                 put(keys, np.arange(len(keys), dtype=np.uint64) + np.uint64(number << _SENTENCE_BITS))
         return {"read": size(self.inputs[shard]), "documents": seen}
 
@@ -121,7 +121,7 @@ class SpanPass:
         marks = np.sort(np.concatenate([*self._marks(shard), np.empty(0, np.uint64)]))
         with parted(path, self.output, self.dropped, self.quarantine) as (out, gone, wrong):
             for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
-                text = values[self.key]
+                text = text_of(values, self.key)
                 tally.entered(text)
                 edges = np.array([number, number + 1], np.uint64) << np.uint64(_SENTENCE_BITS + 1)
                 start, end = np.searchsorted(marks, edges)
@@ -131,15 +131,14 @@ class SpanPass:
                     tally.dropped(reason, text)
                     if gone:
                         row = {**values, "dropped": f"{self.name}: {reason}"}
-                        gone.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                        gone.write(dump_line(row))
                     continue
                 tally.left(left)
                 tally.changed += left != text
-                kept = line if left == text else orjson.dumps({**values, self.key: left})
+                kept = line if left == text else dump_line({**values, self.key: left})
                 out.write(kept.rstrip(b"\r\n") + b"\n")
-        skipped = wrong.count if wrong else 0
         seen = {"read": size(path), "documents": tally.documents_in}
-        return {"steps": [tally.to_dict()], "skipped": skipped, **seen}
+        return {"steps": [tally.to_dict()], **seen, **errors_in(wrong, tally.documents_in)}
 
     def _left(self, text: str, marks: Numbers) -> str | None:
         """A text without the sentences that go; None where too few are left."""

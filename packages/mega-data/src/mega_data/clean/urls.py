@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mega_data.clean.rows import Row, Verdict, Work, library
 from mega_schema.errors import ConfigError
@@ -38,15 +39,20 @@ _ADDRESS = re.compile(
 )
 
 
+_ADBLOCK = re.compile(r"\|\|([^/^$|]+)\^?$")
+_NOWHERE = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # where a hosts file sends blocked names
+
+
 @dataclass(frozen=True, slots=True)
 class Urls:
     """Drop documents from listed domains, of listed file endings, and with an address that is none.
 
-    The domain is the registered name alone: `google` of www.google.co.uk.
+    A listed word without a dot is a registered name alone: `google` of www.google.co.uk. One with dots is a
+    domain with all below it: `bad.example.org` is a.bad.example.org too, and not example.org.
 
     Attributes:
         key: where the address is; a document without one stays.
-        domains: a file of more names, one a line.
+        domains: a file of more domains: one a line, a hosts file, or an adblock list (`||bad.example.org^`).
     """
 
     key: str = "url"
@@ -55,8 +61,8 @@ class Urls:
     def start(self) -> Work:
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
-        more = Path(self.domains).read_text("utf-8").split() if self.domains else []
-        names = frozenset(_DOMAINS.split()).union(more)
+        more = _listed(Path(self.domains).read_text("utf-8", "replace")) if self.domains else frozenset[str]()
+        names = more.union(_DOMAINS.split())
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
         extract = library("urls", "tldextract").TLDExtract(
             suffix_list_urls=(), cache_dir=None
@@ -66,7 +72,10 @@ class Urls:
             url = row.values.get(self.key)
             if not isinstance(url, str):
                 return [row]
+            url = _in_ascii(url)
             if (domain := extract(url).domain) in names:
+                return f"domain {domain}"
+            if more and (domain := _listed_domain(_host(url), more)):
                 return f"domain {domain}"
             bare = url.partition("?")[0].lower()
             if bare.endswith(endings):
@@ -76,3 +85,44 @@ class Urls:
             return [row] if _ADDRESS.fullmatch(url) else "not an address"
 
         return work
+
+
+def _listed(text: str) -> frozenset[str]:
+    """The names and domains of a list, in ASCII and lower case."""
+    found = set[str]()
+    for line in text.splitlines():
+        line = re.sub(r"(^|\s)[#!].*", "", line.removeprefix("\ufeff")).strip()
+        if adblock := _ADBLOCK.match(line):
+            line = adblock[1]
+        found.update(_ascii_name(word.strip(".")) for word in line.split() if word not in _NOWHERE)
+    return frozenset(found - {""})
+
+
+def _listed_domain(host: str, names: frozenset[str]) -> str:
+    """The listed domain that a host is or is below; "" for none."""
+    labels = host.strip(".").split(".")
+    parents = (".".join(labels[at:]) for at in range(len(labels) - 1))
+    return next((parent for parent in parents if parent in names), "")
+
+
+def _host(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:  # brackets that hold no IPv6 address
+        return ""
+
+
+def _in_ascii(url: str) -> str:
+    """The address with an international domain in its ASCII form: xn--mnchen-3ya.de of münchen.de."""
+    if url.isascii() or not (host := _host(url)) or host.isascii():
+        return url
+    begin = url.lower().find(host)
+    return url[:begin] + _ascii_name(host) + url[begin + len(host) :] if begin >= 0 else url
+
+
+def _ascii_name(name: str) -> str:
+    """A domain as DNS has it; as it is where it is none."""
+    try:
+        return name.lower().encode("idna").decode("ascii")
+    except UnicodeError:
+        return name.lower()

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mega_data.commands.common import (
-    ANY_PATH,
     EXECUTOR,
     EXISTING,
-    FOLDER,
+    LAST_CALL,
     WORKERS,
     Spreading,
     documents_options,
+    error_limit,
+    exit_if_nothing_left,
     run_stages,
     tell_skipped,
     work_folder,
 )
+from mega_schema.output_option import OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from mega_data.clean.run import Cleaning
 
 
 @click.command(cls=Spreading)
 @documents_options
-@click.option("--output", type=FOLDER, required=True, help="Folder of what is left, and of a report.")
+@click.option("--output", type=OUTPUT_FOLDER, required=True, help="Folder of what is left, and of a report.")
 @click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
 @click.option(
     "--step",
@@ -31,16 +37,17 @@ from mega_data.commands.common import (
     help="A step, after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
 )
 @click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
-@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT/.work]")
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help="plan, PASS/STAGE or PASS/STAGE:TASK to do.")
+@click.option("--only", help=f"plan, PASS/STAGE or PASS/STAGE:TASK to do; {LAST_CALL}")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,
     id_key: str,
     on_error: str,
+    max_errors: str | None,
     output: Path,
     config: Path | None,
     flags: tuple[str, ...],
@@ -57,23 +64,20 @@ def clean(
     gopher-repetition, urls, decontaminate, duplicates, spans. The same documents stay whatever the
     workers; a run that was killed goes on where its finished tasks end.
     """
-    import json
-    import shutil
-
     from mega_data.clean.registry import from_flag, from_toml
-    from mega_data.clean.report import page
     from mega_data.clean.run import Cleaning
-    from mega_data.readers.inputs import QUARANTINE, REPORT
-    from mega_data.shards import shards
-    from mega_data.steps import write
+    from mega_data.error_limit import ErrorCount
+    from mega_data.output_folder import checked_shards, mark, staging
     from mega_schema.errors import ConfigError
 
+    errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
-    files, skip = tuple(shards(inputs)), on_error == "skip"
-    with work_folder(work, output / ".work", output, alone=only is None) as folder:
+    files, skip = checked_shards(inputs, output, work), on_error == "skip"
+    alone, staged = only is None, staging(output)
+    with work_folder(work, output / ".work", output, alone=alone, lock=output) as folder:
         job = Cleaning(
             files,
-            output,
+            staged,
             folder,
             steps,
             json_key,
@@ -83,25 +87,50 @@ def clean(
             memory=memory << 20,
         )
         job.begin()
+        mark(output, "clean")
         wanted, _, stage = (only or "").partition("/")
         passes = {one.work.name: one for one in job.passes()}
         if only and wanted not in {"plan", *passes}:
             raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
         for name, one in passes.items():
             if not only or name == wanted:
-                part, told = stage or None, f"{name}: "
-                run_stages(one.stages(), one.work, executor=executor, workers=workers, only=part, told=told)
-    if only:
-        return
+                run_stages(
+                    one.stages(),
+                    one.work,
+                    executor=executor,
+                    workers=workers,
+                    only=stage or None,
+                    errors=errors,
+                    told=f"{name}: ",
+                )
+        if not only:
+            _finish(job, output, keep_work=work is not None)
+
+
+def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
+    """Write the report, give all files their names, and print what each step left.
+
+    Raises:
+        SystemExit: nothing is left of the documents: exit code 1.
+    """
+    import json
+
+    from mega_data.clean.report import page
+    from mega_data.output_folder import PAGE, publish
+    from mega_data.readers.inputs import QUARANTINE, REPORT
+    from mega_data.steps import remove_folder, write
+
     report, skipped = job.report(), job.skipped()
     values = {"skipped": skipped, "steps": report}
-    write(output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
-    write(output / "report.html", page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
-    if not work:
-        shutil.rmtree(folder)
+    write(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
+    write(job.output / PAGE, page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
+    publish(output, "clean", job.work)
+    if not keep_work:
+        remove_folder(job.work)
     for step in report:
         click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
         for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
     tell_skipped(skipped, output / QUARANTINE)
+    exit_if_nothing_left(report[-1]["documents_out"], report[0]["documents_in"] + skipped)

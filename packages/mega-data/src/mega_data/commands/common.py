@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mega_schema.errors import FormatError
-
 if TYPE_CHECKING:
+    from mega_data.error_limit import ErrorCount, ErrorLimit
     from mega_data.steps import Result, Stage
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
+LINES = 50  # of a stage in a log
 SECONDS_A_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
+LAST_CALL = "the last call, without --only, gives the files their names."  # of --only
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,8 +30,30 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def inputs_option(what: str) -> Callable[[Command], Command]:
     """`--input` of the commands whose tasks are files."""
-    here = click.Path(exists=True, path_type=Path)
-    return click.option("--input", "inputs", type=here, multiple=True, required=True, help=what)
+    return click.option("--input", "inputs", multiple=True, required=True, help=what)
+
+
+def max_errors_option(rows: str, share: str = "of all") -> Callable[[Command], Command]:
+    """`--max-errors` of the commands that have `--on-error`; a share is `share` that are read."""
+    what = f"With --on-error skip: end the run when more {rows} than N are wrong, or than N% {share} read."
+    return click.option("--max-errors", metavar="N|N%", help=what)
+
+
+def error_limit(on_error: str, text: str | None) -> ErrorLimit:
+    """The limit that the flags name.
+
+    Raises:
+        ConfigError: it is none, or wrong rows end the run anyway.
+    """
+    from mega_data.error_limit import OPTION, ErrorLimit
+    from mega_schema.errors import ConfigError
+
+    if text is None:
+        return ErrorLimit()
+    if on_error != "skip":
+        hint = f"--on-error skip {OPTION} {text}"
+        raise ConfigError(OPTION, "says nothing without --on-error skip", hint=hint)
+    return ErrorLimit.parse(text)
 
 
 def documents_options(command: Command) -> Command:
@@ -44,10 +66,29 @@ def documents_options(command: Command) -> Command:
             "--id-key", default="", show_default=False, help="Key of each document's id, for dropped/."
         ),
         click.option("--on-error", type=ON_ERROR, default="fail", help="At a line that is no document."),
+        max_errors_option("lines"),
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def exit_if_nothing_left(left: int, given: int) -> None:
+    """End with exit code 1 where a command wrote no document, for a script that goes on to the next step.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    if left:
+        return
+    why = f"none of {given:,} documents is left" if given else "the inputs hold no document"
+    click.echo(f"note: {why}: exit code 1", err=True)
+    raise SystemExit(1)
+
+
+def tell_replaced(prefix: Path) -> None:
+    """Say that a dataset is there already, and that this run replaces it."""
+    click.echo(f"note: {prefix}: a dataset is there already; it is replaced when this run ends", err=True)
 
 
 def tell_skipped(count: int, folder: Path) -> None:
@@ -57,51 +98,77 @@ def tell_skipped(count: int, folder: Path) -> None:
 
 
 @contextmanager
-def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool) -> Iterator[Path]:
-    """The folder of a run's intermediate files.
-
-    After a file that is not what it should be nothing in it is of use, for the next run is another one: of a
-    file that was mended, or with its lines passed over. So the folder goes, unless a person named it or other
-    processes work in it.
+def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool, lock: Path) -> Iterator[Path]:
+    """The folder of a run's intermediate files, while no other run writes to its output.
 
     Args:
         given: by a person, else `usual`.
         alone: this process does all of the run.
+        lock: the folder that is locked.
+
+    Raises:
+        ConfigError: another run writes there.
     """
+    from mega_data.output_folder import keeping_good_shards, locked
+
     folder = given or usual
-    try:
+    with locked(lock, shared=not alone), keeping_good_shards(folder, output, alone=alone and given is None):
         yield folder
-    except FormatError:
-        if given is None and alone:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                output.rmdir()  # where nothing is in it
-        raise
 
 
 def run_stages(
-    stages: Sequence[Stage], folder: Path, *, executor: str, workers: int, only: str | None, told: str = ""
+    stages: Sequence[Stage],
+    folder: Path,
+    *,
+    executor: str,
+    workers: int,
+    only: str | None,
+    errors: ErrorCount,
+    told: str = "",
 ) -> list[list[Result]] | None:
-    """Run stages where the flags say; a line on stderr, that begins with `told`, after each finished task."""
+    """Run stages where the flags say; a line on stderr, that begins with `told`, after each finished task.
+
+    Args:
+        errors: counts the rows that the tasks pass over, those of earlier processes included.
+
+    Raises:
+        TooManyErrors: they are more than its limit.
+    """
     import os
 
     from mega_data.executors.execute import execute
+    from mega_data.steps import result
 
-    return execute(
+    def progress(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], None]:
+        for task in set(stage.mine).difference(tasks):
+            errors.add(result(stage, task, folder))
+        tell = Tasks(f"{told}{stage.name}", stage, tasks)
+
+        def end_task(done: Result) -> None:
+            tell(done)
+            errors.add(done)
+
+        return end_task
+
+    found = execute(
         stages,
         folder,
         executor=executor,
         workers=workers,
         only=only,
         environment=os.environ,
-        progress=lambda stage, tasks: Tasks(f"{told}{stage.name}", stage, tasks),
+        progress=progress,
     )
+    if found is not None:
+        errors.end_pass()
+    return found
 
 
 class Tasks:
     """Tasks done of a stage, and where its bytes are known their rate and the time left.
 
-    A terminal has one line, written again; a log a line each.
+    A terminal has one line, written again. A log has a line for each task; where a stage has more
+    than LINES of them, one every SECONDS_A_LINE.
     """
 
     def __init__(
@@ -111,21 +178,24 @@ class Tasks:
         self.tasks, self.count = len(stage.mine), len(stage.mine) - len(tasks)
         self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
         self.read = self.documents = 0
+        self.last = float("-inf")
 
     def __call__(self, result: Result) -> None:
         self.count += 1
+        now = self.now()
         line = f"{self.what} {self.count}/{self.tasks}"
         if self.size:
             self.read += result["read"]
             self.documents += result["documents"]
-            rate = self.read / max(self.now() - self.began, 1e-9)
+            rate = self.read / max(now - self.began, 1e-9)
             line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
             line += f", {rate / 1e6:.1f} MB/s"
             if rate:  # empty files tell none
                 line += f", {(self.size - self.read) / rate:.0f} s left"
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
-        else:
+        elif self.tasks <= LINES or self.count == self.tasks or now - self.last >= SECONDS_A_LINE:
+            self.last = now
             click.echo(line, err=True)
 
 
@@ -140,7 +210,7 @@ class Spreading(click.Command):
         repeatable = {name for option in several for name in option.opts}
         spread, option, values = list[str](), "", 0
         for word in args:
-            if word.startswith("-"):
+            if word.startswith("-") and word != "-":  # which is stdin
                 option, values = word, 0
             elif option in repeatable:
                 values += 1

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar
+from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar, tell_replaced
+from mega_schema.output_option import OUTPUT_PREFIX
 
 TARGETS = ("mmap", "cached", "lazy", "fairseq-mmap", "fairseq-cached", "jsonl")
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
@@ -16,7 +17,9 @@ DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
 @click.argument("prefix", type=ANY_PATH)
 @click.option("--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto")
 @click.option("--to", "target", type=click.Choice(TARGETS), default="mmap")
-@click.option("--output-prefix", "--output", type=ANY_PATH, required=True, help="Prefix; a file for jsonl.")
+@click.option(
+    "--output-prefix", "--output", type=OUTPUT_PREFIX, required=True, help="Prefix; a file for jsonl."
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the ids.  [default: as they are]")
 @click.option("--json-key", default="text", help="Key of the text, for jsonl.")
 @click.option("--tokenizer-model", type=ANY_PATH, help="For jsonl.  [default: PREFIX.tokenizer]")
@@ -39,10 +42,16 @@ def convert(
     from mega_data.convert import check_form, form_named, loses_documents, to_json_lines
     from mega_data.merge import merge
     from mega_schema.indexed import open_dataset
+    from mega_schema.outputs import check_dataset_output, check_output, dataset_files, has_keys
     from mega_schema.tokenizer import open_tokenizer
 
     data = open_dataset(prefix, multimodal=multimodal)
     check_form(data, source)
+    inputs = [*dataset_files(prefix), *map(Path, data.info.sources if data.info else ())]
+    if target == "jsonl":
+        check_output("--output", output_prefix, "file", inputs=inputs, is_ours=has_keys([json_key]))
+    elif check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
+        tell_replaced(output_prefix)
     with progress_bar("converting", data.tokens * data.dtype.itemsize) as progress:
         if target == "jsonl":
             given = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None

@@ -7,22 +7,26 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import (
-    ANY_PATH,
     EXECUTOR,
-    FOLDER,
+    LAST_CALL,
     WORKERS,
     Spreading,
     documents_options,
+    error_limit,
+    exit_if_nothing_left,
     run_stages,
     tell_skipped,
     work_folder,
 )
+from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.command(cls=Spreading)
 @documents_options
-@click.option("--output", type=FOLDER, required=True, help="Folder of the kept lines, a file per shard.")
-@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT/.work]")
+@click.option(
+    "--output", type=OUTPUT_FOLDER, required=True, help="Folder of the kept lines, a file per shard."
+)
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT/.work]")
 @click.option("--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove")
 @click.option(
     "--jaccard",
@@ -33,12 +37,13 @@ from mega_data.commands.common import (
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort pairs in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help="plan, STAGE or STAGE:TASK to do.")
+@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL}")
 def dedup(
     inputs: tuple[str, ...],
     json_key: str,
     id_key: str,
     on_error: str,
+    max_errors: str | None,
     output: Path,
     work: Path | None,
     preset: str,
@@ -54,15 +59,17 @@ def dedup(
     The same documents stay whatever the workers and the order of the files. A run that was killed goes on
     where its finished tasks end.
     """
-    import shutil
     from dataclasses import replace
 
     from mega_data.dedup.presets import PRESETS
     from mega_data.dedup.run import Deduplication
+    from mega_data.error_limit import ErrorCount
+    from mega_data.output_folder import checked_shards, mark, publish, staging
     from mega_data.readers.inputs import DROPPED, QUARANTINE
-    from mega_data.shards import shards
+    from mega_data.steps import remove_folder
     from mega_schema.errors import ConfigError
 
+    errors = ErrorCount(error_limit(on_error, max_errors))
     how = PRESETS[preset]
     if jaccard is not None:
         if how.unit == "text":
@@ -70,12 +77,14 @@ def dedup(
                 "--jaccard", "says nothing of equal texts", hint="leave it out with --preset exact"
             )
         how = replace(how, jaccard=jaccard)
-    dropped = output / DROPPED if keep_dropped else None
-    quarantine = output / QUARANTINE if on_error == "skip" else None
-    with work_folder(work, output / ".work", output, alone=only is None) as folder:
+    staged = staging(output)
+    dropped = staged / DROPPED if keep_dropped else None
+    quarantine = staged / QUARANTINE if on_error == "skip" else None
+    files = checked_shards(inputs, output, work)
+    with work_folder(work, output / ".work", output, alone=only is None, lock=output) as folder:
         job = Deduplication(
-            tuple(shards(inputs)),
-            output,
+            files,
+            staged,
             folder,
             how,
             key=json_key,
@@ -85,14 +94,17 @@ def dedup(
             id_key=id_key,
         )
         job.begin()
-        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
-    if found is None:
-        return
+        mark(output, "dedup")
+        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors)
+        if found is None:
+            return
+        publish(output, "dedup", folder)
+        if not work:
+            remove_folder(folder)
     counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}
-    if not work:
-        shutil.rmtree(folder)
     click.echo(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"
     )
     tell_skipped(counts["skipped"], output / QUARANTINE)
+    exit_if_nothing_left(counts["kept"], counts["documents"] + counts["skipped"])

@@ -7,23 +7,27 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import (
-    ANY_PATH,
     EXECUTOR,
+    LAST_CALL,
     ON_ERROR,
     WORKERS,
     Spreading,
+    error_limit,
+    exit_if_nothing_left,
     inputs_option,
+    max_errors_option,
     run_stages,
     work_folder,
 )
+from mega_schema.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
 @click.command(cls=Spreading)
 @inputs_option(
-    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files and folders."
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files, globs, folders."
 )
 @click.option(
-    "--output", type=ANY_PATH, required=True, help="Folder of a file per input, or one .jsonl file."
+    "--output", type=OUTPUT_ANY, required=True, help="Folder of a file per input, or one .jsonl file."
 )
 @click.option(
     "--from",
@@ -38,6 +42,7 @@ from mega_data.commands.common import (
     default="fail",
     help="Damaged input: end there, or leave out what is lost, count it and go on.",
 )
+@max_errors_option("places", share="of all pages and places")
 @click.option(
     "--keep-dropped", is_flag=True, help="Write what is left out, with the reason, to OUTPUT.dropped."
 )
@@ -45,15 +50,16 @@ from mega_data.commands.common import (
     "--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump that are a task."
 )
 @click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML.")
-@click.option("--work", type=ANY_PATH, help="Folder of intermediate files.  [default: OUTPUT.work]")
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT.work]")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help="STAGE or STAGE:TASK to do, or plan.")
+@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL}")
 def extract(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
     output: Path,
     form: str,
     on_error: str,
+    max_errors: str | None,
     keep_dropped: bool,
     part_mb: int,
     whole_page: bool,
@@ -68,22 +74,35 @@ def extract(
     tasks; a run that was killed goes on where its finished tasks end. What is no document is left out and
     counted by reason.
     """
-    import shutil
     from collections import Counter
 
+    from mega_data.error_limit import ErrorCount
     from mega_data.extract.forms import cut, sources
-    from mega_data.extract.run import Extraction
+    from mega_data.extract.run import Extraction, check_outputs, dropped_path, is_one_file
+    from mega_data.output_folder import mark, publish, staging
+    from mega_data.steps import remove_folder
 
-    parts = cut(sources(inputs), form, part_mb * 1_000_000)
+    errors = ErrorCount(error_limit(on_error, max_errors))
+    files = sources(inputs)
+    check_outputs(files, output, work, keep_dropped=keep_dropped)
+    parts = cut(files, form, part_mb * 1_000_000)
     usual = output.with_name(f"{output.name}.work")
-    with work_folder(work, usual, output, alone=only is None) as folder:
-        job = Extraction(parts, output, folder, form, whole_page, on_error == "skip", keep_dropped)
+    one_file = is_one_file(output)
+    lock = work or usual if one_file else output
+    with work_folder(work, usual, output, alone=only is None, lock=lock) as folder:
+        to = output if one_file else staging(output)
+        skip, dropped = on_error == "skip", dropped_path(output)
+        job = Extraction(parts, to, folder, form, whole_page, skip, keep_dropped, dropped)
         job.begin()
-        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only)
-    if found is None:
-        return
-    if not work:
-        shutil.rmtree(folder)
+        if not one_file:
+            mark(output, "extract")
+        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors)
+        if found is None:
+            return
+        if not one_file:
+            publish(output, "extract", folder)
+        if not work:
+            remove_folder(folder)
     counts, reasons = Counter[str](), Counter[str]()
     for result in found[0]:
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
@@ -94,3 +113,4 @@ def extract(
         click.echo(f"  left out {count:,}: {reason}")
     if counts["lost"]:
         click.echo(f"  lost to damage: {counts['lost']:,} bytes of the files")
+    exit_if_nothing_left(counts["documents"], reasons.total())

@@ -7,21 +7,25 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH
+from mega_schema.output_option import OUTPUT_FILE
 
 
 @click.command()
 @click.argument("prefix", type=ANY_PATH)
 @click.option("--documents", type=click.IntRange(min=0), default=3, help="First documents to show.")
 @click.option("--characters", type=click.IntRange(min=1), default=200, help="Of each, at most.")
-@click.option("--plot", type=ANY_PATH, help="PNG of the documents' lengths to write.")
+@click.option("--plot", type=OUTPUT_FILE, help="PNG of the documents' lengths to write.")
 @click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
 def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, multimodal: bool) -> None:
     """Print what is in the indexed dataset PREFIX (the path without .idx)."""
     from mega_data.inspect import PERCENTILES, contents, document_text, opened_tokenizer
     from mega_data.lengths import as_lines, draw, histogram
     from mega_schema.indexed import open_dataset
+    from mega_schema.outputs import check_output, dataset_files, is_image
 
     data = open_dataset(prefix, multimodal=multimodal)
+    if plot is not None:
+        check_output("--plot", plot, "file", inputs=dataset_files(prefix), is_ours=is_image)
     found, tokenizer = contents(data), opened_tokenizer(data)
     click.echo(
         f"{found.documents:,} documents ({found.empty_documents:,} empty)  {found.sequences:,} sequences  "

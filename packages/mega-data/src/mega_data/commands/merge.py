@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar
+from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar, tell_replaced
+from mega_schema.output_option import OUTPUT_PREFIX
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -14,7 +15,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command(cls=Spreading)
 @click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes, merged in this order.")
 @click.option("--input", "folder", type=FOLDER, help="Folder instead: all datasets in it, sorted by name.")
-@click.option("--output-prefix", type=ANY_PATH, required=True, help=".bin, .idx and .json are added.")
+@click.option("--output-prefix", type=OUTPUT_PREFIX, required=True, help=".bin, .idx and .json are added.")
 @click.option("--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), help="[default: the first's]")
 @click.option("--multimodal", is_flag=True, help="The indexes have a mode per sequence.")
 @click.option("--assume-same-tokenizer", is_flag=True, help="Of datasets that have no PREFIX.json.")
@@ -40,6 +41,7 @@ def merge(
     from mega_data.merge import prefixes_in
     from mega_schema.errors import ConfigError
     from mega_schema.indexed import open_dataset
+    from mega_schema.outputs import check_dataset_output, dataset_files
 
     if bool(datasets) == bool(folder):
         found = "both" if datasets else "neither"
@@ -49,6 +51,9 @@ def merge(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     prefixes = prefixes_in(folder) if folder else list(datasets)
     opened = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
+    inputs = [path for prefix in prefixes for path in dataset_files(prefix)]
+    if check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
+        tell_replaced(output_prefix)
     with progress_bar("merging", sum(data.tokens * data.dtype.itemsize for data in opened)) as progress:
         done = join(
             opened,

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar
+from mega_data.commands.common import (
+    ANY_PATH,
+    WORKERS,
+    Spreading,
+    error_limit,
+    exit_if_nothing_left,
+    max_errors_option,
+    progress_bar,
+    tell_replaced,
+    tell_skipped,
+)
+from mega_schema.output_option import OUTPUT_PREFIX
 
 INPUT = (
     "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets, "
@@ -22,7 +33,9 @@ _MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers nee
 @click.option(
     "--text-unit", type=click.Choice(["file", "paragraph", "line"]), default="file", help="A document."
 )
-@click.option("--output-prefix", type=ANY_PATH, required=True, help="_KEY_document.bin and so on are added.")
+@click.option(
+    "--output-prefix", type=OUTPUT_PREFIX, required=True, help="_KEY_document.bin and so on are added."
+)
 @click.option("--tokenizer-type", required=True, help="Megatron's name of it, such as GPT2BPETokenizer.")
 @click.option(
     "--tokenizer-model",
@@ -43,6 +56,17 @@ _MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers nee
 @click.option(
     "--tiktoken-special-tokens", multiple=True, default=("<unk>", "<s>", "</s>"), help="The first, by name."
 )
+@click.option(
+    "--tokenizer-hf-include-special-tokens/--tokenizer-hf-no-include-special-tokens",
+    "special_tokens",
+    default=True,
+    help="Add what the post-processor of a HuggingFaceTokenizer adds, such as BOS, to each sequence.",
+)
+@click.option(
+    "--parse-special-tokens/--no-parse-special-tokens",
+    default=False,
+    help="Encode special tokens that are written in a text, such as <|endoftext|>, as their ids.",
+)
 @click.option("--json-keys", "--json-key", "keys", multiple=True, default=("text",), help="A dataset each.")
 @click.option("--append-eod", is_flag=True, help="End each document with the tokenizer's eod.")
 @click.option("--split-sentences", is_flag=True, help="Each sentence is a sequence; for BERT and T5.")
@@ -51,6 +75,7 @@ _MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers nee
 @click.option(
     "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="At a row that is wrong."
 )
+@max_errors_option("rows")
 @click.option(
     "--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), default="mmap", help="The index."
 )
@@ -76,25 +101,24 @@ def preprocess(
     tiktoken_pattern: str | None,
     tiktoken_num_special_tokens: int,
     tiktoken_special_tokens: tuple[str, ...],
+    special_tokens: bool,
+    parse_special_tokens: bool,
     keys: tuple[str, ...],
     append_eod: bool,
     split_sentences: bool,
     lang: str,
     keep_newlines: bool,
     on_error: str,
+    max_errors: str | None,
     dataset_impl: str,
     workers: int,
-    partitions: int,
-    keep_sequential_samples: bool,
-    log_interval: int,
-    make_vocab_size_divisible_by: int | None,
-    pad_vocab_size_to: int | None,
+    **accepted: object,  # flags of Megatron's without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
     from mega_data.workers import Started
 
     with Started(workers, _MODULES) as processes:  # they import while this process opens the tokenizer
-        from mega_data.preprocess import Options
+        from mega_data.preprocess import Options, check_outputs
         from mega_data.preprocess import preprocess as encode
         from mega_data.readers.inputs import found
         from mega_schema.tokenizer import open_tokenizer
@@ -119,13 +143,17 @@ def preprocess(
             skip=on_error == "skip",
             unit=text_unit,
             form=dataset_impl,
+            special_tokens=special_tokens,
+            parse_special_tokens=parse_special_tokens,
+            max_errors=error_limit(on_error, max_errors),
         )
-        with progress_bar("encoding", sum(one.size for one in inputs)) as progress:
-            done = encode(inputs, output_prefix, tokenizer, options, workers=processes, progress=progress)
-    rate = done.fresh / 1e6 / max(done.seconds, 1e-9)
+        for prefix in check_outputs(inputs, output_prefix, options):
+            tell_replaced(prefix)
+        with progress_bar("encoding", sum(one.size for one in inputs)) as told:
+            done = encode(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
     click.echo(
         f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
-        f"{done.size:,} bytes, {rate:.1f} MB/s"
+        f"{done.size:,} bytes, {done.rate:.1f} MB/s"
     )
-    if done.skipped:
-        click.echo(f"note: {done.skipped:,} rows were passed over, see {done.quarantine}", err=True)
+    tell_skipped(done.skipped, done.quarantine)
+    exit_if_nothing_left(done.documents, done.skipped)

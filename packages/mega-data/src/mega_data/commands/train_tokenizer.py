@@ -8,6 +8,7 @@ import click
 
 from mega_data.commands.common import Spreading
 from mega_data.commands.preprocess import INPUT
+from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.command("train-tokenizer", cls=Spreading)
@@ -15,7 +16,7 @@ from mega_data.commands.preprocess import INPUT
 @click.option("--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe")
 @click.option("--vocab-size", type=int, default=4096, help="Ids, special tokens and bytes included.")
 @click.option(
-    "--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
+    "--output", type=OUTPUT_FOLDER, required=True, help="Folder to write: new, empty, or of a tokenizer."
 )
 @click.option("--json-key", default="text", help="Key of the text.")
 @click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT's uncased; wordpiece only.")
@@ -27,12 +28,18 @@ def train_tokenizer(
     The folder holds tokenizer.json, and what Megatron's flags take: vocab.json and merges.txt, vocab.txt, or
     tokenizer.model.
     """
+    from mega_data.interruptible import run_interruptible
     from mega_data.jsonl import texts
     from mega_data.readers.inputs import found
     from mega_data.vocabulary import describe, save, train
+    from mega_schema.outputs import check_output, is_tokenizer
 
-    inputs = [one.path for one in found(words)]
-    tokenizer = train(texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
+    inputs = found(words)
+    files = [one.path for one in inputs if not one.stdin]
+    check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
+    tokenizer = run_interruptible(
+        lambda: train(texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
+    )
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")
     if tokenizer.identity.vocab_size < vocab_size:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from mega_data.dedup.columns import documents, picked, writing_columns
@@ -32,19 +31,23 @@ from mega_data.dedup.presets import Preset
 from mega_data.dedup.shingles import Shingles, digests
 from mega_data.dedup.signatures import band_keys, signatures
 from mega_data.dedup.similar import SetReader, write_sets
+from mega_data.error_limit import errors_of
+from mega_data.jsonl import dump_line, exact_numbers
+from mega_data.readers.blocks import parse_json
 from mega_data.shards import (
     Faults,
     Quarantine,
     batches,
     identity,
-    lines,
     output_name,
     pass_over,
     refuse,
     size,
+    whole_lines,
     writing,
 )
-from mega_data.steps import Result, Stage, plan
+from mega_data.steps import Result, Reuse, Stage, plan
+from mega_schema.disk import reserve
 
 BATCH_CHARACTERS = 1 << 17  # arrays of this length stay in a core's cache
 MEMORY = 256 << 20  # bytes
@@ -83,8 +86,9 @@ class Deduplication:
         """
         options = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
         folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
-        skip = {"quarantine": str(self.quarantine)}
-        plan(self.work, {"inputs": identity(self.inputs), **folders, **options, **skip})
+        skip = {"skip": self.quarantine is not None}
+        reuse = Reuse("done/keys", range(len(self.inputs)), "skip", self.output)
+        plan(self.work, {"inputs": identity(self.inputs), **folders, **options, **skip}, reuse)
 
     def stages(self) -> list[Stage]:
         """The stages, each to be done whole before the next begins."""
@@ -114,7 +118,8 @@ class Deduplication:
                 else:
                     table = signatures(shingles.keys(texts), len(texts), self.preset.bins)
                     put(band_keys(table, self.preset.bands))
-        return {"read": size(self.inputs[shard]), "documents": count}
+        found = {"read": size(self.inputs[shard]), "documents": count}
+        return found if wrong is None else {**found, **errors_of(wrong.count, wrong.first, count)}
 
     def pairs(self, band: int) -> Result:
         """Write a band's pairs, and which documents are in one; the first band, also where shards begin."""
@@ -125,7 +130,7 @@ class Deduplication:
             with writing(self.work / "firsts") as out:
                 out.write(firsts.tobytes())
         with writing(self._pairs(band)) as out, writing(self._paired(band)) as flags:
-            flags.truncate(int(firsts[-1]))
+            reserve(flags, int(firsts[-1]))
             paired = np.memmap(flags.name, bool, "r+") if firsts[-1] else np.empty(0, bool)
             for found in pairs(files, band, self._columns, self.memory):
                 out.write(found.astype("<u8").tobytes())
@@ -186,7 +191,7 @@ class Deduplication:
         counts |= {"skipped": len(wrong), "read": size(source)}
         folders = [self.output] if self.dropped is None else [self.output, self.dropped]
         with _all([folder / output_name(source) for folder in folders]) as outs:
-            for place, line in enumerate(lines(source)):
+            for place, line in enumerate(whole_lines(source, pass_over if self.quarantine else refuse)):
                 if place in wrong or not line.strip():
                     continue
                 counts["documents"] += 1
@@ -197,7 +202,8 @@ class Deduplication:
                     outs[0].write(line if line.endswith(b"\n") else line + b"\n")
                 elif self.dropped is not None:
                     like = self._name(int(above[place]), firsts)
-                    outs[1].write(orjson.dumps({**orjson.loads(line), "dropped": f"like {like}"}) + b"\n")
+                    values = exact_numbers(line, parse_json(line))
+                    outs[1].write(dump_line({**values, "dropped": f"like {like}"}))
         return counts
 
     def _wrong(self, shard: int) -> Quarantine:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
 from mega_schema.errors import ConfigError, MegaError
+from mega_schema.install_hint import install_hint
 
 _SECONDS = 10.0  # to wait for a cluster to answer
 _HINT = "the same command goes on where this one ended"
@@ -39,7 +40,7 @@ def run(
     try:
         ray: Any = import_module("ray")
     except ImportError:
-        hint = "pip install 'mega-data[ray]'"
+        hint = install_hint("mega-data", "ray")
         raise ConfigError("--executor", "ray is not installed", hint=hint) from None
     folder = folder.resolve()
     _connect(ray, workers)

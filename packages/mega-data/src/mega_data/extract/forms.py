@@ -8,8 +8,10 @@ from pathlib import Path
 
 from mega_data.extract.packed import CUTTABLE, packing, pieces
 from mega_data.extract.pages import Gap, LeftOut, Page, Text
+from mega_data.readers.file_tree import FileResolver, is_pipe
 from mega_data.readers.packed import unpacked_name
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.install_hint import install_hint
 
 FORMS = ("wiki-dump", "warc", "wet", "html")
 _NAMES = (".xml", ".warc", ".wet", ".html", ".htm", ".xhtml")
@@ -31,23 +33,24 @@ class Part:
     end: int | None = None
 
 
-def sources(inputs: Iterable[Path]) -> list[Path]:
+def sources(words: Iterable[str | Path]) -> list[Path]:
     """The files, in the order of their whole names whatever the order they are given in; folders are opened.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: a word names none, or a pipe; see `readers.file_tree`.
     """
-    found = set[Path]()
-    for path in inputs:
-        found.update(filter(_of_a_form, path.rglob("*")) if path.is_dir() else [path])
-    if not found:
-        raise ConfigError("--input", "no files there", wanted=" or ".join(_NAMES))
+    files = FileResolver(_of_a_form, f"files or folders with {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
+    found = [path for word in words for path in files.resolve(str(word))]
+    files.log_repeats()
+    for path in filter(is_pipe, found):
+        what, hint = "a pipe is read once, and this command reads twice", "write it to a file first"
+        raise ConfigError("--input", what, found=path, hint=hint)
     return sorted(found)
 
 
 def _of_a_form(path: Path) -> bool:
     ending = Path(unpacked_name(path)).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
-    return ending in _NAMES and not path.name.startswith(".") and path.is_file()
+    return ending in _NAMES
 
 
 def form_of(path: Path) -> str:
@@ -120,7 +123,7 @@ def pages(part: Part, form: str, *, whole: bool = False) -> Iterator[Page | Left
     try:
         from mega_data.extract.warc import html_page, warc_pages
     except ImportError as error:
-        what, hint = "needs a library that is not installed", "pip install 'mega-data[extract]'"
+        what, hint = "needs a library that is not installed", install_hint("mega-data", "extract")
         raise ConfigError(path, what, wanted=error.name or "resiliparse", hint=hint) from None
     if form == "html":
         return html_page(path, whole=whole)

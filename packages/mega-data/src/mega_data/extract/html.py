@@ -1,15 +1,20 @@
 """HTML to its title and the text of its main part, by resiliparse.
 
 `main_content` leaves out navigation, footers and the like by the names of their elements; it is a heuristic.
+Its time grows with the sum of the depths of all elements, so one page of nested elements could take hours. If
+that sum is more than DEPTHS, the whole page is taken.
 """
 
 from __future__ import annotations
 
 import codecs
+from typing import Final
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
-from resiliparse.parse.html import HTMLTree
+from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
+
+DEPTHS: Final = 10_000_000  # about a second; a page of 5,000 elements 40 deep has 200,000
 
 
 def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[str, str]:
@@ -19,11 +24,37 @@ def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[s
         charset: what the server said; the page's own word or a guess where it said nothing that exists.
         whole: keep navigation, footers and the like.
     """
-    tree = HTMLTree.parse(_decoded(data, charset))
+    markup = _decoded(data, charset)
+    tree = HTMLTree.parse(markup)
+    main = not whole and not _is_deep(tree, markup)
     text = extract_plain_text(
-        tree, preserve_formatting=True, main_content=not whole, list_bullets=True, alt_texts=False
+        tree, preserve_formatting=True, main_content=main, list_bullets=True, alt_texts=False
     )
     return " ".join((tree.title or "").split()), text.strip()
+
+
+class _TooDeepError(Exception):
+    """Ends the walk over a page."""
+
+
+def _is_deep(tree: HTMLTree, markup: str) -> bool:
+    """Whether the depths of all elements of a page are more than DEPTHS together."""
+    most = markup.count("<")  # elements there can be
+    if most * (most + 1) // 2 <= DEPTHS or tree.body is None:
+        return False
+    total = 0
+
+    def add_depth(element: DOMContext) -> None:
+        nonlocal total
+        total += element.depth
+        if total > DEPTHS:
+            raise _TooDeepError
+
+    try:
+        traverse_dom(tree.body, add_depth, None, None, True)
+    except _TooDeepError:
+        return True
+    return False
 
 
 def _decoded(data: bytes, charset: str) -> str:

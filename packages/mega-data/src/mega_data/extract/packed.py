@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from mega_data.extract.bzip2 import blocks
 from mega_data.extract.pages import Gap, Text
-from mega_data.readers.packed import PACKED, library
+from mega_data.readers.magic import compression
+from mega_data.readers.packed import library
 
 CUTTABLE = ("", ".bz2")  # what can be read from any place on
 _CHUNK = 1 << 20
@@ -25,7 +26,7 @@ _GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b
 
 def packing(path: Path) -> str:
     """The ending of a file's compression, "" without one."""
-    return path.suffix if path.suffix in PACKED else ""
+    return compression(path)
 
 
 def pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[Text | Gap]:

@@ -5,22 +5,57 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from mega_data.error_limit import errors_of
 from mega_data.extract.forms import Part, pages
 from mega_data.extract.pages import Gap, LeftOut, Page
+from mega_data.output_folder import check_file, check_folder, check_stale, is_ours
 from mega_data.readers.packed import unpacked_name
 from mega_data.shards import identity, writing
-from mega_data.steps import Result, Stage, plan
+from mega_data.steps import Result, Reuse, Stage, plan
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.outputs import check_output
 
 log = logging.getLogger("mega.data")
 LOGGED = 20  # places of one part that are told; all are counted
 _LINE = orjson.OPT_APPEND_NEWLINE
+
+
+def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, keep_dropped: bool) -> None:
+    """Refuse outputs that are inputs, hold inputs, or hold files of other programs.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    dropped = dropped_path(output)
+    if not is_one_file(output):
+        check_folder(output, work, inputs)
+        check_stale(output, (f"{unpacked_name(path)}.jsonl" for path in inputs))
+        if keep_dropped:
+            check_output(
+                "--keep-dropped", dropped, "folder", inputs=inputs, is_ours=lambda _: is_ours(output)
+            )
+        return
+    check_file("--output", output, inputs)
+    if keep_dropped:
+        check_output("--keep-dropped", dropped, "file", inputs=inputs, is_ours=lambda _: output.exists())
+
+
+def is_one_file(output: Path) -> bool:
+    return output.suffix == ".jsonl"
+
+
+def dropped_path(output: Path) -> Path:
+    """Beside the output, for what reads a folder reads all that is in it."""
+    if is_one_file(output):
+        return output.with_suffix(".dropped.jsonl")
+    return output.with_name(f"{output.name}.dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +70,7 @@ class Extraction:
         whole: keep navigation and footers of HTML.
         skip: leave out what is damaged, and count it; else the first damaged place ends the run.
         keep_dropped: write what is left out, with the reason under "dropped", beside the output.
+        dropped_to: where; None: `dropped_path` of the output.
     """
 
     parts: tuple[Part, ...]
@@ -44,6 +80,7 @@ class Extraction:
     whole: bool = False
     skip: bool = False
     keep_dropped: bool = False
+    dropped_to: Path | None = None
 
     @property
     def inputs(self) -> tuple[Path, ...]:
@@ -64,18 +101,18 @@ class Extraction:
                     raise ConfigError("--input", f"two files of one name: {other} and {path}", hint=hint)
         options = {"from": self.form, "whole-page": self.whole, "output": str(self.output.resolve())}
         options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
-        plan(self.work, {"inputs": identity(self.inputs), **options, "on-error skip": self.skip})
+        numbers = {path: number for number, path in enumerate(self.inputs)}
+        owners = [numbers[part.path] for part in self.parts]
+        reuse = Reuse("done/extract", owners, "skip", self.work / "parts" if self.one_file else self.output)
+        plan(self.work, {"inputs": identity(self.inputs), **options, "skip": self.skip}, reuse)
 
     @property
     def one_file(self) -> bool:
-        return self.output.suffix == ".jsonl"
+        return is_one_file(self.output)
 
     @property
     def dropped(self) -> Path:
-        """Beside the output, for what reads a folder reads all that is in it."""
-        if self.one_file:
-            return self.output.with_suffix(".dropped.jsonl")
-        return self.output.with_name(f"{self.output.name}.dropped")
+        return self.dropped_to or dropped_path(self.output)
 
     def stages(self) -> list[Stage]:
         """The stages, each to be done whole before the next begins."""
@@ -90,7 +127,8 @@ class Extraction:
             FormatError: it is damaged, and that is not to be left out.
         """
         part, reasons = self.parts[task], Counter[str]()
-        documents = size = lost = 0
+        documents = size = lost = gaps = 0
+        first = ""
         with ExitStack() as stack:
             out = stack.enter_context(writing(self._written(task, self.output)))
             gone = None
@@ -105,12 +143,15 @@ class Extraction:
                 reasons[page.reason] += 1
                 if isinstance(page, Gap):
                     lost += page.until - page.at
+                    gaps += 1
+                    first = first or f"{part.path}: {page.reason} at byte {page.at:,}: {page.why}"
                     self._damaged(page, part.path, told=reasons[page.reason] <= LOGGED)
                 if gone is not None:
                     gone.write(orjson.dumps(_row(page, part.path), option=_LINE))
         counts = dict(sorted(reasons.items()))
         read = {"read": _size(part), "lost": lost}
-        return {"documents": documents, "bytes": size, **read, "reasons": counts}
+        errors = errors_of(gaps, first, documents + sum(reasons.values()))
+        return {"documents": documents, "bytes": size, **read, "reasons": counts, **errors}
 
     def _damaged(self, gap: Gap, path: Path, *, told: bool) -> None:
         what = f"{gap.reason} at byte {gap.at:,}"

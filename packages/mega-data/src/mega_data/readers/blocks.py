@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -11,8 +13,11 @@ from typing import Any, Protocol
 
 import orjson
 
+from mega_data.readers.magic import BOM
 from mega_schema.errors import FormatError
 
+PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # the group keeps it among what `split` gives
+DAMAGED = 1 << 62  # position in an input of which the rest cannot be read
 Text = str | list[str]  # a list: sentences that were split already
 
 
@@ -23,6 +28,7 @@ class Fault:
     Attributes:
         row: its number in its block, from 0.
         raw: the row itself.
+        is_fatal: the file could not be read: no row to pass over, the run ends.
     """
 
     row: int
@@ -30,6 +36,7 @@ class Fault:
     found: str
     wanted: str
     raw: str = ""
+    is_fatal: bool = False
 
     def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
         """As an exception; `first` is the number in the file of the block's first row."""
@@ -90,9 +97,11 @@ class Lines:
     def rows(self, keys: Sequence[str]) -> Rows:
         data = self.held
         if data is None:
-            with self.path.open("rb") as file:
-                file.seek(self.start)
-                data = file.read(self.end - self.start)
+            try:
+                data = self._read()
+            except OSError as error:
+                reason, wanted = error.strerror or type(error).__name__, "bytes that can be read"
+                return Rows(faults=[Fault(0, "not readable", reason, wanted, is_fatal=True)])
         rows, view, at = Rows(0, len(data)), memoryview(data), 0
         only = keys[0] if len(keys) == 1 else None
         while at < len(data):
@@ -115,6 +124,14 @@ class Lines:
                 rows.numbers.append(number)
                 rows.texts.append(texts)
         return rows
+
+    def _read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.end - self.start)
+        if len(data) < self.end - self.start:
+            raise OSError(None, "the file is shorter than it was")
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +163,17 @@ class PlainText:
 
     def _parts(self) -> list[tuple[int, bytes]]:
         """Each with the number of its first line, from 0."""
+        begins_file = self.end == len(self.held)
+        held = self.held.removeprefix(BOM) if begins_file else self.held
         if self.unit == "file":
-            return [(0, self.held)]
-        ending = b"\n" if self.unit == "line" else b"\n\n"
+            return [(0, held)]
+        if self.unit == "line":
+            return [(number, line.rstrip(b"\r")) for number, line in enumerate(held.split(b"\n"))]
         parts, line = list[tuple[int, bytes]](), 0
-        for part in self.held.split(ending):
-            text = part.strip(b"\r\n") if self.unit == "paragraph" else part.rstrip(b"\r")
-            parts.append((line + part[: part.find(text)].count(b"\n"), text))
-            line += part.count(b"\n") + len(ending)
+        for part in PARAGRAPH_END.split(held):
+            if text := part.strip(b"\r\n"):
+                parts.append((line + part[: part.find(text)].count(b"\n"), text))
+            line += part.count(b"\n")
         return parts
 
 
@@ -181,12 +201,45 @@ class Table:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The rest of a file from damage on: one fault, after which the input is done."""
+
+    what: str
+    found: str
+    end: int = DAMAGED
+    consumed: int = 0
+
+    def rows(self, keys: Sequence[str]) -> Rows:
+        wanted = "a whole file; the rest of it is left out"
+        return Rows(faults=[Fault(0, self.what, self.found, wanted)])
+
+
+def parse_json(line: bytes) -> Any:
+    """The value on a line, as Python's `json` reads it: NaN and Infinity are numbers; a BOM is passed over.
+
+    Raises:
+        orjson.JSONDecodeError: it is not JSON in UTF-8.
+    """
+    line = line.removeprefix(BOM)
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        if b"NaN" not in line and b"Infinity" not in line:
+            raise
+        try:
+            return json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            pass
+        raise
+
+
 def _json_texts(number: int, line: bytes, keys: Sequence[str]) -> tuple[Text, ...] | Fault | None:
     """The texts on a line; None for one that is blank."""
     try:
-        values = orjson.loads(line)
+        values = parse_json(line)
     except orjson.JSONDecodeError as error:
-        if not line.strip():
+        if not line.removeprefix(BOM).strip():
             return None
         # the line it counts is always the first, of one
         return _fault(
@@ -210,8 +263,8 @@ def _value_fault(number: int, keys: Sequence[str], values: Sequence[Any]) -> Fau
             continue
         if not isinstance(value, list):
             return Fault(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
-        if wrong := next((item for item in value if not isinstance(item, str)), None):
-            return Fault(number, f"an item of {key!r}", type(wrong).__name__, "a string", repr(value))
+        if wrong := [type(item).__name__ for item in value if not isinstance(item, str)]:
+            return Fault(number, f"an item of {key!r}", wrong[0], "a string", repr(value))
     return None
 
 

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_schema.config import closest
 from mega_schema.errors import ConfigError, MegaError
+from mega_schema.install_hint import install_hint
 
 PREFIX = "hf:"
 _KEYS = ("split", "config", "revision")
@@ -47,6 +47,8 @@ class Named:
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
+                from mega_schema.config import closest  # costs a tenth of the start, and few need it
+
                 hint = (closest(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)
                 raise ConfigError(
@@ -95,7 +97,7 @@ class Named:
         try:
             datasets = import_module("datasets")
         except ImportError:
-            what, hint = "needs a library that is not installed", "pip install 'mega-data[datasets]'"
+            what, hint = "needs a library that is not installed", install_hint("mega-data", "datasets")
             raise ConfigError(self.word, what, wanted="datasets", hint=hint) from None
         return datasets.load_dataset_builder(self.name, self.config, revision=self.revision)
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import glob
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import PREFIX, Named
-from mega_data.readers.packed import PACKED, unpacked_name
-from mega_schema.errors import ConfigError
+from mega_data.readers.magic import HEAD_BYTES, check_form, compression
+from mega_data.readers.packed import changed_error, unpacked_name
 
-log = logging.getLogger("mega.data")
+__all__ = ["DROPPED", "FORMS", "NAMED", "QUARANTINE", "REPORT", "STDIN", "Input", "form_of", "found"]
 
 STDIN = "-"
 FORMS = ("jsonl", "text", "table")
 NAMED = "named"
-# what clean and dedup write beside the documents they keep
-DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
-_NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
 _FORM_OF = MappingProxyType(
     {
         ".arrow": "table",
         ".json": "jsonl",
         ".jsonl": "jsonl",
+        ".jsonlines": "jsonl",
         ".ndjson": "jsonl",
         ".parquet": "table",
         ".txt": "text",
@@ -35,7 +32,7 @@ _FORM_OF = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file, or stdin when its path is `-`, or a dataset by its name.
+    """A file, a pipe, stdin when its path is `-`, or a dataset by its name.
 
     Attributes:
         form: one of FORMS, or NAMED.
@@ -49,19 +46,24 @@ class Input:
         return str(self.path) == STDIN
 
     @property
+    def stream(self) -> bool:
+        """Whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
+        return self.stdin or (self.form != NAMED and self.path.is_fifo())
+
+    @property
     def named(self) -> Named:
         """What a path that is a name means."""
         return Named.parse(str(self.path))
 
     @property
     def packing(self) -> str:
-        """The ending of its compression, "" without one."""
-        return self.path.suffix if self.path.suffix in PACKED else ""
+        """Its compression, by its name or first bytes, as the ending of a name; "" without one."""
+        return "" if self.stream or self.form == NAMED else compression(self.path)
 
     @property
     def size(self) -> int:
         """Bytes on disk; 0 where they are not known."""
-        return 0 if self.stdin or self.form == NAMED else self.path.stat().st_size
+        return 0 if self.stream or self.form == NAMED else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
         """What tells that it is still the same: of a file its path, size and time of change."""
@@ -69,6 +71,22 @@ class Input:
             return [str(self.path), self.named.state()]
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
+
+    def version(self) -> tuple[int, ...]:
+        """Size, inode and time of change of a file; () of one that is gone, of a stream and of a name."""
+        if self.stream or self.form == NAMED or not self.path.exists():
+            return ()
+        stat = self.path.stat()
+        return stat.st_size, stat.st_ino, stat.st_mtime_ns
+
+    def check_version(self, before: tuple[int, ...]) -> None:
+        """See that no other process changed the file since `version` was `before`.
+
+        Raises:
+            FormatError: it was rewritten, cut off, replaced or removed.
+        """
+        if before and (now := self.version()) != before:
+            raise changed_error(self.path, before[0], now[0] if now else None)
 
 
 def found(words: Sequence[str], form: str | None = None) -> list[Input]:
@@ -78,19 +96,27 @@ def found(words: Sequence[str], form: str | None = None) -> list[Input]:
         form: of all of them; None goes by the ending of each name, and any other name holds JSON lines.
 
     Raises:
-        ConfigError: a word names nothing.
+        ConfigError: a word names nothing, or a file of a form that is not read; see `resolve_files`.
     """
-    inputs = list[Input]()
+    wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
+    files, inputs = FileResolver(lambda path: _ending(path) in _FORM_OF, wanted), dict[str, Input]()
     for word in words:
-        if word.startswith(PREFIX):
-            inputs.append(Input(Path(Named.parse(word).word), NAMED))
-            continue
-        paths = list(_paths(word))
-        if not paths:
-            wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
-            raise ConfigError("--input", "no files there", found=word, wanted=wanted)
-        inputs += [Input(path, form or form_of(path)) for path in paths]
-    return inputs
+        if word == STDIN:
+            inputs.setdefault(word, Input(Path(word), form or "jsonl"))
+        elif word.startswith(PREFIX):
+            inputs.setdefault(word, Input(Path(Named.parse(word).word), NAMED))
+        else:
+            for path in files.resolve(word):
+                inputs[str(path)] = _checked(Input(path, form or form_of(path)))
+    files.log_repeats()
+    return list(inputs.values())
+
+
+def _checked(given: Input) -> Input:
+    if not given.stream and not given.packing:
+        with given.path.open("rb") as file:
+            check_form(given.path, given.form, file.read(HEAD_BYTES))
+    return given
 
 
 def form_of(path: Path) -> str:
@@ -98,32 +124,6 @@ def form_of(path: Path) -> str:
     if str(path).startswith(PREFIX):
         return NAMED
     return _FORM_OF.get(_ending(path), "jsonl")
-
-
-def _paths(word: str) -> Iterable[Path]:
-    path = Path(word)
-    if word == STDIN or path.is_file():
-        return [path]
-    if path.is_dir():
-        inner = _files_in(path)
-        if (path / "state.json").exists():  # a dataset that Hugging Face's save_to_disk wrote
-            return [p for p in inner if p.suffix == ".arrow"]
-        return [p for p in inner if _ending(p) in _FORM_OF]
-    return sorted(Path(name) for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """All files below a folder, but for hidden ones and those of documents that were not kept."""
-    found, passed = list[Path](), set[str]()
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if not_kept := _NOT_KEPT.intersection(parts):
-            passed |= not_kept
-        elif path.is_file() and not any(part.startswith(".") for part in parts):
-            found.append(path)
-    if passed:
-        log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(passed)))
-    return found
 
 
 def _ending(path: Path) -> str:

@@ -6,30 +6,33 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from mega_schema.errors import ConfigError, FormatError
+from mega_data.readers.magic import HEAD_BYTES, head_compression, name_compression
+from mega_schema.errors import ConfigError, DamageError, FormatError
+from mega_schema.install_hint import install_hint
 
-PACKED = (".gz", ".zst", ".xz", ".bz2", ".lz4")
+_VERSION = ("st_ino", "st_size", "st_mtime_ns")
 
 
 def unpacked_name(path: Path) -> str:
     """The name of a file without the ending of its compression."""
-    return path.stem if path.suffix in PACKED else path.name
+    return path.stem if name_compression(path) else path.name
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed by the ending of its name.
+    """The file's bytes, decompressed.
 
     Raises:
         ConfigError: the library for it is not installed.
-        FormatError: what is read is damaged.
+        DamageError: what is read is damaged.
     """
     with counted(path) as (file, _):
         yield file
@@ -38,35 +41,74 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """As `opened`, and how many bytes of the file on disk were read so far."""
+    with path.open("rb", buffering=1 << 20) as raw, unpacked(raw, path) as file:
+        before = os.fstat(raw.fileno())
+        yield file, raw.tell if raw.seekable() else lambda: 0
+        if raw.seekable():
+            _check_unchanged(path, before)
+
+
+@contextmanager
+def unpacked(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of an open file or pipe, decompressed by the ending of its name, else by its first bytes.
+
+    Raises:
+        ConfigError: the library for it is not installed.
+        DamageError: what is read is damaged.
+    """
+    kind = name_compression(path) or head_compression(_peek(raw))
     damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-    if path.suffix == ".zst":
+    if kind == ".zst":
         damage = (*damage, library(path, "zstandard", "zst").ZstdError)
-    if path.suffix == ".lz4":
+    if kind == ".lz4":
         damage = (*damage, RuntimeError)  # what its library raises
-    with path.open("rb", buffering=1 << 20) as raw:
-        try:
-            with _text(path, raw) as file:
-                yield file, raw.tell
-        except damage as error:
+    try:
+        with _text(path, kind, raw) as file:
+            yield file
+    except damage as error:
+        raise _damaged(path, error) from None
+    except OSError as error:
+        if error.filename is None and error.errno is None:  # bz2's way to say the same
             raise _damaged(path, error) from None
-        except OSError as error:
-            if error.filename is None and error.errno is None:  # bz2's way to say the same
-                raise _damaged(path, error) from None
-            raise
+        raise
 
 
-def _text(path: Path, raw: IO[bytes]) -> Any:
-    if path.suffix == ".gz":
+def _peek(raw: IO[bytes]) -> bytes:
+    """The first bytes, which stay to be read."""
+    return bytes(raw.peek(HEAD_BYTES)[:HEAD_BYTES]) if isinstance(raw, io.BufferedReader) else b""
+
+
+def _check_unchanged(path: Path, before: os.stat_result) -> None:
+    """See that the name still leads to the file that was opened, with the size and time it had.
+
+    Raises:
+        FormatError: another process wrote it, replaced it or removed it meanwhile.
+    """
+    now = path.stat() if path.exists() else None
+    if now is None or any(getattr(now, name) != getattr(before, name) for name in _VERSION):
+        raise changed_error(path, before.st_size, None if now is None else now.st_size)
+
+
+def changed_error(path: Path, before: int, now: int | None) -> FormatError:
+    """What is wrong with a file that had `before` bytes and has `now`, None for one that is gone."""
+    found = "no such file" if now is None else f"{now:,} bytes"
+    hint = "let whoever writes it end, then give the command again"
+    wanted = f"the {before:,} bytes it had, untouched"
+    return FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)
+
+
+def _text(path: Path, kind: str, raw: IO[bytes]) -> Any:
+    if kind == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    if path.suffix == ".xz":
+    if kind == ".xz":
         return lzma.LZMAFile(raw)
-    if path.suffix == ".bz2":
+    if kind == ".bz2":
         return bz2.BZ2File(raw)
-    if path.suffix == ".lz4":
+    if kind == ".lz4":
         return library(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
-    if path.suffix == ".zst":
+    if kind == ".zst":
         return io.BufferedReader(_Frames(raw, library(path, "zstandard", "zst")), 1 << 20)
-    return raw
+    return nullcontext(raw)
 
 
 class _Frames(io.RawIOBase):
@@ -107,9 +149,9 @@ def library(path: Path, module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        what, hint = "needs a library that is not installed", f"pip install 'mega-data[{extra}]'"
+        what, hint = "needs a library that is not installed", install_hint("mega-data", extra)
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
 
 
-def _damaged(path: Path, error: Exception) -> FormatError:
-    return FormatError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")
+def _damaged(path: Path, error: Exception) -> DamageError:
+    return DamageError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")

@@ -10,7 +10,7 @@ from typing import IO
 
 from mega_data.readers.blocks import Block, Lines, PlainText
 from mega_data.readers.inputs import NAMED, Input
-from mega_data.readers.packed import counted
+from mega_data.readers.packed import counted, unpacked
 from mega_schema.errors import FormatError
 
 BLOCK_BYTES = 1 << 20
@@ -40,15 +40,18 @@ def blocks(
         from mega_data.readers.tables import named_batches
 
         yield from named_batches(given.named, start, keys, size)
-    elif given.form == "jsonl" and not given.packing and not given.stdin:
+    elif given.form == "jsonl" and not given.stream and not given.packing:
         yield from _places(given.path, start, size)
     else:
         whole = given.form == "text" and unit == "file"
-        ending = b"\n\n" if given.form == "text" and unit == "paragraph" else b"\n"
+        paragraphs = given.form == "text" and unit == "paragraph"
+        endings = (b"\n\n", b"\n\r\n") if paragraphs else (b"\n",)
         with _opened(given) as (file, consumed):
             _skip(file, start)
             before = 0
-            for end, held in _pieces(file, start, LONGEST_TEXT if whole else size, ending, given.path, whole):
+            for end, held in _pieces(
+                file, start, LONGEST_TEXT if whole else size, endings, given.path, whole
+            ):
                 now = consumed()
                 if given.form == "text":
                     yield PlainText(end, now - before, held, unit)
@@ -72,9 +75,9 @@ def _places(path: Path, start: int, size: int) -> Iterator[Block]:
 
 
 def _pieces(
-    file: IO[bytes], at: int, size: int, ending: bytes, path: Path, whole: bool
+    file: IO[bytes], at: int, size: int, endings: tuple[bytes, ...], path: Path, whole: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """Bytes of about `size` that stop after `ending`, each with the position of its end."""
+    """Bytes of about `size` that stop after one of the endings, each with the position of its end."""
     held = b""
     while more := file.read(size):
         held += more
@@ -82,8 +85,7 @@ def _pieces(
             if len(held) >= LONGEST_TEXT:
                 raise _too_long(path)
             continue
-        cut = held.rfind(ending) + len(ending)
-        if cut >= len(ending):
+        if cut := max(held.rfind(ending) + len(ending) if ending in held else 0 for ending in endings):
             at += cut
             yield at, held[:cut]
             held = held[cut:]
@@ -102,7 +104,8 @@ def _skip(file: IO[bytes], size: int) -> None:
 def _opened(given: Input) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """The bytes of an input, decompressed, and how many bytes of the file they took so far."""
     if given.stdin:
-        yield sys.stdin.buffer, lambda: 0
+        with unpacked(sys.stdin.buffer, given.path) as file:
+            yield file, lambda: 0
         return
     with counted(given.path) as opened:
         yield opened

@@ -10,9 +10,12 @@ from typing import Any
 
 from mega_data.readers.blocks import Block, Table
 from mega_data.readers.hub import Named
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import ConfigError, DamageError
+from mega_schema.install_hint import install_hint
 
-_ROWS = 1000  # read at a time; a block holds fewer where rows are long
+_ROWS = 1000  # read at a time, fewer where rows are long
+_BATCH_BYTES = 1 << 22  # read at a time, or one row
+_BUFFER_BYTES = 1 << 20  # of a column's file bytes
 
 
 def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
@@ -20,7 +23,7 @@ def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[
 
     Raises:
         ConfigError: pyarrow is not installed, or there is no such column.
-        FormatError: the file is damaged.
+        DamageError: the file is damaged.
     """
     taken, total = 0, path.stat().st_size
     with _reading(path, keys) as (count, reading):
@@ -57,11 +60,11 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     """Each row with all its columns, as Python's values.
 
     Raises:
-        ConfigError, FormatError: as `batches`.
+        ConfigError, DamageError: as `batches`.
     """
     with _reading(path) as (_, reading):
-        for batch in reading:
-            yield from batch.to_pylist()
+        for _, part in _parts(reading, 0, 0, _BATCH_BYTES):
+            yield from part.to_pylist()
 
 
 @contextmanager
@@ -70,7 +73,7 @@ def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[in
     try:
         pyarrow = import_module("pyarrow")
     except ImportError:
-        hint = "pip install 'mega-data[parquet]'"
+        hint = install_hint("mega-data", "parquet")
         raise ConfigError(
             path, "needs a library that is not installed", wanted="pyarrow", hint=hint
         ) from None
@@ -79,19 +82,29 @@ def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[in
     except (pyarrow.ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise FormatError(path, "damaged", found=str(error), hint="copy the file again") from None
+        raise DamageError(path, "damaged", found=str(error), hint="copy the file again") from None
 
 
 def _open(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
     """How many rows there are, 0 where that is not known, and the batches of the columns, None for all."""
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
-        file = import_module("pyarrow.parquet").ParquetFile(path)
+        file = import_module("pyarrow.parquet").ParquetFile(path, buffer_size=_BUFFER_BYTES)
         columns = _columns(path, file.schema_arrow.names, keys)
-        return file.metadata.num_rows, file.iter_batches(_ROWS, columns=columns)
+        return file.metadata.num_rows, _row_groups(file, columns)
     stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
     columns = _columns(path, stream.schema.names, keys)
     return 0, (batch.select(columns) for batch in stream)
+
+
+def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
+    """The batches of a Parquet file, each of about _BATCH_BYTES by the sizes that its metadata state."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(column) for column in range(group.num_columns)]
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
+        count = max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(1, size)))
+        yield from file.iter_batches(count, row_groups=[number], columns=columns)
 
 
 def _columns(path: Path, names: Sequence[str], keys: Sequence[str] | None) -> list[str]:

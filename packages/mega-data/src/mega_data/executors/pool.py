@@ -1,0 +1,141 @@
+"""Worker processes for the tasks of stages: each gets the run once, then the numbers of its tasks.
+
+`concurrent.futures` sends the work with every task, which for a run of many inputs is most of the time, and
+waits for running tasks when it is interrupted. Here a process that is no longer needed is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from mega_data.steps import Result, Stage, perform
+from mega_data.worker_errors import portable_error
+from mega_schema.errors import MegaError
+
+PATIENCE = 1.0  # seconds a worker has to tidy up, before it is killed
+
+
+class TaskPool:
+    """Processes that do the tasks of some stages.
+
+    Args:
+        stages: sent to each process when it starts.
+        folder: work folder of the run.
+    """
+
+    def __init__(self, stages: Sequence[Stage], folder: Path, workers: int) -> None:
+        self._stages = tuple(stages)
+        self._processes = dict[Connection, Any]()
+        # spawn: a fork copies threads' locks in whatever state they are
+        context = get_context("spawn")
+        # Ctrl-C goes to all processes of a terminal; this one ends the workers. They inherit the mask
+        resource_tracker.ensure_running()  # its start would take the mask away again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(self._stages, folder, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        until = time.monotonic() + PATIENCE
+        for pipe, process in self._processes.items():
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            pipe.close()
+
+    def run(self, stage: Stage, tasks: Iterable[int]) -> Iterator[Result]:
+        """Do tasks of a stage in any order; the result of each, when it is done.
+
+        Raises:
+            MegaError: a process ended in the middle of a task.
+            Exception: a task's own error.
+        """
+        number, waiting, busy = self._stages.index(stage), deque(tasks), dict[Connection, int]()
+        idle = list(self._processes)
+        while waiting or busy:
+            while waiting and idle:
+                pipe = idle.pop()
+                busy[pipe] = waiting.popleft()
+                try:
+                    pipe.send((number, busy[pipe]))
+                except (BrokenPipeError, ConnectionResetError):
+                    self._raise_dead(stage, pipe)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                try:
+                    result = ready.recv()
+                except (EOFError, ConnectionResetError):
+                    self._raise_dead(stage, ready)
+                del busy[ready]
+                idle.append(ready)
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+
+    def _raise_dead(self, stage: Stage, pipe: Connection) -> NoReturn:
+        process = self._processes[pipe]
+        process.join(PATIENCE)
+        code = process.exitcode
+        by = f"{stage.name}, exit code {code}"
+        if code is not None and code < 0:
+            by = f"{stage.name}, by {signal.Signals(-code).name}"
+        hint = "the same command goes on where this one ended"
+        if code == -signal.SIGKILL:
+            hint += "; where the system had no memory left, fewer workers need less"
+        raise MegaError("--workers", "a process was killed", found=by, hint=hint)
+
+
+def _serve(stages: Sequence[Stage], folder: Path, pipe: Connection) -> None:
+    """A worker: results, or errors, for the numbers of stages and tasks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)  # so that temporary files are removed
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _end_with_parent()
+    while True:
+        try:
+            number, task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: object = perform(stages[number], task, folder)
+        except Exception as error:
+            answer = portable_error(error)
+        pipe.send(answer)
+
+
+def _leave(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when who started it is killed, else it would write beside the run after that."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM while a library's compiled code runs, which does not look at signals."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import NoReturn, TypeVar
+
+import click
+
+from mega_schema.command import INTERRUPTED, TERMINATED, Terminated
+
+T = TypeVar("T")
+SECONDS = 0.2  # between two looks at signals
+
+
+def run_interruptible(work: Callable[[], T]) -> T:
+    """Run a function in a thread of its own, and leave the process at once where a signal asks for its end.
+
+    The function must have written nothing that its own `finally` would remove: the thread cannot be stopped,
+    so the process ends under it.
+
+    Raises:
+        BaseException: as the function does.
+    """
+    results = SimpleQueue[tuple[list[T], BaseException | None]]()
+
+    def call() -> None:
+        try:
+            results.put(([work()], None))
+        except BaseException as error:  # raised again in the thread that waits
+            results.put(([], error))
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        while True:
+            try:
+                values, error = results.get(timeout=SECONDS)
+                break
+            except Empty:
+                continue
+    except KeyboardInterrupt as ended:
+        _leave(isinstance(ended, Terminated))
+    if error is not None:
+        raise error
+    return values[0]
+
+
+def _leave(terminated: bool) -> NoReturn:
+    click.echo("terminated" if terminated else "\ninterrupted", err=True)
+    sys.stderr.flush()
+    os._exit(TERMINATED if terminated else INTERRUPTED)

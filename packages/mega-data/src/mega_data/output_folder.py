@@ -1,0 +1,217 @@
+"""The output folder of clean, dedup and extract: whole when it can be seen, and of one run at a time.
+
+    OUTPUT/.unfinished/...     what the tasks of a run that is going on write
+    OUTPUT/.mega-data.json     the command, and the names of the files that the finished run wrote
+    OUTPUT/a.jsonl, ...        the files of a finished run
+
+A run writes below `.unfinished`. When all its tasks are done, its files get their names in the folder. A run
+that a wrong line ends leaves no file that looks finished. The next run takes over the shards that are done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
+from mega_data.shards import output_name, shards
+from mega_data.steps import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
+from mega_schema.disk import reporting_full_disk, sync_folder, write_text
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.outputs import check_output, has_keys
+
+MARKER = ".mega-data.json"
+UNFINISHED = ".unfinished"
+WORK = ".work"
+FORMAT = 1
+PAGE = "report.html"
+PAGE_KEYS = ("id", "url", "title", "text")  # of a line that `extract` writes
+log = logging.getLogger("mega.data")
+_OURS = frozenset(
+    {
+        MARKER,
+        UNFINISHED,
+        WORK,
+        f"{WORK}{REMOVED}",
+        f"{UNFINISHED}{REMOVED}",
+        DROPPED,
+        QUARANTINE,
+        REPORT,
+        PAGE,
+    }
+)
+
+
+def checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
+    """The files that the words of --input name, none of which is in the output or work folder.
+
+    Raises:
+        ConfigError: there are none, or a folder is refused.
+    """
+    files = tuple(shards(inputs))
+    check_folder(output, work, files)
+    check_stale(output, map(output_name, files))
+    return files
+
+
+def check_folder(output: Path, work: Path | None, inputs: Sequence[Path]) -> None:
+    """Refuse an output or work folder that holds an input, or files of other programs.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    check_output("--output", output, "folder", inputs=inputs, is_ours=is_ours)
+    if work is None:
+        return
+    check_output("--work", work, "folder", inputs=inputs, is_ours=lambda folder: (folder / PLAN).is_file())
+    if work.resolve() == output.resolve():
+        hint = "name another folder, or leave --work out"
+        raise ConfigError("--work", "is --output", found=work, hint=hint)
+
+
+def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
+    """Refuse a file of pages that is an input, or that `extract` did not write.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    check_output(option, output, "file", inputs=inputs, is_ours=has_keys(PAGE_KEYS))
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether one of the commands wrote all that is in a folder, or has begun to."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(MARKER)}
+    return names <= _OURS | _shard_names(folder)
+
+
+def _shard_names(folder: Path) -> set[str]:
+    """The files of the run that has finished in a folder."""
+    try:
+        values = json.loads((folder / MARKER).read_bytes())
+    except (OSError, ValueError):
+        return set()
+    files = values.get("files") if isinstance(values, dict) else None
+    return {str(name) for name in files} if isinstance(files, list) else set()
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool) -> Iterator[None]:
+    """Hold a folder, made if it is not there, so that no other run writes to it.
+
+    Args:
+        shared: this process does a part of a run, whose other parts others may do at the same time.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(number, folder, shared=shared)
+        yield
+    finally:
+        os.close(number)
+        if made:
+            with suppress(OSError):
+                folder.rmdir()  # where nothing is in it
+
+
+def _lock(number: int, folder: Path, *, shared: bool) -> None:
+    try:
+        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        hint = "wait for it to end, or name another folder"
+        raise ConfigError("--output", "another run writes there", found=folder, hint=hint) from None
+    except OSError as error:
+        log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
+
+
+def staging(output: Path) -> Path:
+    """Where the tasks write the files of an output folder."""
+    return output / UNFINISHED
+
+
+def mark(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
+    """Write into a folder which command its files are of.
+
+    Args:
+        files: of a run that is whole; None where one begins, which leaves the list of the run before.
+    """
+    files = sorted(_shard_names(folder)) if files is None else sorted(files)
+    remove_folder_left(folder / WORK)
+    mine = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array begin at once
+    write_text(mine, json.dumps({"format": FORMAT, "command": command, "files": files}))
+    mine.replace(folder / MARKER)
+
+
+def check_stale(output: Path, names: Iterable[str]) -> None:
+    """Refuse an output folder in which files of an earlier run would stay beside those of this one.
+
+    Args:
+        names: of the files that this run writes.
+
+    Raises:
+        ConfigError: there are such files.
+    """
+    stale = sorted(name for name in _shard_names(output) - _OURS - set(names) if (output / name).exists())
+    if stale:
+        hint = f"rm -r {output}, or name another folder"
+        found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
+        raise ConfigError("--output", "holds files of an earlier run of other inputs", found=found, hint=hint)
+
+
+def publish(output: Path, command: str, work: Path) -> None:
+    """Give the files of a run that is whole their names; those of an earlier one of ours go.
+
+    A process that was killed in the middle can be followed by another, which finds in `work` that it began.
+    """
+    staged, begun = staging(output), work / ".publishing"
+    with reporting_full_disk(output):
+        if not begun.exists():
+            for name in (DROPPED, QUARANTINE, REPORT, PAGE):
+                _remove(output / name)
+            begun.touch()
+        for path in sorted(staged.iterdir()) if staged.is_dir() else ():
+            if path.is_dir():
+                _remove(output / path.name)
+            if not path.name.startswith("."):  # a temporary file of a process that was killed
+                path.replace(output / path.name)
+        names = [path.name for path in output.iterdir() if path.is_file() and not path.name.startswith(".")]
+        mark(output, command, names)
+        sync_folder(output)
+    remove_folder(staged)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def keeping_good_shards(folder: Path, output: Path, *, alone: bool) -> Iterator[None]:
+    """Around a run: after a wrong line, the tasks that are done stay for the next run, if there are any.
+
+    Args:
+        folder: the run's work folder.
+        alone: this process does all of the run, and a person did not name the work folder.
+    """
+    try:
+        yield
+    except FormatError:
+        if alone and next(folder.glob("**/done/*/*.json"), None) is None:
+            for left in (folder, staging(output)):
+                remove_folder(left)
+            if output.is_dir() and [path.name for path in output.iterdir()] == [MARKER]:
+                (output / MARKER).unlink()
+        elif alone:
+            (folder / FAILED).touch()
+        raise

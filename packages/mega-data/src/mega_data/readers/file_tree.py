@@ -1,0 +1,245 @@
+"""Resolve the words of `--input` to files: each file once, in a fixed order, through links, without loops.
+
+    a file, a pipe      itself
+    a folder            the readable files below it, sorted by path; linked folders included
+    a glob              the matches, sorted by path; `**` crosses linked folders; a matched folder as above
+
+A linked folder that leads back to a folder already read, and a file with two names, are read once and logged.
+A link to nothing is an error: its file system is not mounted, or its file was moved.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from mega_schema.errors import ConfigError
+from mega_schema.tokenizer_files import BESIDE
+
+log = logging.getLogger("mega.data")
+
+# what clean and dedup write beside the documents they keep
+DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
+_NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
+_TOKENIZER_FILES = frozenset(
+    {*BESIDE, "identity.json", "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
+)
+_WORK_FOLDERS = (".unfinished", ".work", ".dropped")
+_SHOWN: Final = 3  # names in one log line
+
+
+class FileResolver:
+    """Resolve words to files, each file once over all words.
+
+    Args:
+        is_readable: whether a file of a folder is an input; a file that a word or a glob names always is.
+        wanted: what the words may name, for the error of one that names nothing.
+    """
+
+    def __init__(self, is_readable: Callable[[Path], bool], wanted: str) -> None:
+        self._is_readable, self._wanted = is_readable, wanted
+        self._seen, self._again = set[str](), list[Path]()
+
+    def resolve(self, word: str) -> list[Path]:
+        """The files that a word names and no word before named.
+
+        Raises:
+            ConfigError: it names nothing, a link leads to nothing, or a folder holds several splits of a
+                Hugging Face dataset.
+        """
+        paths = _resolve_word(word, self._is_readable)
+        if not paths:
+            raise ConfigError("--input", "no files there", found=word, wanted=self._wanted)
+        return [path for path in paths if self._is_new(path)]
+
+    def log_repeats(self) -> None:
+        """Log the files that were named more than once."""
+        if self._again:
+            count, names = _files(len(self._again)), _shown(self._again)
+            log.warning("--input: %s named more than once, read once: %s", count, names)
+
+    def _is_new(self, path: Path) -> bool:
+        real = os.path.realpath(path)
+        if real in self._seen:
+            self._again.append(path)
+            return False
+        self._seen.add(real)
+        return True
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether the path is a pipe, as `<(zcat a.gz)` gives it: its bytes can be read once."""
+    return path.is_fifo()
+
+
+def _resolve_word(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
+    path = Path(word)
+    if path.is_file() or is_pipe(path):
+        return [path]
+    if path.is_dir():
+        return _read_folder(path, is_readable)
+    _refuse_dangling(path)
+    return _resolve_glob(word, is_readable)
+
+
+def _resolve_glob(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
+    parts = Path(word).parts
+    if "**" in parts:
+        cut = parts.index("**")
+        bases = glob.glob(str(Path(*parts[:cut]))) if cut else ["."]  # noqa: PTH207 - pathlib's skips hidden files differently
+        found = list[Path]()
+        for base in filter(Path.is_dir, map(Path, sorted(bases))):
+            tree = _walk(base)
+            found += [p for p in tree.files if _matches(p.relative_to(base).parts, parts[cut:])]
+            _log_skipped(base, tree, [])
+        return sorted(found)
+    found = list[Path]()
+    for path in sorted(map(Path, glob.glob(word))):  # noqa: PTH207
+        _refuse_dangling(path)
+        if path.is_dir():
+            found += [] if _is_work_folder(path) else _read_folder(path, is_readable)
+        elif path.is_file() and not _is_own_output(path, _names(path.parent)):
+            found.append(path)
+    return found
+
+
+def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_matches(parts[at:], patterns[1:]) for at in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
+
+
+def _read_folder(folder: Path, is_readable: Callable[[Path], bool]) -> list[Path]:
+    tree = _walk(folder)
+    files = sorted(path for path in tree.files if path in tree.saved or is_readable(path))
+    _log_skipped(
+        folder, tree, [path for path in tree.files if path not in tree.saved and not is_readable(path)]
+    )
+    return files
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The files below a folder.
+
+    Attributes:
+        saved: files of datasets that Hugging Face's `save_to_disk` wrote.
+        own: files and folders that mega-data wrote and that are not text.
+        twice: linked folders that lead to a folder read before.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    saved: set[Path] = field(default_factory=set)
+    not_kept: set[str] = field(default_factory=set)
+    own: list[Path] = field(default_factory=list)
+    twice: list[Path] = field(default_factory=list)
+    visited: set[tuple[int, int]] = field(default_factory=set)
+
+
+def _walk(folder: Path) -> _Tree:
+    """All files below a folder but hidden ones and outputs of ours that hold no documents to read."""
+    tree, todo = _Tree(), [folder]
+    while todo:
+        inner = todo.pop()
+        stat = inner.stat()
+        if (stat.st_dev, stat.st_ino) in tree.visited:
+            tree.twice.append(inner)
+            continue
+        tree.visited.add((stat.st_dev, stat.st_ino))
+        todo += reversed(_list_folder(inner, tree))
+    return tree
+
+
+def _list_folder(folder: Path, tree: _Tree) -> list[Path]:
+    """Add the files of one folder to the tree; return its folders."""
+    try:
+        names = _names(folder)
+    except OSError as error:
+        raise ConfigError(
+            "--input", "a folder cannot be listed", found=f"{folder}: {error.strerror}"
+        ) from None
+    if "dataset_dict.json" in names:
+        splits = sorted(name for name in names if (folder / name / "state.json").exists())
+        hint = f"--input {folder / (splits[0] if splits else 'train')}"
+        found = f"{folder}: {', '.join(splits) or 'dataset_dict.json'}"
+        raise ConfigError("--input", "holds several splits of a dataset", found=found, hint=hint)
+    if "state.json" in names and (arrow := sorted(folder.glob("*.arrow"))):
+        tree.files += arrow
+        tree.saved |= set(arrow)
+        return []
+    folders = list[Path]()
+    for path in (folder / name for name in sorted(names) if not name.startswith(".")):
+        if path.name in _NOT_KEPT:
+            tree.not_kept.add(path.name)
+        elif path.is_dir():
+            (tree.own if _is_work_folder(path) else folders).append(path)
+        elif path.is_file():
+            (tree.own if _is_own_output(path, names) else tree.files).append(path)
+        else:
+            _refuse_dangling(path)
+    return folders
+
+
+def _names(folder: Path) -> frozenset[str]:
+    return frozenset(path.name for path in folder.iterdir())
+
+
+def _is_work_folder(path: Path) -> bool:
+    return path.suffix in _WORK_FOLDERS
+
+
+def _is_own_output(path: Path, names: frozenset[str]) -> bool:
+    """Whether a file is part of a dataset or a tokenizer of ours, given the names in its folder."""
+    if path.suffix in (".bin", ".idx", ".json") and {f"{path.stem}.bin", f"{path.stem}.idx"} <= names:
+        return True
+    if path.name in _TOKENIZER_FILES and "identity.json" in names:
+        return True
+    return path.name.endswith("_quarantine.jsonl") and _is_quarantine(path)
+
+
+def _is_quarantine(path: Path) -> bool:
+    with path.open("rb") as file:
+        line = file.readline(1 << 24)
+    try:
+        return set(orjson.loads(line)) == {"file", "line", "reason", "row"}
+    except (ValueError, TypeError):
+        return False
+
+
+def _refuse_dangling(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        hint = f"is its file system mounted? else: rm {path}"
+        raise ConfigError("--input", "a link to nothing", found=f"{path} -> {path.readlink()}", hint=hint)
+
+
+def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
+    if tree.not_kept:
+        log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(tree.not_kept)))
+    if tree.own:
+        log.warning("%s: read without outputs of mega-data: %s", folder, _shown(tree.own))
+    if tree.twice:
+        log.warning("%s: linked folders lead to folders already read: %s", folder, _shown(tree.twice))
+    if unread:
+        endings = Counter(path.suffix or "no ending" for path in unread)
+        counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(_SHOWN))
+        log.warning("%s: %s of other forms not read: %s", folder, _files(len(unread)), counts)
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'s' * (count != 1)}"
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+    return ", ".join(str(path) for path in paths[:_SHOWN]) + more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,16 +43,6 @@ def write_corpus(
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix of a small corpus with its tokenizer beside it."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "toy_text_document")
-
-
-@pytest.fixture(scope="session")
-def golden() -> Path:
-    """What Megatron's own code computed; a test that asks for it is skipped where there is none."""
-    shared = os.environ.get("MEGA_SHARED")
-    folder = (Path(shared) if shared else Path(__file__).parents[4] / "shared") / "golden"
-    if not folder.is_dir():
-        pytest.skip(f"no oracle at {folder} (MEGA_SHARED)")
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from mega_model.mesh import Mesh
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.indexed import IndexedDataset
+from mega_schema.run_folder import FORMAT
+from mega_schema.side_files import rewrite_checksums
 from mega_train.cli import main
 from mega_train.leaving import VALIDATED
 from mega_train.loop import Loop
@@ -79,6 +81,7 @@ def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
     said = json.loads((folder / "trainer.json").read_text("utf-8"))
     del said["courses"]
     (folder / "trainer.json").write_text(json.dumps(said))
+    rewrite_checksums(folder, FORMAT)
     told = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
     assert told == (
         f"error: --use-checkpoint-opt_param-scheduler: the checkpoint says no courses: found {folder}; "

@@ -18,6 +18,8 @@ import pytest
 
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.indexed import DatasetInfo, IndexedWriter
+from mega_schema.run_folder import FORMAT
+from mega_schema.side_files import replace_manifest, rewrite_checksums
 from mega_schema.tokenizer import open_tokenizer
 from mega_train.cli import main
 from mega_train.metrics import read_events
@@ -121,6 +123,9 @@ def test_a_run_is_watched_by_what_its_flags_ask_for(corpus: Path, tmp_path: Path
     (line,) = [e for e in read_events(tmp_path / "run") if e["event"] == "train"]
     assert read.Scalars("iteration-time")[0].value == pytest.approx(line["step_seconds"])
     assert [point.step for point in read.Scalars("lm loss")] == list(range(1, 11))
+    # linear to 0 at step 10: after step 1 Megatron logs the rate of step 2
+    rates = [point.value for point in read.Scalars("learning-rate")]
+    assert rates == pytest.approx([0.02 * (1 - done / 10) for done in range(1, 11)], abs=1e-8)
 
 
 def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None:
@@ -136,7 +141,8 @@ def test_a_megatron_script_trains_as_it_is(corpus: Path, tmp_path: Path) -> None
     """
     done = _run("gpt", *script.split())
     assert done.stdout.count("\niteration ") == 3
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
+    assert "0.1 in Megatron: --megatron-defaults takes its defaults" in done.stderr
     assert done.stderr.startswith("left out: --data-impl (a dataset says which form it has); ")
     spec = Checkpoint.open(tmp_path).spec
     assert (spec.positions, spec.activation) == ("rope", "squared_relu")
@@ -156,7 +162,10 @@ def test_what_cannot_watch_a_run_is_refused_before_anything_is_written(
     )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     said = _refused(_gpt(corpus, *save, code=2))
-    assert said == '--tensorboard-dir: needs tensorboard; hint: pip install "mega-train[tensorboard]"'
+    assert (
+        said
+        == '--tensorboard-dir: needs tensorboard; hint: pip install -e "packages/mega-train[tensorboard]"'
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +327,7 @@ def test_weights_without_an_optimizer_are_for_finetuning(
     manifest = json.loads((bare / "manifest.json").read_text())
     for space in ("optim.exp_avg", "optim.exp_avg_sq"):
         del manifest["tensors"][space]
-    (bare / "manifest.json").write_text(json.dumps(manifest))
+    replace_manifest(bare, json.dumps(manifest))
     assert _refused(_gpt(corpus, "--load", str(bare), code=2)) == (
         f"{bare}: holds no optimizer state to go on with: found model, "
         "wanted optim.exp_avg, optim.exp_avg_sq; hint: --finetune begins anew with its weights"
@@ -329,13 +338,15 @@ def test_weights_without_an_optimizer_are_for_finetuning(
         "optim.exp_avg_sq, optim.momentum; hint: --optimizer adam, or --finetune begins anew with its weights"
     )
     trainer = {"consumed_samples": 480}
-    (Checkpoint.open(bare).folder / "trainer.json").write_text(json.dumps(trainer))
+    (bare / "trainer.json").write_text(json.dumps(trainer))
     shutil.copy(Checkpoint.open(trained[0]).folder / "manifest.json", bare)
+    rewrite_checksums(bare, FORMAT)
     assert "trainer.json: optimizer_steps: not a count: found None" in _refused(
         _gpt(corpus, "--load", str(bare), code=2)
     )
     trainer |= {"optimizer_steps": 60, "skipped_samples": -8}
-    (Checkpoint.open(bare).folder / "trainer.json").write_text(json.dumps(trainer))
+    (bare / "trainer.json").write_text(json.dumps(trainer))
+    rewrite_checksums(bare, FORMAT)
     assert "trainer.json: skipped_samples: not a count: found -8" in _refused(
         _gpt(corpus, "--load", str(bare), code=2)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +56,39 @@ def test_a_gpu_without_fp8_is_told_and_is_no_illness(monkeypatch: pytest.MonkeyP
     assert done.return_value == 0
     assert "fp8              none         -      a GPU of compute capability 8.0 has no such" in done.stdout
     assert "(not needed: FP8 is over torch's own products)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("programs", "cc", "path", "said"),
+    [
+        (("gcc", "clang"), None, "gcc", ""),  # Triton's own order
+        (("clang",), None, "clang", ""),
+        (("gcc", "icx"), "icx", "icx", ""),
+        ((), None, None, "none: neither gcc nor clang is on PATH and CC is unset; Triton"),
+        (("gcc",), "icx", None, "none: CC=icx is no program; Triton"),  # Triton does not look further
+    ],
+)
+def test_the_c_compiler_that_triton_takes_is_named_and_a_missing_one_is_one_line(
+    programs: tuple[str, ...],
+    cc: str | None,
+    path: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for program in programs:
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if cc is not None:
+        monkeypatch.setenv("CC", cc)
+    found = doctor.examined("reference", "cpu")
+    assert found["c_compiler"] == (path and str(tmp_path / path))
+    assert found["healthy"], "a CPU needs no compiler"
+    (line,) = (line for line in doctor.told(found).splitlines() if line.startswith("C compiler"))
+    assert line.startswith(f"C compiler           {said or tmp_path / str(path)}")
+    assert ("hint: apt-get install gcc libc6-dev" in line) is (path is None)
 
 
 def test_fp8_products_that_are_wrong_or_fail_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mega_schema.config import flags, load
-from mega_schema.errors import ConfigError
+from mega_schema.config import flags, keys, load
 from mega_train.config import Curriculum, Run
-from mega_train.familiar import Familiar, translated
+from mega_train.familiar import Familiar
+from mega_train.flag_translation import translate_flags
 from mega_train.resolve import Plan, resolve
 
 # examples/pretrain_gpt_distributed_with_mp.sh of Megatron-LM 23.06, its variables filled in
@@ -58,6 +58,9 @@ def _parsed(*args: str) -> tuple[Run, str]:
     return seen[0], done.stderr
 
 
+OURS = {name for key in keys(Run) for name in key.declared.split("/")} | {"--config", "--set", "--help"}
+
+
 def _words(script: str) -> list[str]:
     return [word for part in script.split("|") for word in ([part] if "(" in part else part.split())]
 
@@ -68,7 +71,8 @@ def _plan(run: Run, world: int = 1) -> Plan:
 
 def test_a_megatron_script_is_read_as_it_is() -> None:
     run, said = _parsed(*_words(MEGATRON))
-    assert said.count("\n") == 1
+    assert said.count("\n") == 2
+    assert said.splitlines()[1].startswith("--hidden-dropout and --attention-dropout are 0 unless given")
     assert said.startswith("left out: ")
     assert "--distributed-backend (" in said
     assert not {"--vocab-file", "--split", "--fp16"} & set(said.replace(",", " ").split()), "what counts"
@@ -122,14 +126,23 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
         ("--openai-gelu --lr 1", "--activation gelu_tanh --lr 1"),
         ("--activations-checkpoint-method block", "--recompute-granularity full --recompute-method block"),
         ("--DDP-impl FSDP --DDP-impl local", "--zero-stage 3 --DDP-impl local"),
-        ("--num-workers 4 --lr 1 --wandb x", "--lr 1 --wandb x"),
-        ("--timing-x --profile-backward --use-legacy-models=1 --lr=-1", "--timing-x --lr=-1"),
+        ("--num-workers 4 --lr 1 --wandb-project x", "--lr 1 --wandb-project x"),
+        ("--profile --profile-backward --use-legacy-models=1 --lr=-1", "--profile --lr=-1"),
+        ("--eval-only True --lr 1", "--eval-only --lr 1"),
+        ("--pp-partition-method type:transformer --lr 1", "--lr 1"),
+        (
+            "--pp-partition-method=type:transformer|embedding",
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        ),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "--zero-stage 3"),
+        ("--use-torch-fsdp2", "--zero-stage 3"),
+        ("--task language_modeling --save-interval-updates 5", "--save-interval 5"),
         ("--lr-scheduler fixed", "--lr-decay-style constant"),
     ],
 )
 def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
-    known = {"--position-embedding-type", "--DDP-impl"}
-    assert translated(theirs.split(), known).words == ours.split()
+    done = translate_flags(theirs.split(), OURS)
+    assert (done.words, done.refused) == (ours.split(), [])
 
 
 @pytest.mark.parametrize(
@@ -141,14 +154,15 @@ def test_words_of_theirs_become_words_of_ours(theirs: str, ours: str) -> None:
         ),
         ("--criterion adaptive_loss", "--criterion: means nothing here: found adaptive_loss"),
         ("--adam-betas 0.9", '--adam-betas: not two numbers: found 0.9, wanted "(0.9, 0.98)"'),
+        ("--eval-only False", "--eval-only: is a switch, and on with any word: found False; hint: leave"),
+        ("--arch", "--arch: needs a value"),
         ("--mlp-type residual", "--mlp-type: means nothing here: found residual, wanted standard"),
         ("--deepspeed_config none.json", "--deepspeed_config: no such file: found none.json"),
     ],
 )
 def test_words_that_mean_nothing_are_told(theirs: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        translated(theirs.split())
-    assert str(caught.value).startswith(said)
+    (error,) = translate_flags(theirs.split(), OURS).refused
+    assert str(error).startswith(said)
 
 
 DEEPSPEED = {
@@ -237,9 +251,141 @@ def test_what_a_deepspeed_configuration_cannot_say_is_told(
 ) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(told))
-    with pytest.raises(ConfigError) as caught:
-        translated([*given.split(), f"--deepspeed_config={file}"])
-    assert said in str(caught.value)
+    config = f"--deepspeed_config={file}"
+    for line in ([*given.split(), config], [config, *given.split()]):
+        assert said in str(translate_flags(line, OURS).refused[0])
     file.write_text("{")
-    with pytest.raises(ConfigError, match="ds.json: is not JSON"):
-        translated([f"--deepspeed_config={file}"])
+    (error,) = translate_flags([config], OURS).refused
+    assert "ds.json: is not JSON" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "said"),
+    [
+        ({"train_batch_size": 512}, "--global-batch-size 1_024", "found 512, wanted 1024"),
+        (
+            {"train_micro_batch_size_per_gpu": 2},
+            "--batch-size 4",
+            "disagrees with --micro-batch-size: found 2",
+        ),
+        ({"gradient_clipping": 0.5}, "--clip-grad 1e0", "disagrees with --clip-grad: found 0.5, wanted 1"),
+        ({"gradient_clipping": 0.5}, "--clip-norm=1", "disagrees with --clip-grad: found 0.5, wanted 1"),
+        ({"zero_optimization": {"stage": 2}}, "--use-torch-fsdp2", "disagrees with --zero-stage: found 2"),
+        ({"fp16": {"enabled": False}}, "--memory-efficient-fp16", "disagrees with --fp16"),
+    ],
+)
+def test_a_deepspeed_configuration_disagrees_with_a_flag_in_any_spelling_and_order(
+    tmp_path: Path, told: Any, given: str, said: str
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(told))
+    for line in (
+        ["--deepspeed_config", str(file), *given.split()],
+        [*given.split(), f"--deepspeed_config={file}"],
+    ):
+        (error,) = translate_flags(line, OURS).refused
+        assert said in str(error)
+
+
+def test_equal_values_of_a_deepspeed_configuration_are_none_that_disagree(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        json.dumps({"train_batch_size": 1024, "gradient_clipping": 1.0, "bf16": {"enabled": True}})
+    )
+    line = ["--global-batch-size", "1_024", "--clip-norm", "1e0", "--bf16", f"--deepspeed_config={file}"]
+    done = translate_flags(line, OURS)
+    assert (done.refused, done.words) == (
+        [],
+        ["--global-batch-size", "1_024", "--clip-grad", "1e0", "--bf16"],
+    )
+
+
+def test_deepspeeds_own_scaler_replaces_a_flags_loss_scale(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12}}))
+    run, said = _parsed("--loss-scale", "12", "--fp16", "--deepspeed_config", str(file))
+    assert (run.train.loss_scale, run.train.initial_loss_scale) == (None, 4096.0)
+    assert "--loss-scale (fp16.loss_scale 0 of DeepSpeed's configuration is a scale that moves)" in said
+
+
+def _refused(*args: str) -> tuple[list[str], str]:
+    """What a command prints that refuses its flags, and the error it ends with."""
+
+    @click.command(cls=Familiar)
+    @flags(Run)
+    def command(config: Path | None, sets: Any, **given: Any) -> None:
+        raise AssertionError("it must not begin")
+
+    done = CliRunner().invoke(command, list(args), standalone_mode=False)
+    return done.stderr.splitlines(), str(done.exception)
+
+
+def test_everything_that_cannot_be_read_is_told_at_once() -> None:
+    line = "--num-experts 8 --lr high --mixed 3 --moe-router-topk 2 --arch other --lr-decay-style cosin"
+    table, error = _refused(*line.split())
+    assert [row.split()[0] for row in table] == [
+        "flag",
+        "--num-experts",
+        "--mixed",
+        "--moe-router-topk",
+        "--arch",
+        "--lr",
+        "--lr-decay-style",
+    ]
+    assert table[2].split() == ["--mixed", "no", "such", "option"]
+    assert error == (
+        "command line: 6 things cannot be read, listed above: found --num-experts, --mixed, "
+        "--moe-router-topk, --arch, --lr, --lr-decay-style; hint: mega-train explain FLAG"
+    )
+
+
+def test_one_flag_that_cannot_be_read_is_one_line() -> None:
+    assert _refused("--num-experts", "8") == (
+        [],
+        "--num-experts: mixture-of-experts layers are not supported",
+    )
+    assert _refused("--lr", "high")[0] == []
+
+
+def test_help_is_shown_beside_flags_that_cannot_be_read() -> None:
+    @click.command(cls=Familiar)
+    @flags(Run)
+    def command(**given: Any) -> None:
+        raise AssertionError("it must not begin")
+
+    done = CliRunner().invoke(command, ["--num-experts", "8", "--help"])
+    assert "--megatron-defaults" in done.stdout
+
+
+def test_a_script_that_leaves_dropout_to_megatrons_default_is_told() -> None:
+    told = "--hidden-dropout and --attention-dropout are 0 unless given, 0.1 in Megatron"
+    assert told in _parsed("--use-flash-attn")[1]
+    assert told in _parsed("--max-position-embeddings", "8")[1]
+    assert "--attention-dropout is 0 unless given" in _parsed("--use-flash-attn", "--hidden-dropout", "0")[1]
+    assert _parsed("--num-layers", "2")[1] == ""
+    run, said = _parsed("--megatron-defaults", "--max-position-embeddings", "8", "--attention-dropout", "0")
+    assert (run.train.hidden_dropout, run.train.attention_dropout) == (0.1, 0.0)
+    assert not run.checkpoint.signals
+    assert not run.checkpoint.background
+    assert said == ""
+    assert "would replace what the file says" in _refused("--megatron-defaults", "--config", "f.toml")[1]
+
+
+def test_fairseqs_world_size_is_checked_against_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = "--distributed-world-size"
+    assert translate_flags([flag, "1"], OURS).words == []
+    (error,) = translate_flags([flag, "8"], OURS).refused
+    assert str(error) == (
+        f"{flag}: is not the number of processes: found 8, wanted 1; "
+        "hint: torchrun --nproc-per-node 8 -m mega_train ..."
+    )
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert translate_flags([flag, "8"], OURS).refused == []
+    assert translate_flags([flag, "8"], OURS | {"--world"}).words == ["--world", "8"]
+
+
+def test_fairseqs_folder_of_data_is_what_is_read(tmp_path: Path) -> None:
+    for name in ("train.idx", "valid.idx"):
+        (tmp_path / name).touch()
+    words = translate_flags([str(tmp_path), "--task", "language_modeling"], OURS).words
+    assert words == ["--train-data-path", f"{tmp_path}/train", "--valid-data-path", f"{tmp_path}/valid"]

@@ -1,7 +1,8 @@
-"""Every flag of the training scripts we read: ours, put right, left out, or refused with what replaces it.
+"""Every flag of the training scripts we read: ours, replaced, left out, or refused with what replaces it.
 
 `their_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
-training script may hold.
+training script may hold. `their_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
+fields of megatron-core 0.16.1's dataclasses that become flags, and those that are declared by hand.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from click.testing import CliRunner
 from mega_schema.config import keys
 from mega_train.cli import app
 from mega_train.config import Run
-from mega_train.familiar import explained, find, translated
-from mega_train.megatron_flags import ABSENT, ALIKE, INSTEAD, MEANS, NEEDLESS, READ
+from mega_train.explain import explain
+from mega_train.flag_translation import MEGATRON_DEFAULTS, refusal_of, suggest_flag, translate_flags
+from mega_train.megatron_flags import find_flag, flag_table
 
-OURS = {name for key in keys(Run) for name in key.declared.split("/")} | {"--config", "--set", "--help"}
-TABLES = (NEEDLESS, ALIKE, READ, INSTEAD, ABSENT)
-THEIRS = [flag for table in TABLES for flag in table]
-NAMES = (Path(__file__).parent / "their_flags.txt").read_text("utf-8").split()
+OURS = {name for key in keys(Run) for name in key.declared.split("/")}
+OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}
+TABLE = flag_table()
+HERE = Path(__file__).parent
+NAMES = (HERE / "their_flags.txt").read_text("utf-8").split()
+NEWER = (HERE / "their_flags_2026.txt").read_text("utf-8").split()
+THEIRS = [*TABLE.left_out, *TABLE.refused, *TABLE.read_as, *TABLE.in_context]
 
 
 def test_a_flag_that_we_have_is_in_no_table_of_those_we_lack() -> None:
@@ -30,43 +35,60 @@ def test_a_flag_that_we_have_is_in_no_table_of_those_we_lack() -> None:
 
 
 def test_a_flag_stands_in_one_table() -> None:
-    assert len(THEIRS) == len(set(THEIRS))
-    assert all(flag.startswith("--") for flag in THEIRS)
+    every = [*THEIRS, *TABLE.values]
+    assert len(every) == len(set(every))
+    assert all(flag.startswith("--") for flag in every)
 
 
 def test_what_stands_for_a_flag_is_ours() -> None:
-    words = [word for words in ALIKE.values() for word in words]
-    words += [word for values in MEANS.values() for words in values.values() for word in words]
+    words = [word for words in TABLE.read_as.values() for word in words]
+    words += [word for values in TABLE.values.values() for words in values.values() for word in words]
     assert {word for word in words if word.startswith("--")} <= OURS
 
 
-def test_a_hint_names_only_flags_that_we_have() -> None:
-    for hint in (*INSTEAD.values(), *ABSENT.values()):
-        named = {word.rstrip(",;:") for word in hint.split() if word.startswith("--")}
-        assert named <= OURS or hint.startswith(("mega-", "torchrun")), hint
+def test_what_is_to_be_given_instead_are_flags_that_we_have() -> None:
+    for refusal in TABLE.refused.values():
+        named = {word.rstrip(",;:") for word in refusal.instead.split() if word.startswith("--")}
+        assert named <= OURS or refusal.instead.startswith("mega-"), refusal
 
 
 def test_an_embedding_alone_on_its_stage_is_had_as_the_line_says() -> None:
     said = "plan --preset gpt2-124m --num-layers 3 --pipeline-model-parallel-size 4 --seq-length 64"
-    hint = INSTEAD["--standalone-embedding-stage"].split()
+    hint = TABLE.refused["--standalone-embedding-stage"].instead.split()
     assert CliRunner().invoke(app, [*said.split(), *hint], standalone_mode=False).exception is None
 
 
 def test_there_are_as_many_names_as_the_scripts_have() -> None:
     assert len(NAMES) == len(set(NAMES)) > 380
+    assert len(NEWER) == len(set(NEWER)) > 250
+    assert not set(NAMES) & set(NEWER)
 
 
-@pytest.mark.parametrize("flag", NAMES)
+@pytest.mark.parametrize("flag", [*NAMES, *NEWER])
 def test_a_flag_of_theirs_is_read_or_answered(flag: str) -> None:
-    homes = [flag in OURS, flag in ALIKE, flag in MEANS and flag not in OURS, flag in READ]
-    homes += [find(NEEDLESS, flag) is not None, find(INSTEAD, flag) is not None]
-    refused = explained(flag)
+    homes = [flag in table for table in (OURS, TABLE.read_as, TABLE.values, TABLE.in_context)]
+    homes.append(find_flag(TABLE.left_out, flag) is not None)
+    refused = refusal_of(flag, TABLE)
     assert any(homes) or refused is not None, "nobody's flag"
     if refused is not None:
         assert str(refused).startswith(f"{flag}: ")
+    assert list(explain(flag))
 
 
-@pytest.mark.parametrize("flag", ["--num-layer", "--tensorboard", "--moe"])
-def test_a_flag_that_is_not_megatrons_is_left_to_the_speller(flag: str) -> None:
-    assert explained(flag) is None
-    assert translated([flag, "3"]).words == [flag, "3"]
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--num-layer", "did you mean --num-layers?"),
+        ("--vocab-sise", "did you mean --vocab-size?"),
+        ("--recompute-g", "did you mean --recompute-granularity?"),  # argparse takes a unique beginning
+        ("--wandb", ""),
+        ("--mixture", ""),
+        ("--moe", ""),
+        ("--attention", "did you mean --attention-dropout?"),
+    ],
+)
+def test_a_flag_that_is_nobodys_is_refused_with_the_one_that_was_meant(flag: str, hint: str) -> None:
+    assert refusal_of(flag, TABLE) is None
+    (error,) = translate_flags([flag, "3"], OURS).refused
+    assert str(error) == f"{flag}: no such option" + (f"; hint: {hint}" if hint else "")
+    assert suggest_flag(flag, OURS, TABLE) == hint

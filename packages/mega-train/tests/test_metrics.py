@@ -10,12 +10,15 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_train.curve import draw
 from mega_train.metrics import EVENTS, Record, only_run, read_events
+from mega_train.run_names import name_runs
 from mega_train.watch.events import Began, Progress, Validated
 
 NOW = Progress(
@@ -77,8 +80,8 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_
         with pytest.raises(ConfigError) as caught:
             second()
         assert str(caught.value) == (
-            f"--save: another run writes to this folder: found {folder}, wanted a folder of its own for "
-            "every run that is going on; hint: wait for the other run, end it, or --save elsewhere"
+            f"--save: another process writes to this folder: found {folder}, wanted one writer at a time, "
+            "a run or mega-ckpt; hint: wait for it, end it, or --save elsewhere"
         )
         with only_run(tmp_path / "other"):
             pass
@@ -93,11 +96,10 @@ def test_where_the_file_system_cannot_lock_a_run_goes_on(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unable)
-    with caplog.at_level("INFO", "mega.train"), only_run(tmp_path):
+    with caplog.at_level("INFO", "mega.schema"), only_run(tmp_path):
         Record(tmp_path).see(began(0))
-    assert caplog.messages == [
-        f"{tmp_path} cannot be locked (No locks available): nothing keeps a second run out"
-    ]
+    line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
+    assert caplog.messages == [line, line], "the folder and the record"
     assert len(read_events(tmp_path)) == 1
 
 
@@ -134,6 +136,56 @@ def test_a_curve_is_a_png_of_several_runs(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "loss.png"]
 
 
+def _drawn(
+    monkeypatch: pytest.MonkeyPatch, runs: list[Path], output: Path
+) -> dict[str, tuple[str, list[float]]]:
+    """What `draw` puts into the picture: marker and values of each line by its name in the legend."""
+    figures: list[Figure] = []
+    make = Figure.subplots
+
+    def remember(self: Figure, *args: Any, **kwargs: Any) -> Any:
+        figures.append(self)
+        return make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "subplots", remember)
+    draw(runs, output)
+    lines = figures[0].axes[0].get_lines()
+    return {str(line.get_label()): (str(line.get_marker()), list(line.get_ydata())) for line in lines}
+
+
+def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / "s1" / "run", tmp_path / "s2" / "run"]
+    for run in runs:
+        record = Record(run)
+        record.see(began(0))
+        record.see(NOW)
+        record.see(validated(20, 2.0))
+        record.see(replace(validated(20, 1.5), of="test"))
+    lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
+    assert list(lines) == [
+        f"{run}: {group}" for run in ("s1/run", "s2/run") for group in ("training", "validation", "test")
+    ]
+    assert lines["s1/run: validation"] == ("o", [2.0])
+    assert lines["s1/run: test"] == ("*", [1.5])
+    assert lines["s1/run: training"][0] == ".", "few points are marked, so that one alone is seen"
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["/a/x", "/a/y"], ["x", "y"]),
+        (["/a/run", "/b/run", "/b/other"], ["a/run", "b/run", "other"]),
+        (["/a/m/run", "/b/m/run"], ["a/m/run", "b/m/run"]),
+        (["/m/run", "/b/m/run"], ["/m/run", "b/m/run"]),
+        (["/a/run", "/a/run"], ["run (1)", "run (2)"]),
+    ],
+)
+def test_runs_have_the_shortest_names_that_tell_them_apart(folders: list[str], names: list[str]) -> None:
+    assert name_runs([Path(folder) for folder in folders]) == names
+
+
 def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         draw([tmp_path / "none"], tmp_path / "loss.png")
@@ -150,7 +202,7 @@ def test_a_curve_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError) as caught:
         draw([tmp_path], tmp_path / "loss.png")
-    assert str(caught.value) == 'curve: needs matplotlib; hint: pip install "mega-train[plot]"'
+    assert str(caught.value) == 'curve: needs matplotlib; hint: pip install -e "packages/mega-train[plot]"'
 
 
 def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(

@@ -87,8 +87,9 @@ def test_files_without_a_type_and_two_names_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         named(_run(vocab_file="v"))
     assert str(caught.value) == (
-        "--tokenizer-type: missing, though files of a tokenizer are named: wanted Megatron's name of it; "
-        "hint: --tokenizer-type GPT2BPETokenizer"
+        "--tokenizer-type: missing, and only --vocab-file with --merge-file has a default, GPT2BPETokenizer: "
+        "wanted Megatron's name of the tokenizer; "
+        "hint: --tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER"
     )
     with pytest.raises(ConfigError) as caught:
         named(_run(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="a", tokenizer_name_or_path="b"))

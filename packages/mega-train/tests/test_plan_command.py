@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.plan import predictions
+from bench.published_others import OTHERS
 from mega_train.cli import main
 
 GPT3 = ("plan", "--preset", "megatron-175b", "--bf16", "--world", "1024", "--hardware", "a100")
@@ -120,16 +121,17 @@ def test_a_plan_needs_no_torch() -> None:
     assert "MFU" in done.stdout
 
 
-def test_the_how_to_tells_what_the_planner_says_today() -> None:
-    cells = [
+def test_the_how_to_has_the_figures_of_the_planner() -> None:
+    rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in HOW_TO.read_text("utf-8").splitlines()
-        if re.match(r"\| 20\d\d \| ", line)
+        if line.startswith("| ") and line.count("|") == 10
     ]
-    today = predictions()
-    assert len(cells) == len(today)
-    for (_, name, _, _, kind, published, predicted, error, fit), p in zip(cells, today, strict=True):
-        assert (name, kind, fit == "fit") == (p.row.name, p.row.counted.upper(), p.row.fitted)
-        assert float(published) == pytest.approx(100 * p.row.utilisation, abs=0.06)
-        assert float(predicted) == pytest.approx(100 * p.utilisation, abs=0.3)
-        assert float(error) == pytest.approx(100 * p.error, abs=0.7)
+    cells = [row for row in rows if row[0] != "table"]
+    today = [*predictions(), *predictions(OTHERS)]
+    assert [row[:3] for row in cells] == [[p.row.table, p.row.name, p.row.software] for p in today]
+    for (*_, published, predicted, error, mark), p in zip(cells, today, strict=True):
+        assert (mark == "fit") == p.row.fitted
+        assert float(published) == pytest.approx(p.seconds, abs=0.006)
+        assert float(predicted) == pytest.approx(p.estimate.seconds.step, abs=0.006)
+        assert float(error) == pytest.approx(100 * p.error, abs=0.06)

@@ -164,9 +164,7 @@ def test_two_runs_are_compared_where_both_have_a_line(tmp_path: Path) -> None:
 
 def test_runs_that_are_called_alike_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     runs = [History.of(run_in(tmp_path / there / "run")) for there in ("x", "y")]
-    assert f"<h1>{tmp_path / 'x' / 'run'} against {tmp_path / 'y' / 'run'}</h1>" in document(
-        runs, "iteration"
-    )
+    assert "<h1>x/run against y/run</h1>" in document(runs, "iteration")
 
 
 def test_the_record_is_told_once_over_every_axis(tmp_path: Path) -> None:
@@ -219,6 +217,9 @@ def test_every_group_of_validations_is_a_curve_of_its_own(tmp_path: Path) -> Non
     assert (told["validation loss, last"], told["test loss, last"]) == ("2.5000", "2.2500")
     assert told["saves"] == "3, 1 s in all, 1 failed"
     assert page.count('class="key dots"') == 2
+    test = page[page.index("<h2>Loss") :].partition("</figure>")[0]
+    assert test.count('fill="#fff" stroke=') == 1, "the test is a ring, validations are points"
+    assert test.count("border:2px solid") == 1
 
 
 def test_names_of_folders_are_text(tmp_path: Path) -> None:

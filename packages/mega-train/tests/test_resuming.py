@@ -18,7 +18,8 @@ import pytest
 
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import Layout
-from mega_schema.run_folder import LATEST, MANIFEST, TRAINER
+from mega_schema.run_folder import FORMAT, LATEST, MANIFEST, TRAINER
+from mega_schema.side_files import DIGEST, replace_manifest, rewrite_checksums
 from mega_train.cli import main
 from mega_train.config import Run, Save
 from mega_train.resuming import agreed
@@ -59,7 +60,17 @@ def _flip(file: Path) -> None:
 
 
 def _edit(file: Path, **values: Any) -> None:
+    """Another content with checksums that fit it, as a writer that errs would leave it."""
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
+    rewrite_checksums(file.parent, values.get("format", FORMAT))
+
+
+def _change_digits(file: Path, key: str) -> None:
+    """What a person does with an editor: the digits of one number, and nothing else."""
+    text = file.read_text("utf-8")
+    value = str(json.loads(text)[key])
+    assert (before := f'"{key}": {value}') in text
+    file.write_text(text.replace(before, f'"{key}": {int(value) + 1}'), "utf-8")
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -68,9 +79,45 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing piece": (lambda f: (f / PIECE).unlink(), "missing file of a checkpoint"),
     "a missing manifest": (
         lambda f: (f / MANIFEST).unlink(),
-        f"is not a checkpoint of ours: found no {MANIFEST}",
+        f"{MANIFEST}: missing: wanted a file of a checkpoint",
     ),
-    "an empty manifest": (lambda f: (f / MANIFEST).write_text(""), f"{MANIFEST}: is not JSON"),
+    "an empty manifest": (
+        lambda f: (f / MANIFEST).write_text(""),
+        f"{MANIFEST}: is not what was written: sha256: found e3b0c442",
+    ),
+    "a manifest of another model": (
+        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace("1e-05", "1e-03")),
+        f"{MANIFEST}: is not what was written: sha256: found",
+    ),
+    "a missing digest": (lambda f: (f / DIGEST).unlink(), f"{DIGEST}: missing"),
+    "edited samples": (
+        lambda f: _change_digits(f / TRAINER, "consumed_samples"),
+        f"{TRAINER}: is not what was written: sha256: found",
+    ),
+    "edited optimizer steps": (
+        lambda f: _change_digits(f / TRAINER, "optimizer_steps"),
+        f"{TRAINER}: is not what was written: sha256: found",
+    ),
+    "a configuration that is no text": (
+        lambda f: (f / "run.toml").write_bytes(b"\xff" + (f / "run.toml").read_bytes()[1:]),
+        "run.toml: is not what was written: sha256: found",
+    ),
+    "another tokenizer": (
+        lambda f: (f / "tokenizer/identity.json").write_text("{}"),
+        "tokenizer/identity.json: is not what was written: bytes: found 2",
+    ),
+    "a file more in the tokenizer": (
+        lambda f: (f / "tokenizer/chat_template.jinja").write_text("x"),
+        "tokenizer/chat_template.jinja: has no checksum in the manifest",
+    ),
+    "a trainer.json that is a pipe": (
+        lambda f: ((f / TRAINER).unlink(), os.mkfifo(f / TRAINER)),
+        f"{TRAINER}: is no file of a checkpoint: found a pipe",
+    ),
+    "a piece that is a link": (
+        lambda f: (f / PIECE).rename(f / "x") and (f / PIECE).symlink_to(f / "x"),
+        f"{PIECE}: is no file of a checkpoint: found a link",
+    ),
     "a missing folder": (shutil.rmtree, "is not a checkpoint of ours"),
     "a missing trainer.json": (lambda f: (f / TRAINER).unlink(), f"{TRAINER}: missing"),
     "no samples": (
@@ -106,7 +153,8 @@ def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_
     assert "from iteration 4" in out
     (warning,) = caplog.messages
     assert said in warning
-    assert warning.endswith("; the run goes on from iteration 4 before it")
+    which = "the newest sound checkpoint" if damage == "a missing folder" else "the one before it"
+    assert warning.endswith(f"; the run resumes from iteration 4, {which}")
     assert "hint" not in warning
     ours, theirs = (Checkpoint.open(folder) for folder in (run, trained))
     assert ours.iteration == 6
@@ -116,13 +164,13 @@ def test_the_checkpoint_before_a_damaged_one_is_gone_on_from_and_the_end_is_the_
 
 def test_two_damaged_ones_are_passed_by(corpus: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     _flip(run / "iter_0000006" / PIECE)
-    (run / "iter_0000004" / MANIFEST).write_text("[]")
+    replace_manifest(run / "iter_0000004", "[]")
     assert "from iteration 2" in _gpt(corpus, "--train-iters", 6, "--load", run)
     of_4, of_6 = caplog.messages
     assert "iter_0000004/manifest.json: content: found list, wanted a JSON object" in of_4
     assert f"iter_0000006/{PIECE}: optim.exp_avg" in of_6
     for message in caplog.messages:
-        assert message.endswith("; the run goes on from iteration 2 before it")
+        assert message.endswith("; the run resumes from iteration 2, the one before it")
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated piece", "a loss scale of 0"])
@@ -155,8 +203,8 @@ def test_damage_to_what_is_not_taken_up_is_no_matter(
 
 
 def test_another_format_is_no_damage(corpus: Path, run: Path) -> None:
-    _edit(run / "iter_0000006" / MANIFEST, format=2)
-    assert "format: found 2, wanted 1" in _gpt(corpus, "--train-iters", 6, "--load", run, code=2)
+    _edit(run / "iter_0000006" / MANIFEST, format=3)
+    assert "format: found 3, wanted 1 or 2" in _gpt(corpus, "--train-iters", 6, "--load", run, code=2)
 
 
 class Ranks:
@@ -195,3 +243,14 @@ def test_ranks_go_on_from_one_that_all_of_them_can_read(
     assert ends == ([2, 2] if damaged else [4, 4])
     assert caplog.messages[0] == f"{run}/iter_0000004: newer ones cannot be read by every rank"
     assert len(caplog.messages) == 1 + damaged
+
+
+def test_a_checkpoint_of_the_format_before_is_resumed_from(corpus: Path, run: Path) -> None:
+    for folder in run.glob("iter_*"):
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        del manifest["side_files"]
+        (folder / MANIFEST).write_text(json.dumps(manifest | {"format": 1}), "utf-8")
+        (folder / DIGEST).unlink()
+    assert Checkpoint.open(run).format == 1
+    _change_digits(run / "iter_0000006" / TRAINER, "consumed_samples")  # it has no checksums
+    assert "from iteration 6" in _gpt(corpus, "--train-iters", 6, "--load", run)

@@ -187,7 +187,7 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_anything(
         _steps(run, 1)
     assert str(caught.value).startswith(
         "iteration 3: loss or gradient is not finite: found loss nan, gradient norm nan, first in "
-        "final_norm.bias, on rank 0, wanted numbers; hint: a lower --lr"
+        "final_norm.bias, on rank 0, whose weights are not finite, wanted numbers; hint: a lower --lr"
     )
     assert run.iteration == 2
     for name, weight in _weights(run).items():

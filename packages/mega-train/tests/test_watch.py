@@ -25,7 +25,7 @@ from mega_train.metrics import read_events
 from mega_train.planning.flops import per_token
 from mega_train.planning.hardware import peak_flops
 from mega_train.resolve import Plan
-from mega_train.screen import Screen, Smooth, fitted, flops
+from mega_train.screen import Screen, Smooth, fitted, flops, line
 from mega_train.trainer import Trainer
 from mega_train.watch.events import Began, Event, Progress, Said, Saved, Stepped, Validated
 from mega_train.watch.observers import Behind, Observers
@@ -74,6 +74,7 @@ STEP = Stepped(
     seq_length=16,
     seconds=0.5,
 )
+CPU = torch.device("cpu")
 VALIDATED = Validated(iteration=20, consumed_samples=80, loss=2.0, perplexity=7.39, seconds=1.0)
 
 
@@ -131,19 +132,57 @@ def test_plain_lines_appear_where_there_is_no_terminal() -> None:
     ]
 
 
+def _scrollback(shown: str) -> list[str]:
+    """The lines that stay on a terminal: without the moving line, which is erased after each refresh."""
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    return [line for line in lines if line and not re.match(r"\d+/\d+", line)]
+
+
 def test_a_terminal_shows_a_line_that_moves() -> None:
     shown = _shown(terminal=True)
-    assert "20/100 loss 2.4000 lr 3.0e-04 128 tok/s 412 TFLOP/s 71.2GB 0:40" in shown
-    assert "iteration 20/100 |" not in shown
+    assert "20/100 loss 2.4000 grad norm 1.25 lr 3.0e-04 128 tok/s 412 TFLOP/s 71.2GB 0:40" in shown
     assert "validation at iteration 20" in shown
     assert "\x1b[" in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 130])
+def test_every_log_line_stays_in_the_scrollback_of_a_terminal(width: int) -> None:
+    lines = _scrollback(_shown(terminal=True, width=width))
+    logged = [line for line in lines if line.startswith("iteration ")]
+    assert [line.split(" | ")[:4] for line in logged] == [
+        [f"iteration {at}/100", "loss 2.5000", "lr 3.00e-04", "grad norm 1.25"] for at in (20, 60)
+    ]
+    assert all(len(line) <= max(width, 61) for line in logged), "loss and gradient norm are never left out"
+    whole = "12,346 tokens/s | 412 TFLOP/s a rank | 71.23 GB | 0:40 left"
+    assert logged[0].endswith(whole) == (width == 130)
+
+
+def test_a_narrow_line_keeps_what_was_asked_for_and_leaves_out_the_memory_first() -> None:
+    now = replace(NOW, skipped=3, loss_scale=65536.0, extra={"num-zeros": 12.0}, mfu=0.4169)
+    asked = (
+        "iteration 20/100 | loss 2.5000 (3 skipped) | lr 3.00e-04 | grad norm 1.25 | loss scale 65536 | "
+        "num zeros 12"
+    )
+    assert line(now, 60) == asked
+    assert line(now, 128) == f"{asked} | 12,346 tokens/s"
+    assert line(NOW, 80) == "iteration 20/100 | loss 2.5000 | lr 3.00e-04 | grad norm 1.25 | 12,346 tokens/s"
+    assert line(NOW, 93).endswith("12,346 tokens/s | 0:40 left")
+    assert len(line(now)) > 160
 
 
 def test_the_line_has_numbers_before_the_first_line_of_the_log() -> None:
     screen = Screen(Console(file=io.StringIO()))
     for event in (BEGAN, replace(STEP, iteration=1)):
         screen.see(event)
-    assert [text for _, text in screen._numbers()] == ["loss 2.4000", "lr 3.0e-04", "128 tok/s", "0:50"]
+    assert [text for _, text in screen._numbers()] == [
+        "loss 2.4000",
+        "grad norm 1.25",
+        "lr 3.0e-04",
+        "128 tok/s",
+        "0:50",
+    ]
+    screen.see(replace(STEP, iteration=2, gradient_norm=None))
+    assert not any("norm" in text for _, text in screen._numbers())
 
 
 def test_a_wide_terminal_shows_a_bar_too() -> None:
@@ -177,12 +216,12 @@ def test_the_live_line_fits_and_what_matters_least_goes_first() -> None:
     for event in (BEGAN, step, replace(NOW, mfu=0.417)):
         screen.see(event)
     parts = screen._numbers()
-    whole = "20/100 loss 2.5000 lr 3.0e-04 1.23M tok/s 412 TFLOP/s 42% MFU 71.2GB 1:02:40"
-    assert fitted("20/100", parts, 80) == whole
-    assert len(whole) <= 80
-    assert fitted("20/100", parts, 75) == whole.replace(" 71.2GB", "")
-    assert fitted("20/100", parts, 60) == whole.replace(" 71.2GB", "").replace(" lr 3.0e-04", "")
-    assert fitted("20/100", parts, 40) == "20/100 loss 2.5000 1.23M tok/s 1:02:40"
+    whole = "20/100 loss 2.5000 grad norm 1.25 lr 3.0e-04 1.23M tok/s 412 TFLOP/s 42% MFU 71.2GB 1:02:40"
+    assert fitted("20/100", parts, 92) == whole
+    assert fitted("20/100", parts, 90) == (narrow := whole.replace(" 71.2GB", ""))
+    assert fitted("20/100", parts, 80) == (narrow := narrow.replace(" lr 3.0e-04", ""))
+    assert fitted("20/100", parts, 70) == narrow.replace(" 412 TFLOP/s", "")
+    assert fitted("20/100", parts, 50) == "20/100 loss 2.5000 grad norm 1.25 1:02:40"
     for width in range(1, 100):
         assert len(fitted("20/100", parts, width)) <= width
 
@@ -398,6 +437,24 @@ def test_a_profile_that_cannot_be_written_is_a_warning(
     assert words.startswith(f"the profile cannot be written to {tmp_path / 'file' / 'profile-rank-0'}: ")
 
 
+def test_a_profile_table_leaves_out_threads_that_wait(tmp_path: Path) -> None:
+    made = Profiler.of(Run(profile=Profile(on=True, start=0), log=Log(tensorboard_dir=tmp_path)), 0, CPU)
+    ended = threading.Event()
+    waiting = threading.Thread(target=ended.wait)
+    made.before(0)
+    waiting.start()
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    ended.wait(0.2)
+    ended.set()
+    waiting.join()
+    made.close()
+    text = (tmp_path / "profile-rank-0.txt").read_text()
+    assert "aten::mm" in text
+    assert "threading.py" not in text
+    assert "acquire of _thread" not in text
+    assert "threading.py" in (tmp_path / "profile-rank-0.json").read_text(), "the trace has them"
+
+
 def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard itself reads back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -516,7 +573,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         (
             Log(tensorboard_dir=Path("t")),
-            '--tensorboard-dir: needs tensorboard; hint: pip install "mega-train[tensorboard]"',
+            '--tensorboard-dir: needs tensorboard; hint: pip install -e "packages/mega-train[tensorboard]"',
         ),
     ],
 )

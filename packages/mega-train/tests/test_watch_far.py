@@ -22,6 +22,7 @@ import pytest
 
 from mega_model.mesh import World
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Log, Run, Save
 from mega_train.watch.codecarbon import CodeCarbon
 from mega_train.watch.events import Began, Event, Progress, Saved, Stepped, Validated
@@ -325,23 +326,23 @@ def test_codecarbon_itself_writes_a_table(tmp_path: Path) -> None:
         (
             Log(prometheus_port=0),
             "prometheus_client",
-            '--prometheus-port: needs prometheus-client; hint: pip install "mega-train[prometheus]"',
+            f"--prometheus-port: needs prometheus-client; hint: {install_hint('mega-train', 'prometheus')}",
         ),
         (
             Log(opentelemetry_endpoint="http://localhost:1"),
             "opentelemetry.exporter.otlp.proto.http.metric_exporter",
             "--opentelemetry-endpoint: needs OpenTelemetry's SDK; "
-            'hint: pip install "mega-train[opentelemetry]"',
+            'hint: pip install -e "packages/mega-train[opentelemetry]"',
         ),
         (
             Log(wandb_project="p"),
             "wandb",
-            '--wandb-project: needs wandb; hint: pip install "mega-train[wandb]"',
+            '--wandb-project: needs wandb; hint: pip install -e "packages/mega-train[wandb]"',
         ),
         (
             Log(codecarbon_dir=Path("c")),
             "codecarbon",
-            '--codecarbon-dir: needs codecarbon; hint: pip install "mega-train[codecarbon]"',
+            '--codecarbon-dir: needs codecarbon; hint: pip install -e "packages/mega-train[codecarbon]"',
         ),
     ],
 )

@@ -24,12 +24,14 @@ class Sharing:
         bucket: elements after which a bucket of gradients is closed.
         overlap_reduce: whether gradients are added up while the backward pass runs.
         overlap_gather: whether weights are gathered while the next forward pass runs.
+        reduce_bf16: whether gradients are rounded to bfloat16 before they are added up over the replicas.
     """
 
     stage: int = 0
     bucket: int = 40_000_000
     overlap_reduce: bool = False
     overlap_gather: bool = False
+    reduce_bf16: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,32 @@ import click
 
 from mega_schema.command import run as run_command
 from mega_schema.config import flags, load
+from mega_schema.errors import ConfigError
+from mega_schema.output_option import OUTPUT_FILE
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.config import Run
 from mega_train.config.training import Kernels
-from mega_train.familiar import Familiar
+from mega_train.grouped_help import GroupedHelp
 from mega_train.voice import OneVoice
 
+_ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
-@click.group(cls=OneVoice, context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(OneVoice):
+    """The commands of `mega-train`, which tell a family that is not here from a misspelt command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name.lower() in _ABSENT_FAMILIES:
+            hint = "mega-data preprocess --split-sentences makes its data" if name.lower() == "bert" else ""
+            raise ConfigError(name, "is no family that is trained here yet", wanted="gpt | llama", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-train")
 def app() -> None:
     """Train language models in tensor, sequence, context, pipeline and data parallel.
@@ -32,14 +49,16 @@ def app() -> None:
 
 
 def _family(name: Family, help: str) -> Callable[..., int]:
-    @app.command(name, cls=Familiar, help=help)
+    @app.command(name, cls=GroupedHelp, help=help)
     @flags(Run)
     def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
         from mega_model.mesh import World
+        from mega_train.foreign_checkpoint import convert_foreign_load
         from mega_train.launch import prepare, train_on
 
         world = World.from_env()
-        return train_on(prepare(load(Run, config, given, sets), name, world), world, sys.stdout)
+        run = convert_foreign_load(load(Run, config, given, sets), world)
+        return train_on(prepare(run, name, world), world, sys.stdout)
 
     return train
 
@@ -48,12 +67,11 @@ _family("gpt", "Train a GPT-2 style model.")
 _family("llama", "Train a Llama style model.")
 
 
-@app.command(cls=Familiar)
+@app.command(cls=GroupedHelp)
 @click.option(
     "--world", type=click.IntRange(min=1), help="GPUs; those of one copy of the model if not given."
 )
 @click.option("--hardware", type=click.Choice(["a100", "h100", "h200"]), default="h100", show_default=True)
-@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
 @click.option(
     "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
 )
@@ -64,7 +82,6 @@ def plan(
     sets: Sequence[str],
     world: int | None,
     hardware: str,
-    family: Family | None,
     search: bool,
     as_json: bool,
     **given: Any,
@@ -77,20 +94,19 @@ def plan(
     from mega_train.planning.show import write
 
     run = load(Run, config, given, sets)
+    family = run.model.family
     done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
     write(done, sys.stdout, searched=search, as_json=as_json)
 
 
-@app.command(cls=Familiar)
+@app.command(cls=GroupedHelp)
 @click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @flags(Run)
 def validate(
     config: Path | None,
     sets: Sequence[str],
     world: int,
-    family: Family | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -100,7 +116,7 @@ def validate(
     """
     from mega_train.compare import derived, validated
 
-    values = derived(validated(load(Run, config, given, sets), family, world))
+    values = derived(validated(load(Run, config, given, sets), world))
     if as_json:
         click.echo(json.dumps(values))
         return
@@ -152,7 +168,7 @@ def presets() -> None:
 
 @app.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("loss.png"))
+@click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
     """Draw the loss of RUNS (the folders given to --save) as a PNG."""
     from mega_train.curve import draw
@@ -166,7 +182,7 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
 @click.option("--against", type=click.Path(path_type=Path), help="Another run to compare it with.")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     default=Path("report.html"),
     show_default=True,
 )

@@ -18,26 +18,38 @@ from mega_schema.errors import ConfigError
 from mega_schema.params import count
 from mega_schema.run_folder import RUN_CONFIG
 from mega_schema.spec import Family, ModelSpec, preset
-from mega_train.config import Run
+from mega_train import resuming
+from mega_train.config import Optimizer, Run, Train
+from mega_train.foreign_checkpoint import check_own_format
 from mega_train.launch import prepare
 from mega_train.resolve import Plan, resolve
 
 
-def validated(run: Run, family: Family | None, world: int) -> Plan:
+def validated(run: Run, world: int) -> Plan:
     """What the run will be on so many processes; its corpora and its checkpoint are opened where it has any.
+
+    The family is the configuration's, the preset's, the checkpoint's, or gpt.
 
     Raises:
         MegaError: it could not begin.
     """
+    if run.checkpoint.load is not None:
+        check_own_format(run.checkpoint.load)
     named = preset(run.model.preset).family if run.model.preset is not None else None
-    if run.checkpoint.load is not None and named is None and family is None:
-        named = Checkpoint.open(run.checkpoint.load).spec.family
-    family = family or named or "gpt"
-    data = run.data
-    if any((data.path, data.path_file, data.by_use)):
+    family, data = run.model.family or named, run.data
+    if any((data.path, data.path_file, data.by_use, data.mock)):
         return prepare(run, family, World(world)).plan
-    loaded = Checkpoint.open(run.checkpoint.load).spec if run.checkpoint.load is not None else None
-    return resolve(run, family, world, corpus=None, loaded=loaded, cuda=torch.cuda.is_available())
+    begins = resuming.found(run, World(world))
+    loaded = begins.checkpoint.spec if begins.checkpoint else None
+    return resolve(
+        begins.run,
+        family or (loaded.family if loaded else "gpt"),
+        world,
+        corpus=None,
+        loaded=loaded,
+        loaded_courses=begins.courses,
+        cuda=torch.cuda.is_available(),
+    )
 
 
 def derived(plan: Plan) -> dict[str, object]:
@@ -47,6 +59,9 @@ def derived(plan: Plan) -> dict[str, object]:
         **{f"model.{name}": value for name, value in plan.spec.to_dict().items()},
         "parameters": count(table(plan.spec)),
         **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "dp")},
+        "dropout": _dropout(plan.run.train),
+        "optimizer": _optimizer(plan.run.optimizer),
+        "learning rate": _learning_rate(plan.run.optimizer),
         "tokens of a sample": plan.length,
         "tokens of a sample in the first step": plan.lengths.at(1),
         "samples of a micro-batch": plan.micro,
@@ -61,6 +76,32 @@ def derived(plan: Plan) -> dict[str, object]:
         "ZeRO stage": plan.sharing.stage,
         "device": plan.device,
     }
+
+
+def _dropout(train: Train) -> str:
+    return f"hidden {train.hidden_dropout:g}, attention {train.attention_dropout:g}"
+
+
+def _optimizer(optimizer: Optimizer) -> str:
+    """The algorithm with its constants, clipping and decay."""
+    adam = f"betas {optimizer.beta1:g} {optimizer.beta2:g}, eps {optimizer.eps:g}"
+    constants = {
+        "adam": adam,
+        "sgd": f"momentum {optimizer.sgd_momentum:g}",
+        "muon": f"momentum {optimizer.muon_momentum:g}, the rest by adam: {adam}",
+    }[optimizer.name]
+    decay = f"{optimizer.weight_decay:g}"
+    if optimizer.weight_decay_style != "constant":
+        decay = f"{optimizer.start_weight_decay or 0:g} to {optimizer.end_weight_decay or 0:g}"
+    return f"{optimizer.name}, {constants}, weight decay {decay}, clipped at {optimizer.clip:g}"
+
+
+def _learning_rate(optimizer: Optimizer) -> str:
+    style = str(optimizer.decay_style)
+    if style == "WSD":
+        style += f" with {optimizer.wsd_style} decay"
+    ends = "" if optimizer.ends_lr is None else f"; embedding and output {optimizer.ends_lr:g}"
+    return f"{optimizer.lr or 0:g} to {optimizer.min_lr:g}, {style}{ends}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +148,7 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
         named = preset(run.model.preset).family if run.model.preset else None
         plan = resolve(
             alone,
-            family or (spec.family if spec else named) or "gpt",
+            family or run.model.family or (spec.family if spec else named) or "gpt",
             ranks,
             corpus=None,
             loaded=spec,

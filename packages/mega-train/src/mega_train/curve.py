@@ -7,11 +7,18 @@ from pathlib import Path
 
 from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.install_hint import install_hint
+from mega_schema.outputs import check_output, is_image
 from mega_train.metrics import read_events
+from mega_train.run_names import is_test, name_runs
+
+_TRAINING = "training"
+_MARKERS = ("o", "*")  # of a validation, of the test
+_FEW = 60  # points of a line up to which each is marked
 
 
 def draw(runs: Sequence[Path], output: Path) -> None:
-    """Training and validation loss over the iterations of all runs, in one set of axes, as a PNG.
+    """Training, validation and test loss over the iterations of all runs, in one set of axes, as a PNG.
 
     Raises:
         FormatError: a folder holds no record of a run, or one without a loss.
@@ -19,30 +26,42 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
+    check_output("--output", output, "file", is_ours=is_image)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("curve", "needs matplotlib", hint='pip install "mega-train[plot]"') from None
+        raise ConfigError("curve", "needs matplotlib", hint=install_hint("mega-train", "plot")) from None
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for run in runs:
-        events = read_events(run)
-        if not any(e["event"] == "train" for e in events):
-            raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
-        colour = None  # the next of the cycle for the run's first line, and then that one
-        for kind, style, name in (("train", "-", "training"), ("validation", "o", "validation")):
-            points = [
-                (e["iteration"], e["loss"]) for e in events if e["event"] == kind and e["loss"] is not None
-            ]
-            if points:
-                label = f"{run.name}: {name}"
-                line, *_ = axes.plot(
-                    *zip(*points, strict=True), style, markersize=4, color=colour, label=label
-                )
-                colour = line.get_color()
+    for run, name in zip(runs, name_runs(runs), strict=True):
+        color = None  # the next of the cycle for the run's first line, and then that one
+        for group, points in _series(run).items():
+            line_style = ".-" if len(points) <= _FEW else "-"
+            style = line_style if group == _TRAINING else _MARKERS[is_test(group)]
+            size = 9 if is_test(group) else 4
+            label = f"{name}: {group}"
+            line, *_ = axes.plot(*zip(*points, strict=True), style, markersize=size, color=color, label=label)
+            color = line.get_color()
     axes.set(xlabel="iteration", ylabel="loss (nats per token)", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
     with replacing(output) as partial:
         FigureCanvasAgg(figure).print_png(partial)
+
+
+def _series(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Iterations and losses of training, of every group of validation samples, and of the test.
+
+    Raises:
+        FormatError: the folder holds no record of a run, or one without a loss.
+    """
+    series: dict[str, list[tuple[int, float]]] = {}
+    events = read_events(run)
+    if not any(event["event"] == "train" for event in events):
+        raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
+    for event in events:
+        if event["event"] in ("train", "validation") and event["loss"] is not None:
+            group = _TRAINING if event["event"] == "train" else event.get("of", "validation")
+            series.setdefault(group, []).append((event["iteration"], event["loss"]))
+    return {group: series[group] for group in sorted(series, key=lambda group: group != _TRAINING)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
 
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config")
 
@@ -55,15 +56,41 @@ _NEEDLESS = (
 )
 
 
-def read(file: Path, given: Sequence[str]) -> list[str]:
-    """The words of our command line that the file means, without those that are given already.
+@dataclass(slots=True)
+class DeepSpeedFlags:
+    """A command line with the flags that a DeepSpeed configuration means.
+
+    Attributes:
+        words: the command line, in the flags of `mega-train`.
+        left_out: flags that the configuration decides, and why.
+        refused: an error for every key that is not read or that disagrees with a flag.
+    """
+
+    words: list[str]
+    left_out: dict[str, str] = field(default_factory=dict)
+    refused: list[MegaError] = field(default_factory=list)
+
+
+def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
+    """Add what the file says to a command line.
 
     Args:
-        given: the command line.
+        words: the command line, every flag in its own spelling.
 
     Raises:
-        ConfigError: the file is not one, a flag says something else, or a key is of what flags say here.
+        ConfigError: the file is not one.
     """
+    found = DeepSpeedFlags(list(words))
+    values = _of_curriculum(file, dict(_flat(_content(file))))
+    for key, value in values.items():
+        try:
+            _add(found, file, key, value, bool(values.get("fp16.enabled")))
+        except MegaError as error:
+            found.refused.append(error)
+    return found
+
+
+def _content(file: Path) -> dict[str, Any]:
     flag = CONFIG_FLAGS[0]
     if not file.is_file():
         raise ConfigError(flag, "no such file", found=file)
@@ -73,26 +100,40 @@ def read(file: Path, given: Sequence[str]) -> list[str]:
         raise ConfigError(file, "is not JSON", found=error) from error
     if not isinstance(told, dict):
         raise ConfigError(file, "is not a DeepSpeed configuration", wanted="a JSON object")
-    words: list[str] = []
-    values = _of_curriculum(file, dict(_flat(told)))
-    for key, value in values.items():
-        where = f"{file}: {key}"
-        if key in _NEEDLESS or key.partition(".")[0] in _NEEDLESS or value == "auto":
-            continue
-        if key == "fp16.initial_scale_power" and isinstance(value, int):
-            key, value = "--initial-loss-scale", 2.0**value
-        elif key not in _SAYS:
-            raise ConfigError(where, "is not read", wanted=", ".join(_sections()), hint="say it by flags")
-        else:
-            key = _SAYS[key]
-        if key == "--loss-scale" and value == 0:
-            continue  # DeepSpeed's word for a scale that moves
-        if key.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not values.get(
-            "fp16.enabled"
-        ):
-            continue
-        words += _words(where, key, value, given)
-    return words
+    return told
+
+
+def _add(found: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: bool) -> None:
+    where = f"{file}: {key}"
+    if key in _NEEDLESS or key.partition(".")[0] in _NEEDLESS or value == "auto":
+        return
+    if key == "fp16.initial_scale_power" and isinstance(value, int):
+        flag, value = "--initial-loss-scale", 2.0**value
+    elif key not in _SAYS:
+        raise ConfigError(where, "is not read", wanted=", ".join(_sections()), hint="say it by flags")
+    else:
+        flag = _SAYS[key]
+    if flag == "--loss-scale" and value == 0:  # DeepSpeed's word for a scale that moves
+        if flag in (word.partition("=")[0] for word in found.words) and fp16:
+            # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
+            found.words = _without(flag, found.words)
+            found.left_out[flag] = f"{key} 0 of DeepSpeed's configuration is a scale that moves"
+        return
+    if flag.startswith(("--loss", "--initial-loss", "--hyst", "--min-loss")) and not fp16:
+        return
+    found.words += _words(where, flag, value, found.words)
+
+
+def _without(flag: str, words: Sequence[str]) -> list[str]:
+    """The words without a flag and its value."""
+    kept = list[str]()
+    rest = iter(words)
+    for word in rest:
+        if word == flag:
+            next(rest, None)
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
 
 
 def _of_curriculum(file: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -117,24 +158,33 @@ def _words(where: str, flag: str, value: Any, given: Sequence[str]) -> list[str]
     if isinstance(value, bool):
         if not value and flag in given:
             raise ConfigError(where, f"disagrees with {flag}", found="false", wanted="true")
-        return [flag] if value else []
+        return [flag] if value and flag not in given else []
     if not isinstance(value, int | float):
         raise ConfigError(where, "not a number", found=json.dumps(value), wanted=f"what {flag} takes")
-    if (said := _said(flag, given)) is None:
+    values = _values_of(flag, given)
+    if not values:
         return [flag, f"{value:g}" if value != int(value) else str(int(value))]
-    if said != value:
-        raise ConfigError(where, f"disagrees with {flag}", found=value, wanted=f"{said:g}, or no {flag}")
+    for text in values:
+        number = _number(text)  # of what is no number click says so
+        if number is not None and number != value:
+            raise ConfigError(
+                where, f"disagrees with {flag}", found=value, wanted=f"{number:g}, or no {flag}"
+            )
     return []
 
 
-def _said(flag: str, given: Sequence[str]) -> float | None:
-    """The number that the command line gives a flag, if it does."""
-    for word, after in zip(given, [*given[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            text = value if equals else after
-            return float(text) if text.replace(".", "", 1).isdecimal() else None
-    return None
+def _values_of(flag: str, words: Sequence[str]) -> list[str]:
+    """The values that a command line gives a flag."""
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    split = [(*word.partition("="), after) for word, after in pairs]
+    return [value if equals else after for name, equals, value, after in split if name == flag]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)  # takes 1_024 and 1e0, as click does
+    except ValueError:
+        return None
 
 
 def _flat(told: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import time
 from types import MappingProxyType
 from typing import Any, Literal
@@ -51,6 +52,7 @@ def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[s
         "torch": torch.__version__,
         "python": platform.python_version(),
         "devices": _devices(),
+        "c_compiler": c_compiler(),
         "packages": {name: found(name) for name in (*PACKAGES, *_ALSO)},
         "device": device,
         "kernels": taken,
@@ -58,6 +60,24 @@ def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[s
         "seconds": round(time.perf_counter() - began, 2),
         "healthy": all(result["ok"] for result in results),
     }
+
+
+def c_compiler() -> str | None:
+    """The path of the C compiler that Triton takes: $CC, else gcc, else clang (triton/runtime/build.py).
+
+    Triton compiles the launcher of each kernel with it when a run on a GPU begins. None where there is none.
+    """
+    named = os.environ.get("CC")
+    return shutil.which(named) if named is not None else shutil.which("gcc") or shutil.which("clang")
+
+
+def _describe_compiler(path: str | None) -> str:
+    if path is not None:
+        return path
+    named = os.environ.get("CC")
+    unset = "neither gcc nor clang is on PATH and CC is unset"
+    cause = unset if named is None else f"CC={named} is no program"
+    return f"none: {cause}; Triton's kernels on a GPU need one; hint: apt-get install gcc libc6-dev"
 
 
 def _result(result: Checked, dtype: str) -> dict[str, Any]:
@@ -89,6 +109,7 @@ def told(found: dict[str, Any]) -> str:
     for name, its in found["packages"].items():
         note = f" ({_ALSO[name]})" if name in _ALSO else ""
         lines.append(f"{name:20} {its or 'not installed'}{note}")
+    lines.append(f"{'C compiler':20} {_describe_compiler(found['c_compiler'])}")
     lines += ["", f"on {found['device']} a run takes:"]
     tests: dict[str, list[dict[str, Any]]] = {}
     for result in found["tests"]:

@@ -12,8 +12,8 @@ from mega_schema.errors import ConfigError
 from mega_schema.params import count
 from mega_schema.spec import PRESETS
 from mega_train.config import Run
-from mega_train.familiar import explained, find
-from mega_train.megatron_flags import ALIKE, MEANS, NEEDLESS, READ
+from mega_train.flag_translation import refusal_of
+from mega_train.megatron_flags import find_flag, flag_table
 
 
 def explain(word: str) -> Iterator[str]:
@@ -35,6 +35,7 @@ def explain(word: str) -> Iterator[str]:
         yield from lines
         return
     known = [name for key in keys(Run) for name in (key.dotted, *key.declared.split("/"))]
+    known += flag_table().names
     raise ConfigError(word, "is no key and no flag", hint=closest(word, known))
 
 
@@ -65,24 +66,25 @@ def _of_key(key: Key) -> Iterator[str]:
     yield f"{key.dotted}   {key.declared}"
     yield f"  {words[:1].upper()}{words[1:]}."
     yield f"  {_kind(key.kind)}; {_default(key)}"
-    for value, instead in MEANS.get(key.flag, {}).items():
+    for value, instead in flag_table().values.get(key.flag, {}).items():
         yield f"  {value} is read as {' '.join(instead)}"
     if key.flag == "--preset":
         yield from (f"  {line}" for line in presets())
 
 
 def _of_theirs(flag: str) -> Iterator[str]:
-    if flag in READ:
-        yield f"{flag}   {READ[flag]}"
-    elif flag in ALIKE:
-        yield f"{flag}   is read as {' '.join(ALIKE[flag])}"
-    elif flag in MEANS:
-        for value, instead in MEANS[flag].items():
+    table = flag_table()
+    if flag in table.in_context:
+        yield f"{flag}   {table.in_context[flag]}"
+    elif flag in table.read_as:
+        yield f"{flag}   is read as {' '.join(table.read_as[flag])}"
+    elif flag in table.values:
+        for value, instead in table.values[flag].items():
             yield f"{flag} {value}   is read as {' '.join(instead) or 'nothing: it is so here'}"
-    elif (why := find(NEEDLESS, flag)) is not None:
+    elif (why := find_flag(table.left_out, flag)) is not None:
         yield f"{flag}   is left out: {why}"
-    elif (refused := explained(flag)) is not None:
-        yield f"{flag}   is refused: {str(refused).removeprefix(f'{flag}: ')}"
+    elif (refusal := refusal_of(flag, table)) is not None:
+        yield f"{flag}   is refused: {str(refusal).removeprefix(f'{flag}: ')}"
 
 
 def _default(key: Key) -> str:

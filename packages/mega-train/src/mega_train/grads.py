@@ -7,12 +7,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mega_model.mesh import Mesh
 from mega_model.stage import Decoder
 from mega_schema.params import Param, count
 from mega_train.buckets import Stretch
 from mega_train.repeated import add_up, answered
+
+_NAMED = 16  # ranks that a message names
 
 
 class Shards(Protocol):
@@ -139,7 +142,9 @@ class Gradients:
     def first_non_finite(self) -> str:
         """The first parameter in the order of the backward pass whose gradient is not finite.
 
-        With it the lowest rank whose own part of the batch gave such a gradient, where that is known.
+        With it the rank on which it began, where that is known: the lowest one that holds such a weight, or
+        else the only rank of the copy of the model whose part of the batch gave such a gradient. In a copy on
+        several ranks it reaches all of them, by activations or their gradients: then all are named.
         """
         late = len(self.names)
         place = min(
@@ -150,13 +155,28 @@ class Gradients:
             ),
             default=late + 1,
         )
-        rank = self.mesh.rank if self.shards.spoiled else self.mesh.layout.world
-        first = torch.tensor([place, rank], device=self.mesh.device)
+        world = self.mesh.layout.world
+        rank = self.mesh.rank if self.shards.spoiled else world
+        holder = self.mesh.rank if self._has_bad_weight() else world
+        copy = self.mesh.layout.coordinates(rank).dp if rank < world else world
+        first = torch.tensor([place, copy, holder], device=self.mesh.device)
         for axis in (self.mesh.tp, self.mesh.replicas, self.mesh.pp):
             axis.reduce(first, "min")
-        place, rank = first.tolist()
+        place, copy, holder = first.tolist()
         name = self.names[late - place] if place <= late else "no parameter"
-        return f"{name}, on rank {rank}" if rank < self.mesh.layout.world else name
+        if holder < world:
+            return f"{name}, on rank {holder}, whose weights are not finite"
+        ranks = [rank for rank in range(world) if self.mesh.layout.coordinates(rank).dp == copy]
+        if len(ranks) < 2:
+            return f"{name}, on rank {ranks[0]}" if ranks else name
+        words = ", ".join(map(str, ranks[:_NAMED])) + ", ..." * (len(ranks) > _NAMED)
+        return f"{name}, on one of ranks {words}, a copy of the model"
+
+    def _has_bad_weight(self) -> bool:
+        """Whether a weight of this rank, as the forward pass used it, is not finite."""
+        weights = (weight.data for _, weight in self.shards.held)
+        local = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
+        return any(not weight.isfinite().all() for weight in local)
 
     def clip(self, norm: float, most: float) -> None:
         """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""

@@ -24,9 +24,10 @@ from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
-from mega_schema.spec import Family
+from mega_schema.spec import Family, preset
 from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 from mega_train import resuming
+from mega_train.changed_settings import Change, describe_changes, find_changes
 from mega_train.config import Run
 from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
@@ -39,7 +40,7 @@ from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
 from mega_train.signals import Told
 from mega_train.trainer import Trainer
-from mega_train.watch.events import Began
+from mega_train.watch.events import Began, Said
 from mega_train.watch.observers import Observers
 from mega_train.watch.opened import opened
 from mega_train.watchdog import Watchdog
@@ -56,6 +57,8 @@ class Prepared:
 
     Attributes:
         older: prepares it with an older checkpoint than that of an iteration.
+        superseded: iterations in --save whose checkpoints the run supersedes.
+        changes: settings that are not what the checkpoint recorded.
     """
 
     plan: Plan
@@ -63,21 +66,28 @@ class Prepared:
     checkpoint: Checkpoint | None
     tokenizer: Path | Tokenizer | None
     older: Callable[[int], Prepared]
+    superseded: tuple[int, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
-def prepare(run: Run, family: Family, world: World, before: int | None = None) -> Prepared:
+def prepare(run: Run, family: Family | None, world: World, before: int | None = None) -> Prepared:
     """Open the corpora and the checkpoint, and check everything against everything.
 
     Args:
+        family: of the model; None means the checkpoint's, or gpt.
         before: the checkpoint is to be older than that of this iteration.
 
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
     """
     older = partial(prepare, run, family, world)
-    run, checkpoint, courses = resuming.found(run, world, before)
-    run, said = named(run)
-    corpora = Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
+    if run.model.preset is not None:
+        preset(run.model.preset)  # a name that is not known is told before a file that is not there
+    begins = resuming.found(run, world, before)
+    checkpoint, courses = begins.checkpoint, begins.courses
+    family = family or (checkpoint.spec.family if checkpoint else "gpt")
+    run, said = named(begins.run)
+    corpora = _corpora(run, said, checkpoint)
     identity, tokenizer = corpora.identity, corpora.tokenizer or said
     if said is not None:
         if identity is not None:
@@ -115,7 +125,33 @@ def prepare(run: Run, family: Family, world: World, before: int | None = None) -
             hint="--bf16 alone",
         )
     choose(plan.run.train.kernels, torch.device(plan.device))  # what cannot be had is said before ranks meet
-    return Prepared(plan, corpora, checkpoint, tokenizer, older)
+    changes = find_changes(plan.run, checkpoint)
+    return Prepared(plan, corpora, checkpoint, tokenizer, older, begins.superseded, tuple(changes))
+
+
+def _corpora(run: Run, said: Tokenizer | None, checkpoint: Checkpoint | None) -> Corpora | Pairs:
+    """Open what the run reads.
+
+    Args:
+        said: the tokenizer that flags name.
+
+    Raises:
+        MegaError: it cannot be opened, or no vocabulary is known for mock data.
+    """
+    if not run.data.mock:
+        return Pairs.open(run.data) if run.data.sft else Corpora.open(run.data)
+    if run.data.sft:
+        raise ConfigError("--mock-data", "has no prompts and answers", found="--sft", hint="leave it out")
+    model = run.model
+    vocab = said.identity.vocab_size if said else model.vocab
+    if vocab is None:
+        spec = preset(model.preset) if model.preset else checkpoint.spec if checkpoint else None
+        vocab = spec.vocab if spec else None
+    if vocab is None:
+        wanted = "ids for the mock data"
+        raise ConfigError("--vocab-size", "missing", wanted=wanted, hint="--vocab-size 50257")
+    eod = said.identity.eod if said else None
+    return Corpora.mock(vocab, vocab - 1 if eod is None else eod, run.data)
 
 
 def train_on(prepared: Prepared, world: World, out: TextIO, meet: str = "env://") -> int:
@@ -156,13 +192,22 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
     prepared = _agreed(prepared, mesh)
     plan = prepared.plan
     with folder_of(None if world.rank else prepared.tokenizer) as tokenizer:
-        trainer = Trainer(plan, mesh, prepared.corpora, checkpoint=prepared.checkpoint, tokenizer=tokenizer)
+        trainer = Trainer(
+            plan,
+            mesh,
+            prepared.corpora,
+            checkpoint=prepared.checkpoint,
+            tokenizer=tokenizer,
+            superseded=prepared.superseded,
+        )
         with (
             Told() if plan.run.checkpoint.signals else nullcontext() as told,
             _watched(trainer) as watchdog,
             _ended_from_outside(trainer, watchdog),
         ):
             watch.see(began(trainer))
+            if prepared.changes and prepared.checkpoint is not None:
+                watch.see(Said(describe_changes(prepared.changes, prepared.checkpoint)))
             reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
     mesh.leave()
     return reason.code

@@ -159,6 +159,7 @@ class Loop:
             consumed_samples=trainer.consumed,
             loss=loss if math.isfinite(loss) else None,
             rate=rate,
+            next_rate=trainer.rate,
             gradient_norm=norm if math.isfinite(norm) else None,
             skipped_samples=trainer.skipped,
             loss_scale=trainer.scale.value,

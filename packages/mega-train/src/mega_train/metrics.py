@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mega_schema.errors import ConfigError, FormatError
+from mega_schema.errors import FormatError
+from mega_schema.run_folder import EVENTS as EVENTS
+from mega_schema.run_lock import hold_run_folder
 from mega_train.watch.events import Event, Said, Stepped
 
-EVENTS = "events.jsonl"
 Line = dict[str, Any]
+_LONGEST = 1 << 20  # bytes of a first line; one of ours has some thousand
 
 log = logging.getLogger("mega.train")
 
@@ -60,9 +61,7 @@ def _tail(path: Path) -> bytes:
 
 @contextmanager
 def only_run(folder: Path | None) -> Iterator[None]:
-    """Hold a run's folder, so that no other run writes its record and its checkpoints there meanwhile.
-
-    The system lets go of it when the process ends, however it ends. File systems that cannot lock are let be.
+    """Hold a run's folder, so that nobody else writes its record and its checkpoints there meanwhile.
 
     Raises:
         ConfigError: another process holds it.
@@ -71,19 +70,8 @@ def only_run(folder: Path | None) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / EVENTS).open("ab") as record:
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                "--save",
-                "another run writes to this folder",
-                found=folder,
-                wanted="a folder of its own for every run that is going on",
-                hint="wait for the other run, end it, or --save elsewhere",
-            ) from None
-        except OSError as error:
-            log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
+    (folder / EVENTS).touch()
+    with hold_run_folder(folder):
         yield
 
 
@@ -101,17 +89,37 @@ def read_events(folder: Path) -> list[Line]:
     return events
 
 
+def check_record(folder: Path) -> None:
+    """Look at the first line of the record in a folder, if there is one.
+
+    Raises:
+        FormatError: the file is of another program: a run appends to its record.
+    """
+    if (folder / EVENTS).is_file():
+        with (folder / EVENTS).open("rb") as file:
+            _parse(folder / EVENTS, 1, file.readline(_LONGEST))
+
+
 def read_lines(folder: Path) -> list[Line]:
     """All that was ever written there. A line that a crash cut is left out.
 
     Raises:
-        FormatError: the folder holds no record of a run.
+        FormatError: the folder holds no record of a run, or the file is of another program.
     """
     path = folder / EVENTS
     if not path.is_file():
         raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
-    events: list[Line] = []
-    for line in path.read_bytes().splitlines():
-        with suppress(ValueError):
-            events.append(json.loads(line))
-    return events
+    parsed = (_parse(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1))
+    return [event for event in parsed if event is not None]
+
+
+def _parse(path: Path, number: int, line: bytes) -> Line | None:
+    """One line of a record; None for one that a crash cut."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or "event" not in event:
+        wanted = 'an object with a key "event"'
+        raise FormatError(f"{path}:{number}", "is not of the record of a run", wanted=wanted)
+    return event

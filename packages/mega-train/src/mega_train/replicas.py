@@ -158,6 +158,7 @@ class _Gradients:
     ) -> None:
         self._buckets, self._replicas, self._owners, self._stage = buckets, replicas, owners, stage
         self._device = held[0][1].device
+        self._dtype = torch.bfloat16 if sharing.reduce_bf16 else torch.float32  # between replicas
         self._early = stage == 2 or sharing.overlap_reduce
         # waited for at once, or when the next one has gone, since it keeps room of its own, or at the end
         self._most_under_way = 0 if not sharing.overlap_reduce else 1 if stage == 2 else len(buckets)
@@ -233,13 +234,16 @@ class _Gradients:
             return
         whole = self._buffer(bucket)
         self._sums.append(whole.sum())
+        sent = whole.to(self._dtype)  # itself where it is float32 already
         if self._stage == 0:
-            self._coming.append((bucket, self._replicas.all_reduce(whole)))
+            self._coming.append((bucket, self._replicas.all_reduce(sent)))
         elif self._stage == 1:
-            self._coming.append((bucket, self._replicas.reduce_scatter(self._own[bucket], whole)))
+            own = self._own[bucket]
+            into = own if sent is whole else torch.empty_like(own, dtype=self._dtype)
+            self._coming.append((bucket, self._replicas.reduce_scatter(into, sent)))
         else:
-            share_of_sum = torch.empty_like(self._own[bucket])
-            self._coming.append((bucket, self._replicas.reduce_scatter(share_of_sum, whole)))
+            share_of_sum = torch.empty_like(self._own[bucket], dtype=self._dtype)
+            self._coming.append((bucket, self._replicas.reduce_scatter(share_of_sum, sent)))
             self._whole[bucket] = None
         while len(self._coming) > self._most_under_way:
             self._receive()
@@ -249,6 +253,8 @@ class _Gradients:
         arrived = coming.wait()
         if self._stage == 2:
             self._own[bucket].add_(arrived)
+        elif self._dtype != torch.float32:
+            (self._buffer(bucket) if self._stage == 0 else self._own[bucket]).copy_(arrived)
 
     def _view(self, bucket: int, begin: int, weight: Tensor) -> Tensor:
         return self._buffer(bucket)[begin : begin + weight.numel()].view_as(weight)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import MODEL, Checkpoint, Piece, Tensor, latest, latest_iteration
+from mega_schema.checkpoint import MODEL, Checkpoint, Piece, Tensor
 from mega_schema.errors import ConfigError, DamageError, FormatError
 from mega_schema.run_folder import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
+from mega_schema.tracker import latest, latest_iteration
 from mega_train.config import Run
 from mega_train.optim import STATE, Name
 from mega_train.precision import LossScale
 from mega_train.rates import Courses
 from mega_train.resolve.begins import takes_optimizer
+from mega_train.save_folder import find_superseded, list_iterations, same_folder
 from mega_train.store import weights_space
 
 _HINT = "--finetune begins anew with its weights"
@@ -28,21 +30,38 @@ _CHUNK = 1 << 24  # bytes
 
 log = logging.getLogger("mega.train")
 
-Found = tuple[Run, Checkpoint | None, Courses | None]
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run begins with.
+
+    Attributes:
+        run: its configuration, which says so where that is --pretrained-checkpoint.
+        courses: those it goes on with.
+        superseded: iterations in --save whose checkpoints it supersedes.
+    """
+
+    run: Run
+    checkpoint: Checkpoint | None
+    courses: Courses | None
+    superseded: tuple[int, ...] = ()
 
 
 def found(run: Run, world: World, before: int | None = None) -> Found:
-    """What the run begins with, and the courses it goes on with; the run says so where that is
-    --pretrained-checkpoint.
+    """What the run begins with.
 
     Args:
         before: of a run's folder, an older checkpoint than that of this iteration.
 
     Raises:
         FormatError: there is none that is sound.
+        ConfigError: --save holds checkpoints that the run would write over.
     """
     load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
-    if load is not None and load == save and not (load / LATEST).exists():
+    if load is not None and same_folder(load, save) and _is_new(load):
+        if run.checkpoint.exit_on_missing:
+            flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
+            raise FormatError(load, f"holds no checkpoint, and {flag} is given", hint=hint)
         if world.rank == 0:
             begins = "anew" if pretrained is None else f"with the weights of {pretrained}"
             log.warning("%s holds no checkpoint yet: the run begins %s", load, begins)
@@ -51,20 +70,29 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         load = pretrained
         run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
     if load is None:
-        return run, None, None
-    first: DamageError | None = None
-    for folder in _folders(load, before):
+        superseded = find_superseded(run, None, None)
+        _say_superseded(run, superseded, world)
+        return Found(run, None, None, superseded)
+    first: FormatError | None = None
+    candidates = _candidates(load, before)
+    for folder in candidates.folders:
         try:
-            checkpoint = Checkpoint(folder())
+            checkpoint = Checkpoint(folder)
             courses = _checked(run, checkpoint)
         except DamageError as error:
             first = first or error
             continue
-        if first is not None and world.rank == 0:
+        superseded = find_superseded(run, checkpoint, candidates.newest)
+        if world.rank == 0 and candidates.problem is not None and before is None:
+            _warn(candidates.problem, checkpoint.iteration, "the newest sound checkpoint")
+        elif world.rank == 0 and first is not None:
             _warn(first, checkpoint.iteration)
-        return run, checkpoint, courses
-    assert first is not None, f"{load}: nothing before {before}"
-    raise first
+        if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
+            _say_superseded(run, superseded, world)
+        return Found(run, checkpoint, courses, superseded)
+    problem = candidates.problem or first
+    assert problem is not None, f"{load}: nothing before {before}"
+    raise problem
 
 
 def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Checkpoint]) -> Checkpoint:
@@ -106,23 +134,66 @@ def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Check
             _warn(damage, found.iteration)
 
 
-def _folders(load: Path, before: int | None) -> Iterator[Callable[[], Path]]:
-    """Where checkpoints are, the newest first; asking for one may find that it is not there."""
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The checkpoints to try.
+
+    Attributes:
+        folders: of them, the newest first.
+        newest: the iteration up to which checkpoints are tried; None where --load is one checkpoint.
+        problem: why the tracker does not say which is the newest.
+    """
+
+    folders: list[Path]
+    newest: int | None
+    problem: FormatError | None = None
+
+
+def _candidates(load: Path, before: int | None) -> _Candidates:
     if (load / MANIFEST).is_file():
-        yield lambda: load
-        return
-    newest = latest_iteration(load)
-    if before is None or newest < before:
-        yield lambda: latest(load)
-    for iteration in reversed(iterations(load)):
-        if iteration < min(newest, newest + 1 if before is None else before):
-            folder = iteration_folder(load, iteration)
-            yield lambda folder=folder: folder  # type: ignore[misc]
+        return _Candidates([load], None)
+    problem: FormatError | None = None
+    try:
+        newest = latest_iteration(load)
+        named = latest(load)
+    except DamageError as error:
+        named = iteration_folder(load, newest)
+        if not named.exists():  # what it names says nothing of the others
+            problem = error
+    except FormatError as error:
+        problem = error
+    except OSError as error:
+        problem = FormatError(load / LATEST, "cannot be read", found=error.strerror)
+    others = iterations(load)
+    if problem is None:
+        folders = [
+            iteration_folder(load, i)
+            for i in reversed(others)
+            if i < newest and (before is None or i < before)
+        ]
+        return _Candidates([named, *folders] if before is None or newest < before else folders, newest)
+    if not others:
+        raise problem
+    folders = [iteration_folder(load, i) for i in reversed(others) if before is None or i < before]
+    return _Candidates(folders, others[-1], problem)
 
 
-def _warn(damage: DamageError, iteration: int) -> None:
+def _is_new(load: Path) -> bool:
+    """Whether a run's folder holds neither a tracker nor a checkpoint."""
+    return not (load / LATEST).exists() and not iterations(load)
+
+
+def _warn(damage: FormatError, iteration: int, which: str = "the one before it") -> None:
     words = str(damage).partition("; hint: ")[0]
-    log.warning("%s; the run goes on from iteration %d before it", words, iteration)
+    log.warning("%s; the run resumes from iteration %d, %s", words, iteration, which)
+
+
+def _say_superseded(run: Run, superseded: Collection[int], world: World) -> None:
+    if superseded and world.rank == 0:
+        words = (
+            "of --overwrite: they become iter_*.superseded once this run has saved, and it removes each as it"
+        )
+        log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), words)
 
 
 def _read(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[str, str, Tensor, Piece]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mega_model.mesh import Mesh
@@ -44,8 +44,14 @@ class Saves:
         said: Save,
         mesh: Mesh,
         saved_at: int | None = None,
+        superseded: Collection[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """
+        Args:
+            superseded: iterations in --save whose checkpoints the first save supersedes.
+        """
+        self._superseded, self._written = list(superseded), set[int]()
         self._said, self._mesh, self._clock = said, mesh, clock
         self._memory = Memory() if said.background else None
         self.saved_at, self.beat, self.problem = saved_at, 0, ""
@@ -79,8 +85,9 @@ class Saves:
             "iteration": iteration,
             "rank": self._mesh.rank,
             "spaces": store.spaces(parts),
-            "commit": commit if self._mesh.rank == 0 else None,
+            "commit": commit | self._permission(iteration) if self._mesh.rank == 0 else None,
         }
+        self._written.add(iteration)
         state = 0
         try:
             if self._mesh.rank == 0:
@@ -97,6 +104,11 @@ class Saves:
         self._stalled = self._clock() - began
         if self._memory is None:
             self.finish()
+
+    def _permission(self, iteration: int) -> dict[str, Any]:
+        """Which checkpoints the commit may replace or supersede, as an order to write has it."""
+        replaces = iteration in self._written or iteration in self._superseded
+        return {"replace": replaces, "superseded": self._superseded}
 
     def advance(self) -> None:
         """See how far the checkpoint being written is, if there is one; commit it once all ranks are done."""
@@ -170,7 +182,7 @@ class Saves:
         self._part()
         self.iteration = None
         if not self.problem:
-            self.saved_at = iteration
+            self.saved_at, self._superseded = iteration, []
         if self._mesh.rank == 0 and self.problem:
             log.warning("%s", self._warning(iteration))
         if note:

@@ -29,7 +29,10 @@ class Paper(Console):
 
 
 class Screen:
-    """A line that moves with every step; TFLOP/s and memory in it change with every line of the log."""
+    """Lines of the log and, on a terminal, below them a line that moves with every step.
+
+    In the moving line TFLOP/s and memory change with every line of the log.
+    """
 
     def __init__(self, console: Console, timing: Option = "minmax") -> None:
         """
@@ -40,6 +43,7 @@ class Screen:
         self._at = self._of = 0
         self._loss, self._seconds, self._tokens = Smooth(), Smooth(), Smooth()
         self._rate = 0.0
+        self._gradient_norm: float | None = None
         self._now: Progress | None = None
         self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4)
 
@@ -53,16 +57,16 @@ class Screen:
                     self._console.show_cursor()  # who is killed cannot bring it back
             case Stepped():
                 self._at, self._rate = event.iteration, event.rate
+                self._gradient_norm = event.gradient_norm
                 self._seconds.add(event.seconds)
                 self._tokens.add(event.tokens)
                 if event.loss is not None:
                     self._loss.add(event.loss)
             case Progress():
                 self._now = event
-                if not self._console.is_terminal:
-                    self._say(line(event))
-                else:
-                    self._live.refresh()
+                self._say(line(event, self._console.width if self._console.is_terminal else None))
+                if self._console.is_terminal:
+                    self._live.refresh()  # a printed line repeats the moving one as it was
                 for text in phases(event, self._timing):
                     self._say(text)
             case Validated():
@@ -91,11 +95,12 @@ class Screen:
             return []
         return [
             *([(0, f"loss {self._loss.mean:.4f}")] if self._loss.mean is not None else []),
-            (4, f"lr {self._rate:.1e}"),
-            (1, f"{_short(self._tokens.mean / each)} tok/s"),
-            *([(3, flops(now.tflops))] if now else []),
-            *([(2, f"{now.mfu:.0%} MFU")] if now and now.mfu is not None else []),
-            *([(5, f"{_short(in_use(now.memory))}B")] if now else []),
+            *([(1, f"grad norm {self._gradient_norm:.2f}")] if self._gradient_norm is not None else []),
+            (5, f"lr {self._rate:.1e}"),
+            (2, f"{_short(self._tokens.mean / each)} tok/s"),
+            *([(4, flops(now.tflops))] if now else []),
+            *([(3, f"{now.mfu:.0%} MFU")] if now and now.mfu is not None else []),
+            *([(6, f"{_short(in_use(now.memory))}B")] if now else []),
             (0, _clock((self._of - self._at) * each)),
         ]
 
@@ -130,22 +135,31 @@ def headline(event: Began) -> str:
     return f"{size} | {cut} | {step} | {begins}"
 
 
-def line(now: Progress) -> str:
-    """The line of a log."""
-    parts = [
+def line(now: Progress, width: int | None = None) -> str:
+    """A line of the log.
+
+    Args:
+        width: columns. Where they are too few, memory, FLOP/s and the time left are left out, then the
+            tokens per second; loss, learning rate, gradient norm and what a flag asks for never are.
+    """
+    first = [
         f"iteration {now.iteration}/{now.iterations}",
         _loss(now),
         f"lr {now.rate:.2e}",
         *([f"grad norm {now.gradient_norm:.2f}"] if now.gradient_norm is not None else []),
         *([f"loss scale {now.loss_scale:g}"] if now.loss_scale != 1 else []),
-        *(f"{name.replace('-', ' ')} {value:.10g}" for name, value in now.extra.items()),
-        f"{now.tokens_per_second:,.0f} tokens/s",
-        f"{flops(now.tflops)} a rank",
-        *([f"MFU {now.mfu:.1%}"] if now.mfu is not None else []),
-        f"{in_use(now.memory) / 1e9:.2f} GB",
-        f"{_clock(now.seconds_left)} left",
+        *(f"{name.replace('-', ' ')} {_digits(value)}" for name, value in now.extra.items()),
     ]
-    return " | ".join(parts)
+    rest = [
+        (0, f"{now.tokens_per_second:,.0f} tokens/s"),
+        (3, f"{flops(now.tflops)} a rank"),
+        *([(2, f"MFU {now.mfu:.1%}")] if now.mfu is not None else []),
+        (4, f"{in_use(now.memory) / 1e9:.2f} GB"),
+        (1, f"{_clock(now.seconds_left)} left"),
+    ]
+    while width is not None and rest and len(" | ".join([*first, *(text for _, text in rest)])) > width:
+        rest.remove(max(rest))
+    return " | ".join([*first, *(text for _, text in rest)])
 
 
 def fitted(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
@@ -177,6 +191,11 @@ def flops(tera: float) -> str:
     """In the unit that leaves some digits: a laptop has GFLOP/s."""
     unit, size = next((u for u in (("T", 1.0), ("G", 1e-3)) if tera >= 0.1 * u[1]), ("M", 1e-6))
     return f"{tera / size:.3g} {unit}FLOP/s"
+
+
+def _digits(value: float) -> str:
+    """A count in full, any other number in six digits."""
+    return f"{value:,.0f}" if value.is_integer() and value < 1e15 else f"{value:.6g}"
 
 
 def _short(number: float) -> str:

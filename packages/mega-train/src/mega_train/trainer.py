@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from mega_schema.config import to_toml
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.indexed import IndexedDataset
 from mega_train import store
+from mega_train.config import Run
 from mega_train.data.answers import TOKEN, Pairs
 from mega_train.data.corpora import Corpora
 from mega_train.data.feed import Reading, cursor, feed
@@ -28,6 +31,7 @@ from mega_train.pipeline import run
 from mega_train.precision import LossScale, weights_dtype
 from mega_train.resolve import Plan
 from mega_train.resolve.begins import takes_optimizer
+from mega_train.save_folder import same_folder
 from mega_train.saves import Saves
 from mega_train.schedule import SCHEDULES, Pipe, Table, forward_only
 from mega_train.step import MicroBatches
@@ -71,11 +75,13 @@ class Trainer:
         *,
         checkpoint: Checkpoint | None = None,
         tokenizer: Path | None = None,
+        superseded: Collection[int] = (),
     ) -> None:
         """
         Args:
             checkpoint: what to go on from; None begins anew.
             tokenizer: folder of the tokenizer that goes with every checkpoint.
+            superseded: iterations in --save whose checkpoints the first save supersedes.
         """
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.loaded = None if checkpoint is None else checkpoint.folder
@@ -110,9 +116,9 @@ class Trainer:
                 store.load_optimizer(checkpoint, self.optimizer, self.rt)
                 self.skipped = int(checkpoint.trainer.get("skipped_samples", 0))
                 self.scale.load(checkpoint.trainer.get("loss_scale", {}))
-            if checkpoint.folder.parent == plan.run.checkpoint.save:
+            if same_folder(checkpoint.folder.parent, plan.run.checkpoint.save):
                 saved_at = self.iteration
-        self.saves = Saves(plan.run.checkpoint, mesh, saved_at)
+        self.saves = Saves(plan.run.checkpoint, mesh, saved_at, superseded)
         self.tables: dict[tuple[int, bool], Table] = {}
         fed = feed(plan, corpora, mesh, iteration=self.iteration, consumed=self.consumed)
         self.train, self.valid, self.test = fed.training, fed.validation, fed.test
@@ -242,12 +248,17 @@ class Trainer:
         }
         commit = {
             "described": described(self.rt.spec, self.mesh.layout),
-            "texts": texts(trainer, to_toml(self.plan.run)),
+            "texts": texts(trainer, to_toml(self._recorded())),
             "tokenizer": str(self.tokenizer) if self.tokenizer else None,
             "last": kept.keep_last or int(kept.keep_every is not None),
             "every": kept.keep_every,
         }
         self.saves.begin(self.iteration, store.parts(self.mesh, self.rt, self.shards, self.optimizer), commit)
+
+    def _recorded(self) -> Run:
+        """The configuration as run.toml has it: what a person allowed once is not allowed again."""
+        checkpoint = replace(self.plan.run.checkpoint, overwrite=False, override_data=False)
+        return replace(self.plan.run, checkpoint=checkpoint)
 
     def _loss(self, samples: Reading, consumed: int, count: int, *, train: bool, length: int) -> Tensor:
         plan, mesh = self.plan, self.mesh

@@ -36,17 +36,18 @@ class FullyShard:
 
     sharded = True
 
-    def __init__(self, rt: Runtime, mesh: Mesh) -> None:
+    def __init__(self, rt: Runtime, mesh: Mesh, reduce_dtype: torch.dtype = torch.float32) -> None:
         """
         Args:
             rt: its dtype is what blocks compute in.
+            reduce_dtype: in which gradients are added up over the replicas.
         """
         # nothing is made whole: neither here nor when `main` is filled
         self.models = chunks(replace(rt, dtype=torch.float32, device=torch.device("meta")), mesh)
         group = mesh.replicas.group
         assert group is not None
         policy = MixedPrecisionPolicy(
-            param_dtype=rt.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=rt.dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
         )
         replicas = DeviceMesh.from_group(group, mesh.device.type)
         for model in self.models:
@@ -85,7 +86,7 @@ class FullyShard:
 def shards(rt: Runtime, mesh: Mesh, sharing: Sharing) -> Shards:
     """The models of this rank, their values not yet set, and the replicas' way to keep them."""
     if sharing.stage == 3 and mesh.replicas.size > 1:
-        return FullyShard(rt, mesh)
+        return FullyShard(rt, mesh, torch.bfloat16 if sharing.reduce_bf16 else torch.float32)
     models = chunks(rt, mesh)
     alone = tied_over_stages(rt.table.values(), mesh)
     return Buckets(

@@ -17,6 +17,11 @@ class Data:
         "--data-path", "prefix of an indexed dataset (its path without .bin); several, each behind its weight"
     )
     path_file: Path | None = option("--data-args-path", None, "a file with the words of --data-path")
+    mock: bool = option(
+        "--mock-data",
+        False,
+        "no corpus: documents that count up, of random length, the same as Megatron's mock data",
+    )
     train_path: Words = words("--train-data-path", "as --data-path, for training alone, whole datasets")
     valid_path: Words = words("--valid-data-path", "as --train-data-path, for validation")
     test_path: Words = words("--test-data-path", "as --train-data-path, for the test")

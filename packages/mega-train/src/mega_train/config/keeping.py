@@ -34,6 +34,16 @@ class Save:
         True,
         "on SIGTERM or SIGUSR1 save after the step and leave with code 143 (default); else they end at once",
     )
+    overwrite: bool = option(
+        "--overwrite",
+        False,
+        "let this run take the place of checkpoints in --save that it did not write or does not resume from",
+    )
+    override_data: bool = option(
+        "--override-data",
+        False,
+        "resume with another seed, split, blend or dataset than the checkpoint's run",
+    )
     finetune: bool = option(
         "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"
     )
@@ -41,6 +51,11 @@ class Save:
         "--pretrained-checkpoint",
         None,
         "where --load holds nothing yet, begin with the weights of this one, as --load and --finetune do",
+    )
+    exit_on_missing: bool = option(
+        "--exit-on-missing-checkpoint",
+        False,
+        "end with an error where --load holds no checkpoint, also where --save is the same folder",
     )
     no_load_optim: bool = option(
         "--no-load-optim",
@@ -99,6 +114,9 @@ class Log:
     )
     tensorboard_no_scale: bool = option("--no-log-loss-scale-to-tensorboard", False, "not the loss scale")
     wandb_project: str | None = option("--wandb-project", None, "project of Weights & Biases to log to")
+    wandb_entity: str | None = option(
+        "--wandb-entity", None, "team or user that the project belongs to; your own default if not given"
+    )
     wandb_exp_name: str | None = option(
         "--wandb-exp-name", None, "the run's name there; that of the --save folder if not given"
     )

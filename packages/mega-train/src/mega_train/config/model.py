@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.config import option
-from mega_schema.spec import Activation
+from mega_schema.spec import Activation, Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model. With --load and none of these, the checkpoint says what it is."""
 
+    family: Family | None = option(
+        "--family", None, "family of the model; mega-train gpt and mega-train llama say it themselves"
+    )
     preset: str | None = option("--preset", None, "a named model, such as gpt2-124m or llama3-8b")
     layers: int | None = option("--num-layers", None, "transformer layers")
     hidden: int | None = option("--hidden-size", None, "width of the residual stream")
@@ -38,6 +41,9 @@ class Model:
         "--make-vocab-size-divisible-by",
         None,
         "pad a rank's share of the vocabulary in memory to a multiple of this; 128 if not given",
+    )
+    padded_vocab: int | None = option(
+        "--pad-vocab-size-to", None, "pad the vocabulary in memory to this many rows (BigScience's)"
     )
     norm: Literal["LayerNorm", "RMSNorm"] | None = option("--normalization", None, "which norm")
     norm_eps: float | None = option("--norm-epsilon", None, "epsilon of the norms; 1e-5 if not given")

@@ -74,6 +74,11 @@ class Parallel:
     overlap_gather: bool = option(
         "--overlap-param-gather", False, "gather updated weights while the next forward pass runs"
     )
+    reduce_bf16: bool = option(
+        "--grad-reduce-in-bf16",
+        False,
+        "replicas exchange gradients in bfloat16, half the bytes; a rank's own sum stays float32",
+    )
     bucket: int | None = option(
         "--ddp-bucket-size",
         None,

@@ -12,6 +12,8 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.indexed import IndexedDataset
 from mega_schema.tokenizer_identity import TokenizerIdentity, check_same
 from mega_train.config import Data
+from mega_train.data.mock import MockDataset
+from mega_train.data.path_hints import open_dataset
 from mega_train.data.sources import Sources, sources
 
 
@@ -45,6 +47,20 @@ class Corpora:
         """A dataset that is open already, in place of what `data` names."""
         return cls(sources(replace(data, path=(str(corpus.prefix),))), {corpus.prefix: corpus})
 
+    @classmethod
+    def mock(cls, vocab: int, eod: int, data: Data) -> Corpora:
+        """Megatron's mock data, of which --split gives each use its share.
+
+        Args:
+            vocab, eod: ids of the tokenizer, and the one that ends a document.
+
+        Raises:
+            ConfigError: `data` names a corpus too.
+        """
+        if data.path or data.path_file or data.by_use:
+            raise ConfigError("--mock-data", "excludes --data-path", found="both", wanted="one of them")
+        return cls.alone(MockDataset(vocab, eod), replace(data, mock=False))
+
     @property
     def identity(self) -> TokenizerIdentity | None:
         """The tokenizer of all of them, where one says which."""
@@ -73,7 +89,7 @@ class Corpora:
 def _opened(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:
     """Side by side: on a distant file system most of the time is waiting."""
     if len(prefixes) == 1:
-        return [IndexedDataset(prefixes[0])]
+        return [open_dataset(prefixes[0])]
     with ThreadPoolExecutor(min(threads, len(prefixes))) as pool:
         found = list(pool.map(_opened_or_not, prefixes))
     errors = [one for one in found if isinstance(one, FormatError)]
@@ -91,6 +107,6 @@ def _opened(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:
 
 def _opened_or_not(prefix: Path) -> IndexedDataset | FormatError:
     try:
-        return IndexedDataset(prefix)
+        return open_dataset(prefix)
     except FormatError as error:
         return error

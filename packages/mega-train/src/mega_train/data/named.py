@@ -19,28 +19,24 @@ from mega_train.config import Tokenizer as Said
 def named(run: Run) -> tuple[Run, Tokenizer | None]:
     """The tokenizer, where one is named; and the run, whose vocabulary is then the tokenizer's.
 
-    A NullTokenizer is made of Megatron's --vocab-size, which does not count its end-of-document.
+    --vocab-file and --merge-file without a type name a GPT2BPETokenizer: that is the default type of
+    Megatron's pretrain_gpt.py, so its scripts leave it out. A NullTokenizer is made of Megatron's
+    --vocab-size, which does not count its end-of-document.
 
     Raises:
         ConfigError: the type is unknown, or what it is made of is not given.
         FormatError: a file is missing or is no tokenizer.
     """
     said = run.tokenizer
-    if said.type is None:
-        if said != Said():
-            raise ConfigError(
-                "--tokenizer-type",
-                "missing, though files of a tokenizer are named",
-                wanted="Megatron's name of it",
-                hint="--tokenizer-type GPT2BPETokenizer",
-            )
+    if said == Said():
         return run, None
+    kind = said.type or _default_type(said)
     if said.model is not None and said.name_or_path is not None:
         raise ConfigError(
             "--tokenizer-name-or-path", "excludes --tokenizer-model", found="both", wanted="one of them"
         )
     tokenizer = open_tokenizer(
-        said.type,
+        kind,
         vocab_file=said.vocab_file,
         merge_file=said.merge_file,
         model=said.model or said.name_or_path,
@@ -53,6 +49,22 @@ def named(run: Run) -> tuple[Run, Tokenizer | None]:
     if tokenizer.identity.type == "NullTokenizer":
         run = replace(run, model=replace(run.model, vocab=tokenizer.identity.vocab_size))
     return run, tokenizer
+
+
+def _default_type(said: Said) -> str:
+    """The type of a tokenizer that only its files name.
+
+    Raises:
+        ConfigError: the files are not those of a GPT2BPETokenizer.
+    """
+    if said.vocab_file is not None and said.merge_file is not None and said.model is None:
+        return "GPT2BPETokenizer"
+    raise ConfigError(
+        "--tokenizer-type",
+        "missing, and only --vocab-file with --merge-file has a default, GPT2BPETokenizer",
+        wanted="Megatron's name of the tokenizer",
+        hint="--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER",
+    )
 
 
 def check_said(said: TokenizerIdentity, made: TokenizerIdentity) -> None:

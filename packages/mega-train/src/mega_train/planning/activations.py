@@ -11,6 +11,7 @@ ranks of tp and cp:
 | RMSNorm | its input in float32 n'·h·4, what it scales n'·h·e, and a statistic |
 | a column-cut linear | its input n'·h·e: with sequence parallelism it is gathered again |
 | attention | q, k and v as one n·(q + 2k)·e; with cp whole rows of k and v too, n·c·2k·e |
+| fused kernels | RMSNorm as LayerNorm; of SwiGLU gate and up alone; rotary positions nothing |
 | rotary positions | turned copies of what attention sees: n·(q + k)·e, with cp n·q·e alone |
 | attention | its output n·q·e, with cp twice, and a float32 per head and token |
 | norms of heads | queries and keys, as LayerNorm and RMSNorm keep theirs |
@@ -54,19 +55,29 @@ def mask_bytes(job: Job) -> float:
 def layer_bytes(job: Job) -> float:
     """Of one layer that is not computed again as a whole."""
     m, e, t = job.spec, job.precision.weight, job.layout.tp
-    norm = m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" else m.hidden * e + 8
+    norm = _norm_bytes(job)
     masks = 2 * m.hidden if job.software.keeps_masks else 0
     # a float32 copy of the input is each RMSNorm's own
-    shared = m.hidden * e if m.parallel_residual and (m.norm == "layernorm" or e == 4) else 0
+    lean = job.software.fused or m.norm == "layernorm" or e == 4
+    shared = m.hidden * e if m.parallel_residual and lean else 0
     outer = 2 * (norm + m.hidden * e) + masks - shared
-    inner = (4 if m.gated else 2) * m.ffn * e
+    inner = ((3 if job.software.fused else 4) if m.gated else 2) * m.ffn * e
     core = 0 if job.recompute.granularity == "selective" else core_bytes(job)
     return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core
 
 
+def _norm_bytes(job: Job) -> int:
+    """Of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32 and the
+    normalised input; every other norm keeps its input and two statistics.
+    """
+    m, e = job.spec, job.precision.weight
+    return m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" and not job.software.fused else m.hidden * e + 8
+
+
 def _around_core(job: Job) -> float:
     """Queries, keys and values as attention is given them, and its output."""
-    e, shares, turns = job.precision.weight, job.cut.shares, job.spec.turning or job.spec.qk_norm
+    e, shares = job.precision.weight, job.cut.shares
+    turns = job.spec.qk_norm or (job.spec.turning and not job.software.fused)
     joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
     normed = 0.0
     if job.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
@@ -111,7 +122,7 @@ def embedding_bytes(job: Job) -> float:
 def loss_bytes(job: Job) -> float:
     """Of the last norm, and of the gradients of the head's input and of its weight; or of the logits."""
     m, e, (rows, width) = job.spec, job.precision.weight, job.cut.shares.head
-    norm = m.hidden * (4 + e) + 4 if m.norm == "rmsnorm" else m.hidden * e + 8
+    norm = _norm_bytes(job)
     loss = job.tokens * (rows * e + 18) if job.software.whole_logits else rows * width * 4
     return job.outer_tokens * (norm + m.hidden * e) + loss
 

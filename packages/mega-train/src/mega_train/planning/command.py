@@ -13,7 +13,7 @@ from mega_train.config import Curriculum, Data, Evaluation, Log, Optimizer, Para
 from mega_train.planning.cut import Cut
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.job import BF16, FLOAT16, FLOAT32, Job, Precision, Software
+from mega_train.planning.job import BF16, FLOAT16, FLOAT32, FP8, Job, Precision, Software
 from mega_train.planning.search import search
 from mega_train.resolve import resolve
 
@@ -109,7 +109,8 @@ def searchable(run: Run, family: Family | None) -> Job:
 
 def precision(run: Run, spec: ModelSpec) -> Precision:
     """Bytes of each parameter; those of the optimizer's state a mean over the model."""
-    precision = BF16 if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
+    half = FP8 if run.train.fp8 else BF16
+    precision = half if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
     rows = [row for row in table(spec) if row.tied_to is None]
     moments = {
         "adam": 8.0,
@@ -123,6 +124,7 @@ def software(run: Run) -> Software:
     """What of our own program the run's flags choose."""
     return Software(
         attention="scores" if run.train.attention_dropout else "flash",
+        fused=run.train.kernels not in ("reference", "compile"),
         overlaps_tp="both" if run.parallel.tp_overlap else "backward",
         overlaps_reduce=run.parallel.overlap_reduce,
         overlaps_gather=run.parallel.overlap_gather,

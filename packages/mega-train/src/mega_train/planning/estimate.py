@@ -159,9 +159,8 @@ def _exposed(job: Job, hardware: Hardware, slowest: tuple[Pass, Pass]) -> float:
     reach = hardware.reach(job.replicas, job.layout.tp)
     down, up = (n / reach for n in data_parallel_bytes(job))
     forward, back = slowest
-    times = (
-        job.micros if job.zero > 1 else 1
-    )  # stage 2 sums after every micro-batch, stage 3 gathers for each
+    # stages 2 and 3 communicate while any micro-batch is computed, the others at the end of the step
+    times = job.micros if job.zero > 1 else 1
     behind = back.seconds * times if job.software.overlaps_reduce or job.zero == 3 else 0.0
     before = forward.seconds * times if job.software.overlaps_gather or job.zero == 3 else 0.0
     return max(0.0, down - behind) + max(0.0, up - before)

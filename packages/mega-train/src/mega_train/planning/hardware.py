@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from mega_schema.errors import ConfigError
+
 GIB = 1 << 30
 
 
@@ -18,6 +20,7 @@ class Hardware:
 
     Attributes:
         peak: dense 16-bit FLOP/s of the tensor cores; utilisations are shares of this.
+        peak_fp8: dense 8-bit FLOP/s of the tensor cores; None where they have no such products.
         peak_float32: FLOP/s of a float32 matrix product as torch computes it by default, without TF32.
         memory: bytes a run can have: the card's, less 4 GiB for the driver, NCCL and the allocator's gaps.
         bandwidth: bytes/s of the GPU's own memory.
@@ -32,6 +35,7 @@ class Hardware:
 
     name: str
     peak: float
+    peak_fp8: float | None
     peak_float32: float
     memory: float
     bandwidth: float
@@ -43,6 +47,19 @@ class Hardware:
     attention: float
     stream: float = 0.80
     link: float = 0.75
+
+    def product_peak(self, factor: int) -> float:
+        """FLOP/s of a matrix product whose factors' elements have this many bytes: 1, 2 or 4.
+
+        Raises:
+            ConfigError: these GPUs have no products in FP8.
+        """
+        if factor > 1:
+            return self.peak if factor == 2 else self.peak_float32
+        if self.peak_fp8 is None:
+            have = ", ".join(sorted(name for name, kind in HARDWARE.items() if kind.peak_fp8))
+            raise ConfigError("--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=have)
+        return self.peak_fp8
 
     def reach(self, ranks: int, stride: int) -> float:
         """Bytes/s at which each rank of a ring sends, where neighbours are `stride` ranks apart.
@@ -61,17 +78,19 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
         "a100": Hardware(
             name="A100 80GB SXM",
             peak=312e12,
+            peak_fp8=None,
             peak_float32=19.5e12,
             memory=76 * GIB,
             bandwidth=2.0e12,
             nvlink=300e9,
             network=25e9,  # 200 Gbit/s InfiniBand per GPU
-            gemm=0.80,
+            gemm=0.79,
             attention=0.55,  # arXiv:2307.08691 figures 4-6
         ),
         "h100": Hardware(
             name="H100 80GB SXM",
             peak=989e12,
+            peak_fp8=1979e12,
             peak_float32=67e12,
             memory=76 * GIB,
             bandwidth=3.35e12,
@@ -83,6 +102,7 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
         "h200": Hardware(
             name="H200 141GB SXM",
             peak=989e12,
+            peak_fp8=1979e12,
             peak_float32=67e12,
             memory=127 * GIB,
             bandwidth=4.8e12,

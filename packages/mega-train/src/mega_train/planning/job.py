@@ -25,6 +25,8 @@ class Precision:
         main: the optimizer's float32 copies: of the weight where that is not float32 itself, and of the
             gradient where that is not.
         moments: what the optimizer keeps beside the weights: both moments of Adam.
+        products: what the layers' linears multiply, where it is not `weight`: 1 in FP8. The head and
+            attention multiply `weight`.
     """
 
     name: str
@@ -32,6 +34,12 @@ class Precision:
     gradient: int
     main: int
     moments: float = 8
+    products: int | None = None
+
+    @property
+    def factor(self) -> int:
+        """Bytes of an element of the factors of a layer's matrix products."""
+        return self.products or self.weight
 
     def kept(self, zero: int, ranks: int) -> tuple[float, float, float]:
         """Bytes per parameter on each of `ranks` data-parallel ranks: weight, gradient, optimizer.
@@ -48,6 +56,7 @@ class Precision:
 FLOAT32 = Precision(name="fp32", weight=4, gradient=4, main=0)
 BF16 = Precision(name="bf16", weight=2, gradient=4, main=4)
 FLOAT16 = Precision(name="fp16", weight=2, gradient=4, main=4)
+FP8 = Precision(name="fp8", weight=2, gradient=4, main=4, products=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,8 @@ class Software:
         attention_width: bytes of the numbers that attention computes with; None: those of the activations.
         keeps_masks: dropout keeps a byte per element and softmax its 16-bit result, as Megatron's kernels do;
             ours makes the choice again, and keeps probabilities in float32.
+        fused: norms keep their input and two statistics of a row, gated activations their input alone, and
+            rotary positions are applied in place, as our Triton kernels do; the reference kernels keep more.
         whole_logits: a micro-batch's logits are kept for its backward pass; ours are there a chunk at a time,
             and leave gradients.
         regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
@@ -70,11 +81,14 @@ class Software:
             One that is not has no micro-batch to spare for that.
         overlaps_reduce: gradients are summed over the replicas while the backward pass runs.
         overlaps_gather: shared-out weights are gathered while the next forward pass runs.
+        reduces_by_round: at ZeRO stage 2 an interleaved pipeline reduces the gradients of a stage once for
+            every `pp` micro-batches, which pass backward through it one after the other; ours after each.
     """
 
     attention: Literal["flash", "scores"] = "flash"
     attention_width: int | None = None
     keeps_masks: bool = False
+    fused: bool = False
     whole_logits: bool = False
     regathers: bool = True
     sliced_p2p: bool = False
@@ -84,6 +98,7 @@ class Software:
     overlaps_pp: bool = True
     overlaps_reduce: bool = False
     overlaps_gather: bool = False
+    reduces_by_round: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +138,14 @@ class Job:
     def micros(self) -> int:
         """Micro-batches of one step."""
         return self.global_samples // (self.micro * self.layout.dp)
+
+    @property
+    def reductions(self) -> int:
+        """Times that a step reduces each gradient over the replicas."""
+        if self.zero < 2:
+            return 1
+        by_round = self.zero == 2 and self.layout.vp > 1 and self.software.reduces_by_round
+        return max(1, self.micros // self.layout.pp) if by_round else self.micros
 
     @property
     def tokens(self) -> int:

@@ -49,7 +49,7 @@ def memory(job: Job, place: int) -> Memory:
     )
     return Memory(
         weights=math.ceil(held * weights),
-        gradients=math.ceil(held * gradients),
+        gradients=math.ceil(held * gradients + _unreduced(job, place)),
         optimizer=math.ceil(held * state),
         activations=round(kept),
         loss=round(loss_bytes(job)) if stages[-1].last else 0,
@@ -69,6 +69,16 @@ def _gathered(job: Job, place: int) -> float:
         return min(held, buckets * job.bucket) * precision.gradient
     ends = held - layer * job.cut.depth[place]
     return (ends + 2 * layer) * precision.weight + layer * (precision.weight + 4)
+
+
+def _unreduced(job: Job, place: int) -> float:
+    """Bytes of the gradients that stage 2 adds up over a round of micro-batches before it reduces them.
+
+    They are of one virtual stage, and of another while the first is being reduced.
+    """
+    if job.zero != 2 or job.reductions == job.micros:
+        return 0
+    return min(1.0, 2 / job.layout.vp) * job.cut.held[place] * job.precision.gradient
 
 
 def fullest(job: Job) -> Memory:

@@ -61,5 +61,5 @@ def data_parallel_bytes(job: Job) -> tuple[float, float]:
     ring = (d - 1) / d * held
     if job.zero == 3:
         return job.micros * ring * precision.gradient, job.micros * 2 * ring * precision.weight
-    times = job.micros if job.zero == 2 else 1
-    return times * ring * precision.gradient, ring * (precision.weight if job.zero else precision.gradient)
+    gathered = precision.weight if job.zero else precision.gradient
+    return job.reductions * ring * precision.gradient, ring * gathered

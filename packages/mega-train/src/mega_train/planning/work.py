@@ -8,6 +8,7 @@ without a constant that says so. Everything elementwise is bytes alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mega_train.planning.hardware import Hardware
@@ -81,6 +82,7 @@ class Work:
         moved = job.precision.weight / (hardware.stream * hardware.bandwidth)
         loss = columns * job.software.loss_traffic / (hardware.stream * hardware.bandwidth)
         product = _Products(job, hardware)
+        head, wide = (job.cut.shares.head,), job.precision.weight
         return cls(
             layer=forward,
             layer_back=_layer_back(job, hardware),
@@ -88,10 +90,8 @@ class Work:
             layer_weights=product.of_weights(job.cut.shares.matrices),
             embedding=Pass(stream=5 * width * moved, tp=halves.embedding * half),
             embedding_back=Pass(stream=5 * width * moved, tp=halves.embedding_back * half),
-            head=Pass(gemm=product.forward((job.cut.shares.head,)), stream=loss / 2, tp=halves.head * half),
-            head_back=Pass(
-                gemm=product.backward((job.cut.shares.head,)), stream=loss / 2, tp=halves.head_back * half
-            ),
+            head=Pass(gemm=product.forward(head, wide), stream=loss / 2, tp=halves.head * half),
+            head_back=Pass(gemm=product.backward(head, wide), stream=loss / 2, tp=halves.head_back * half),
         )
 
 
@@ -130,6 +130,9 @@ def key_bytes(job: Job) -> float:
     return (job.layout.cp - 1) * job.tokens * 2 * job.cut.shares.keys * job.precision.weight
 
 
+Weights = Sequence[tuple[int, int]]  # (rows, columns) of matrices
+
+
 @dataclass(frozen=True, slots=True)
 class _Products:
     """Seconds of matrix products of one micro-batch with weights of these (rows, columns)."""
@@ -137,24 +140,44 @@ class _Products:
     job: Job
     hardware: Hardware
 
-    def forward(self, weights: tuple[tuple[int, int], ...]) -> float:
-        e = self.job.precision.weight
-        return sum(self.seconds(self.job.tokens, n, k, e) for n, k in weights)
-
-    def backward(self, weights: tuple[tuple[int, int], ...]) -> float:
-        """The gradient of the input, and that of the weight, which is added to what others left."""
-        return self.forward(weights) + self.of_weights(weights)
-
-    def of_weights(self, weights: tuple[tuple[int, int], ...]) -> float:
+    def forward(self, weights: Weights, factor: int | None = None) -> float:
+        """
+        Args:
+            factor: bytes of an element of the factors; None: those of the layers' linears.
+        """
+        job, e = self.job, factor or self.job.precision.factor
         return sum(
-            self.seconds(n, k, self.job.tokens, self.job.software.gradient_traffic) for n, k in weights
+            self.seconds(job.tokens, n, k, job.precision.weight, e) + self._quantization(job.tokens * k, e)
+            for n, k in weights
         )
 
-    def seconds(self, m: int, n: int, k: int, out: int) -> float:
-        e, hardware = self.job.precision.weight, self.hardware
-        peak = hardware.peak if e == 2 else hardware.peak_float32
-        moved = e * (m * k + k * n) + out * m * n
-        return 2 * m * n * k / (hardware.gemm * peak) + moved / (hardware.stream * hardware.bandwidth)
+    def backward(self, weights: Weights, factor: int | None = None) -> float:
+        """The gradient of the input, and that of the weight, which is added to what others left."""
+        job, e = self.job, factor or self.job.precision.factor
+        inputs = sum(
+            self.seconds(job.tokens, n, k, job.precision.weight, e) + self._quantization(job.tokens * n, e)
+            for n, k in weights
+        )
+        return inputs + self.of_weights(weights, factor)
+
+    def of_weights(self, weights: Weights, factor: int | None = None) -> float:
+        job, e = self.job, factor or self.job.precision.factor
+        return sum(self.seconds(n, k, job.tokens, job.software.gradient_traffic, e) for n, k in weights)
+
+    def seconds(self, m: int, n: int, k: int, out: int, factor: int) -> float:
+        hardware = self.hardware
+        moved = factor * (m * k + k * n) + out * m * n
+        return 2 * m * n * k / (hardware.gemm * hardware.product_peak(factor)) + self._streamed(moved)
+
+    def _quantization(self, elements: int, factor: int) -> float:
+        """Seconds to cast a 16-bit factor to FP8, and to write its transposed copy.
+
+        Hopper's tensor cores need that copy for the gradient of the weight.
+        """
+        return self._streamed(elements * (self.job.precision.weight + 2 * factor)) if factor == 1 else 0.0
+
+    def _streamed(self, moved: float) -> float:
+        return moved / (self.hardware.stream * self.hardware.bandwidth)
 
 
 def attention_flops(job: Job) -> float:
@@ -167,13 +190,13 @@ def _core(job: Job, hardware: Hardware, *, back: bool) -> float:
     the products (arXiv:2205.14135); else scores are written, normed and dropped out in memory.
     """
     if job.software.attention == "flash":
-        peak = hardware.peak if job.precision.weight == 2 else hardware.peak_float32
+        peak = hardware.product_peak(job.precision.weight)
         done = attention_flops(job) / 2
         return (2.5 if back else 1.0) * done / (hardware.attention * peak)
     heads = job.micro * job.spec.heads // job.layout.tp
     rows, width, e = job.length // job.layout.cp, job.spec.head_width, job.precision.weight
     product = _Products(job, hardware)
-    pair = product.seconds(rows, job.length, width, e) + product.seconds(rows, width, job.length, e)
+    pair = product.seconds(rows, job.length, width, e, e) + product.seconds(rows, width, job.length, e, e)
     # softmax reads and writes, dropout reads and writes and writes its mask of a byte
     per_score = 5 * e + 1 if back else 4 * e + 1
     scores = heads * rows * job.length

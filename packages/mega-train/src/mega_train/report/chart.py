@@ -11,6 +11,7 @@ from html import escape
 WIDTH, HEIGHT = 940, 260
 _LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # so wide that a label under the last tick is whole
 _MOST = 400  # points of a line that are drawn; more are put together
+_FEW = 40  # points of a line up to which each is marked
 _COLUMNS = 120  # places where a pointer reads
 
 Format = Callable[[float], str]
@@ -22,6 +23,7 @@ class Line:
 
     Attributes:
         dots: drawn as points that a thin line joins: values far apart.
+        hollow: its points are larger, with a white middle.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Line:
     xs: Sequence[float]
     ys: Sequence[float]
     dots: bool = False
+    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class Chart:
         parts += [_drawn(line, across, upright) for line in lines]
         parts.append(_pointer(lines, across, self))
         legend = "".join(
-            f'<span class="key{" dots" * line.dots}"><span style="background:{line.color}"></span>'
+            f'<span class="key{" dots" * line.dots}"><span style="{_swatch(line)}"></span>'
             f"{escape(line.name)}</span>"
             for line in lines
         )
@@ -176,13 +179,21 @@ def _drawn(line: Line, across: _Axis, upright: _Axis) -> str:
     path = _points(list(zip(places, means, strict=True)))
     style = 'stroke-width="1" stroke-dasharray="3 3"' if line.dots else 'stroke-width="1.6"'
     drawn += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
-    if line.dots or len(places) == 1:
-        radius = 3 if len(places) <= 40 else 1.5
+    if line.dots or len(places) <= _FEW:
+        radius = 3 if len(places) <= _FEW else 1.5
+        fill = (
+            f'fill="#fff" stroke="{line.color}" stroke-width="2"' if line.hollow else f'fill="{line.color}"'
+        )
         drawn += "".join(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{line.color}"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius + 2 * line.hollow}" {fill}/>'
             for x, y in zip(places, means, strict=True)
         )
     return drawn
+
+
+def _swatch(line: Line) -> str:
+    """The style of a line's mark in the legend."""
+    return f"background:#fff;border:2px solid {line.color}" if line.hollow else f"background:{line.color}"
 
 
 def _points(places: Sequence[tuple[float, float]]) -> str:

@@ -12,9 +12,11 @@ import numpy as np
 
 from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_output, is_page
 from mega_schema.page import page, table
 from mega_train.report.chart import Chart, Line, count
 from mega_train.report.history import History, Over
+from mega_train.run_names import is_test, name_runs
 
 _COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the one it is compared with
 _STYLE = """
@@ -47,6 +49,7 @@ def write(run: Path, against: Path | None, output: Path, over: Over = "iteration
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
+    check_output("--output", output, "file", is_ours=is_page)
     runs = [History.of(folder) for folder in (run, against) if folder is not None]
     with replacing(output) as partial:
         partial.write_text(document(runs, over), "utf-8")
@@ -54,7 +57,7 @@ def write(run: Path, against: Path | None, output: Path, over: Over = "iteration
 
 def document(runs: Sequence[History], over: Over) -> str:
     """The page as HTML."""
-    names = _names(runs)
+    names = name_runs([run.folder for run in runs])
     body = [table(("", *names), _overview(runs), names)]
     if len(runs) == 2:
         body.append(_compared(runs[0], runs[1], names))
@@ -65,12 +68,6 @@ def document(runs: Sequence[History], over: Over) -> str:
     body += ["<h2>Configuration</h2>", _configuration(runs, names)]
     title = f"{names[0]} against {names[1]}" if len(runs) == 2 else names[0]
     return page(title, "".join(body), _STYLE)
-
-
-def _names(runs: Sequence[History]) -> list[str]:
-    """Of folders; their paths, where the folders are called alike."""
-    short = [run.name for run in runs]
-    return short if len(set(short)) == len(runs) else [str(run.folder) for run in runs]
 
 
 def _overview(runs: Sequence[History]) -> list[str]:
@@ -181,11 +178,11 @@ def _charts(runs: Sequence[History], names: Sequence[str], over: Over) -> Iterat
         return [Line(name, color, *run.series(key, over)) for run, name, color in several]
 
     scored = [
-        Line(f"{name}, {group}", color, *run.scores(group, over), dots=True)
+        Line(f"{name}, {group}", color, *run.scores(group, over), dots=True, hollow=is_test(group))
         for run, name, color in several
         for group in run.groups
     ]
-    loss = "Nats per token: means between two lines of the log, and validations as points."
+    loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
     yield "Loss", chart(loss, [*of("loss"), *scored], log=True, shown="{:.4g}".format)
     yield "Gradient norm", chart("Before clipping.", of("gradient_norm"), log=True)
     yield (

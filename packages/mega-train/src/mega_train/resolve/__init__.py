@@ -5,6 +5,7 @@ This is the one validator. Past it, a `Plan` is right or the run has not begun.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from mega_schema.arch import table
@@ -29,6 +30,7 @@ from mega_train.resolve.begins import only_validates
 from mega_train.resolve.checks import (
     check_data,
     check_dropout,
+    check_folders,
     check_overlap,
     check_precision,
     check_replicas,
@@ -70,6 +72,7 @@ def resolve(
         run = evaluated(run)
     layout = Layout.of(world, tp=run.parallel.tp, pp=run.parallel.pp, cp=run.parallel.cp)
     spec = model_spec(run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded)
+    run = replace(run, model=replace(run.model, family=spec.family))  # for the run's record
     layout = dealt(run.parallel, spec.layers, layout)
     _check_cut(spec, layout)
     length = spec.context if run.batch.length is None else run.batch.length
@@ -81,6 +84,7 @@ def resolve(
     check_counts(run)
     check_log(run.log)
     check_profile(run.profile)
+    check_folders(run)
     check_saving(run.checkpoint)
     check_optimizer(run)
     check_dropout(run.train)

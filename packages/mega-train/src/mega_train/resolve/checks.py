@@ -6,6 +6,7 @@ import math
 
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.layout import Layout
+from mega_schema.outputs import check_output
 from mega_schema.recompute import Recompute
 from mega_train.config import Data, Parallel, Run, Save, Train
 from mega_train.data.splits import shares
@@ -62,6 +63,24 @@ def check_precision(train: Train) -> None:
     for flag, count in (("--loss-scale-window", train.loss_scale_window), ("--hysteresis", train.hysteresis)):
         if count < 1:
             raise ConfigError(flag, "not a count", found=count, wanted="1 or more")
+
+
+def check_folders(run: Run) -> None:
+    """Folders that a run writes: on this machine, and no file.
+
+    Raises:
+        ConfigError: one is a URL or a file.
+    """
+    for option, folder in (
+        ("--save", run.checkpoint.save),
+        ("--data-cache-path", run.data.cache),
+        ("--tensorboard-dir", run.log.tensorboard_dir),
+        ("--wandb-save-dir", run.log.wandb_save_dir),
+        ("--codecarbon-dir", run.log.codecarbon_dir),
+    ):
+        if folder is not None:
+            # checkpoints and logs go under names of their own: other files may be in the folder
+            check_output(option, folder, "folder", is_ours=lambda _: True)
 
 
 def check_saving(kept: Save) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +16,20 @@ from mega_train.resolve.given import wanted
 
 def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec | None) -> ModelSpec:
     """The checkpoint's model where nothing is said of it, else what is said; both must be equal."""
-    if run.model == Model() and loaded is not None:
+    if run.model.family not in (None, family):
+        raise ConfigError(
+            "model.family",
+            "is not that of the command",
+            found=run.model.family,
+            wanted=family,
+            hint=f"mega-train {run.model.family}",
+        )
+    if replace(run.model, family=None) == Model() and loaded is not None:
         _check_family(family, loaded)
         return loaded
-    spec = _said(run, family, loaded.vocab if loaded and run.model.vocab is None else vocab)
+    spec = _said(run, family, loaded.vocab if loaded and run.model.vocab is None else vocab, loaded)
+    if run.model.padded_vocab is not None:
+        spec = replace(spec, vocab_multiple=_share_of_padded(run, spec.vocab))
     if loaded is not None:
         for name, value in loaded.to_dict().items():
             if name not in _OF_THE_START and getattr(spec, name) != value:
@@ -36,7 +47,32 @@ def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec
 _OF_THE_START = frozenset({"vocab_multiple", "init", "init_std"})
 
 
-def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
+def _share_of_padded(run: Run, vocab: int) -> int:
+    """The rows of the padded vocabulary on one rank of tp.
+
+    Raises:
+        ConfigError: the ranks cannot share the padded vocabulary, or it is smaller than the vocabulary.
+    """
+    flag, rows, tp = "--pad-vocab-size-to", run.model.padded_vocab or 0, run.parallel.tp
+    if rows % (run.model.vocab_multiple or 1):
+        multiple = f"a multiple of --make-vocab-size-divisible-by {run.model.vocab_multiple}"
+        raise ConfigError(flag, "disagrees with another flag", found=rows, wanted=multiple)
+    if rows < vocab:
+        raise ConfigError(flag, "is less than the vocabulary", found=rows, wanted=f"{vocab} or more")
+    if rows % tp:
+        near = -(-rows // tp) * tp
+        raise ConfigError(
+            flag, "cannot be shared evenly", found=f"{rows} rows over tp={tp}", hint=f"{flag} {near}"
+        )
+    return rows // tp
+
+
+def _said(run: Run, family: Family, vocab: int | None, loaded: ModelSpec | None) -> ModelSpec:
+    """The model that the flags describe.
+
+    Args:
+        loaded: the checkpoint's, of which flags that name no shape say a part (--use-checkpoint-args).
+    """
     m = run.model
     over = {
         "layers": m.layers,
@@ -74,6 +110,9 @@ def _said(run: Run, family: Family, vocab: int | None) -> ModelSpec:
         base = preset(m.preset)
         _check_family(family, base)
         return ModelSpec.from_dict({**base.to_dict(), **given})
+    if loaded is not None and not given.keys() & {"layers", "hidden", "heads"}:
+        _check_family(family, loaded)
+        return ModelSpec.from_dict({**loaded.to_dict(), **given})
     given.setdefault("context", run.batch.length)
     given.setdefault("vocab", vocab)
     for name, flag in _NEEDED.items():

@@ -80,6 +80,7 @@ class Plan:
             bucket=p.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's
             overlap_reduce=p.overlap_reduce,
             overlap_gather=p.overlap_gather,
+            reduce_bf16=p.reduce_bf16,
         )
 
     @property

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Log
 from mega_train.watch.events import Began, Event, Saved
 
@@ -25,7 +26,7 @@ class CodeCarbon:
         try:
             self._make: Any = import_module("codecarbon").OfflineEmissionsTracker
         except ImportError:
-            hint = 'pip install "mega-train[codecarbon]"'
+            hint = install_hint("mega-train", "codecarbon")
             raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
         assert log.codecarbon_dir is not None
         self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country

@@ -49,6 +49,7 @@ class Stepped:
     Attributes:
         loss: in nats per token; None where it was not finite.
         rate: the learning rate it was done with.
+        next_rate: that of the next step, which Megatron logs; None where it is not known.
         gradient_norm: before clipping; None where it was not finite.
         skipped_samples: of all steps so far that updated nothing.
         loss_scale: what the loss is multiplied by in the next step.
@@ -60,6 +61,7 @@ class Stepped:
     consumed_samples: int
     loss: float | None
     rate: float
+    next_rate: float | None = None
     gradient_norm: float | None
     skipped_samples: int
     loss_scale: float

@@ -44,7 +44,8 @@ class Names:
     def _step(self, step: Stepped) -> Iterator[tuple[str, float]]:
         log = self._log
         if not log.tensorboard_no_rate:
-            yield "learning-rate", step.rate
+            # Megatron's logs hold the rate of the next step, and curves are laid over its own
+            yield "learning-rate", step.rate if step.next_rate is None else step.next_rate
         if log.tensorboard_batch_size:
             yield "batch-size", step.global_batch_size
         if step.loss is not None:

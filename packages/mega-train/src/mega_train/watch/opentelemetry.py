@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Log
 from mega_train.watch.events import Event
 from mega_train.watch.gauges import GAUGES, LABEL, readings
@@ -39,7 +40,7 @@ class OpenTelemetry:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         except ImportError:
-            hint = 'pip install "mega-train[opentelemetry]"'
+            hint = install_hint("mega-train", "opentelemetry")
             raise ConfigError("--opentelemetry-endpoint", "needs OpenTelemetry's SDK", hint=hint) from None
         where = f"{log.opentelemetry_endpoint}".rstrip("/") + "/v1/metrics"
         return cls(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=where)))

@@ -11,6 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from mega_schema.disk import replacing
 from mega_train.config import Run
 
+# the observers' threads, which wait for events: in the table they would come before what computes
+_WAITING = ("<built-in method acquire of _thread", "threading.py(", "queue.py(")
+
 log = logging.getLogger("mega.train")
 
 
@@ -18,8 +21,8 @@ class Profiler:
     """Records from when `start` steps are done until `end` are.
 
     With --use-pytorch-profiler, and on a CPU always, torch's profiler writes a trace for chrome://tracing or
-    Perfetto and a table of the operations that took longest. Else CUDA's is switched on for that time, for
-    `nsys profile --capture-range cudaProfilerApi`.
+    Perfetto, and a table of the operations that took longest, without threads that wait. Else CUDA's is
+    switched on for that time, for `nsys profile --capture-range cudaProfilerApi`.
     """
 
     def __init__(self, start: int | None, end: int, device: torch.device, trace: Path | None) -> None:
@@ -81,5 +84,7 @@ class Profiler:
         made.export_chrome_trace(f"{trace}.json")
         by = "self_cuda_time_total" if self._cuda else "self_cpu_time_total"
         with replacing(trace.with_suffix(".txt")) as partial:
-            partial.write_text(made.key_averages().table(sort_by=by, row_limit=30), "utf-8")
+            rows = made.key_averages()
+            rows[:] = [row for row in rows if not row.key.startswith(_WAITING)]
+            partial.write_text(rows.table(sort_by=by, row_limit=30), "utf-8")
         log.info("profile written to %s.json and .txt", trace)

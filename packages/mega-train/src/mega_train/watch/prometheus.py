@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Log
 from mega_train.watch.events import Event
 from mega_train.watch.gauges import GAUGES, LABEL, readings
@@ -33,7 +34,7 @@ class Prometheus:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
-            hint = 'pip install "mega-train[prometheus]"'
+            hint = install_hint("mega-train", "prometheus")
             raise ConfigError("--prometheus-port", "needs prometheus-client", hint=hint) from None
         assert log.prometheus_port is not None
         self._registry = CollectorRegistry()

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Log
 from mega_train.watch.events import Event, Saved
 from mega_train.watch.names import Names
@@ -26,7 +27,7 @@ class TensorBoard:
         try:
             self._make: Any = import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError:
-            hint = 'pip install "mega-train[tensorboard]"'
+            hint = install_hint("mega-train", "tensorboard")
             raise ConfigError("--tensorboard-dir", "needs tensorboard", hint=hint) from None
         self._names = Names(log)
         self._writer: Any = None

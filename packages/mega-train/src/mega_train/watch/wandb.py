@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_schema.errors import ConfigError
+from mega_schema.install_hint import install_hint
 from mega_train.config import Run
 from mega_train.watch.events import Began, Event, Progress, Stepped, Validated
 from mega_train.watch.names import OVER_SAMPLES, Names
@@ -27,7 +28,7 @@ class WeightsAndBiases:
         try:
             self._module: Any = import_module("wandb")
         except ImportError:
-            hint = 'pip install "mega-train[wandb]"'
+            hint = install_hint("mega-train", "wandb")
             raise ConfigError("--wandb-project", "needs wandb", hint=hint) from None
         self._run, self._names = run, Names(run.log)
         self._remote: Any = None
@@ -51,6 +52,7 @@ class WeightsAndBiases:
         folder.mkdir(parents=True, exist_ok=True)
         self._remote = self._module.init(
             project=log.wandb_project,
+            entity=log.wandb_entity,
             name=log.wandb_exp_name or (save.name if save is not None else None),
             dir=str(folder),
             config={

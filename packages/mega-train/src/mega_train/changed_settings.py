@@ -1,0 +1,139 @@
+"""Compare the configuration of a resumed run with the one that its checkpoint recorded in run.toml."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.config import keys, load
+from mega_schema.errors import ConfigError
+from mega_schema.run_folder import RUN_CONFIG
+from mega_train.config import Model, Run
+from mega_train.data.sources import SPLIT
+from mega_train.resolve.begins import only_validates
+
+# they decide which tokens sample number N holds
+_DATA = frozenset(
+    {
+        *("train.seed", "batch.length", "data.path", "data.path_file", "data.split_paths_file"),
+        *(f"data.{use}_path" for use in ("train", "valid", "test")),
+        *("data.train_group", "data.valid_groups", "data.test_groups"),
+        *("data.train_group_file", "data.valid_groups_file", "data.test_groups_file"),
+        *("data.sft", "data.sft_keys", "data.split", "data.split_rule", "data.blend_rule"),
+        *("data.renormalize", "data.order", "data.no_sharding"),
+    }
+)
+# how this start finds its checkpoint; another start may find the same one in another way
+_OF_THE_START = frozenset(
+    {
+        *(
+            "checkpoint.load",
+            "checkpoint.save",
+            "checkpoint.finetune",
+            "checkpoint.pretrained",
+            "checkpoint.no_load_optim",
+        ),
+        *("checkpoint.overwrite", "checkpoint.override_data"),
+    }
+)
+
+log = logging.getLogger("mega.train")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that is not what the checkpoint recorded."""
+
+    key: str
+    flag: str
+    old: Any
+    new: Any
+
+    @property
+    def decides_data(self) -> bool:
+        return self.key in _DATA
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.flag}): {_text(self.old)} -> {_text(self.new)}"
+
+
+def find_changes(run: Run, checkpoint: Checkpoint | None) -> list[Change]:
+    """The settings of a resumed run that changed since its checkpoint was written.
+
+    Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
+    no run.toml or one of another version.
+
+    Raises:
+        ConfigError: the run would read other data than the one it resumes, without --override-data.
+    """
+    if checkpoint is None or run.checkpoint.finetune or only_validates(run) or not checkpoint.run_config:
+        return []
+    file = checkpoint.folder / RUN_CONFIG
+    try:
+        recorded = load(Run, file, {})
+    except ConfigError as error:
+        log.warning("%s; it is not compared with this run", str(error).partition("; hint: ")[0])
+        return []
+    context = checkpoint.spec.context
+    before, now = _with_defaults(recorded, context), _with_defaults(run, context)
+    changes, unnamed_model = [], Model()
+    for key in keys(Run):
+        old, new = (getattr(getattr(each, key.section), key.name) for each in (before, now))
+        # a start that names no model has the checkpoint's; flags that contradict it are refused elsewhere
+        unnamed = key.section == "model" and new == getattr(unnamed_model, key.name)
+        if key.dotted not in _OF_THE_START and not unnamed and not _same(old, new):
+            changes.append(Change(key.dotted, key.flag, old, new))
+    data = [change for change in changes if change.decides_data]
+    if data and not run.checkpoint.override_data:
+        raise ConfigError(
+            data[0].flag,
+            "the run would read other data than the run it resumes",
+            found=" ".join(f"{change.flag} {_text(change.new)}" for change in data),
+            wanted=" ".join(f"{change.flag} {_text(change.old)}" for change in data) + f", as {file} says",
+            hint="--override-data reads these from here on; give it too where the same data was moved",
+        )
+    return changes
+
+
+def describe_changes(changes: Sequence[Change], checkpoint: Checkpoint) -> str:
+    """The block that the start of a run shows: one line for each change."""
+    lines = "\n".join(f"  {change}" for change in changes)
+    return f"settings that changed since iteration {checkpoint.iteration} was saved:\n{lines}"
+
+
+def _with_defaults(run: Run, context: int) -> Run:
+    """The run with the values that it has where nothing is given."""
+    length = context if run.batch.length is None else run.batch.length
+    return replace(
+        run, batch=replace(run.batch, length=length), data=replace(run.data, split=run.data.split or SPLIT)
+    )
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old == new:
+        return True
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(old) == len(new) and all(map(_same_word, old, new))
+    return isinstance(old, str | Path) and isinstance(new, str | Path) and _same_word(str(old), str(new))
+
+
+def _same_word(old: Any, new: Any) -> bool:
+    """Whether two words are the same numbers, or lead to the same place."""
+    if old == new or not (isinstance(old, str) and isinstance(new, str)):
+        return bool(old == new)
+    try:
+        numbers = [[float(part) for part in re.split(r"[,/\s]+", word.strip())] for word in (old, new)]
+    except ValueError:
+        return Path(old).resolve() == Path(new).resolve()
+    return numbers[0] == numbers[1]
+
+
+def _text(value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,62 @@
+"""Megatron's mock data: documents that count up, to measure speed or to try a layout without a corpus.
+
+Lengths, tokens and split are those of its MockGPTDataset (megatron-core 0.16), number for number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.errors import ConfigError
+from mega_schema.indexed import IndexedDataset
+
+PREFIX = Path("mock-data")
+_SEED = 0
+_DOCUMENTS = 100_000
+_LONGEST = 4096  # tokens; a document has fewer
+
+
+class MockDataset(IndexedDataset):
+    """Documents that are computed where they are read; nothing is on disk.
+
+    Document i holds 1, 2, 3, ... modulo the vocabulary, and ends with the end-of-document token.
+    """
+
+    def __init__(self, vocab: int, eod: int) -> None:
+        """
+        Args:
+            vocab: ids of the tokenizer.
+            eod: the id that ends a document.
+
+        Raises:
+            ConfigError: there are no ids.
+        """
+        if vocab < 1:
+            raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
+        self.prefix, self.form, self.shift, self.modes, self.info = PREFIX, "mock", 0, None, None
+        self.vocab, self.eod = vocab, eod
+        self.dtype = np.dtype(np.int64)
+        generator = np.random.default_rng(seed=_SEED)
+        self.lengths = generator.integers(low=1, high=_LONGEST, size=_DOCUMENTS, dtype=np.int32)
+        begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        self.pointers = begins * self.dtype.itemsize
+        self.documents = np.arange(_DOCUMENTS + 1, dtype=np.int64)
+        self.tokens = int(self.lengths.sum(dtype=np.int64))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MockDataset, (self.vocab, self.eod)
+
+    def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
+        """`length` tokens of document `i` from `offset` on, to its end where None."""
+        whole = int(self.lengths[i])
+        length = whole - offset if length is None else length
+        if not 0 <= offset <= offset + length <= whole:
+            raise IndexError(f"tokens {offset} to {offset + length} of document {i}, which has {whole}")
+        tokens = np.arange(offset + 1, offset + length + 1, dtype=np.int64) % self.vocab
+        if offset + length == whole and length:
+            tokens[-1] = self.eod
+        return tokens

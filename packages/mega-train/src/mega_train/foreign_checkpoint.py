@@ -1,0 +1,307 @@
+"""Load a checkpoint of another program: `mega-ckpt` converts it, in a process of its own, before the run.
+
+The converted copy is kept beside --save, as SAVE.converted. It holds a fingerprint of the source: the next
+start uses it again, and converts anew where the source has changed. The copy appears under its name only when
+it is complete. Rank 0 converts; the other ranks wait for the copy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+
+from mega_model.mesh import World
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint_formats import TITLES, detect_format
+from mega_schema.disk import on_disk, write_text
+from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.install_hint import install_hint
+from mega_schema.run_folder import LATEST
+from mega_train.config import Run, Save
+from mega_train.data.answers import Pairs
+from mega_train.data.corpora import Corpora
+from mega_train.optim import STATE
+from mega_train.save_folder import same_folder
+
+RECORD = "converted.json"  # in the copy: what it was made of
+_CONVERTER = "mega_ckpt"
+_CONVERTED = Path("CONVERTED")  # a name to put in a command that is suggested
+_PADDED = ("megatron", "bigscience", "torch_dist")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_BEAT = 5.0  # seconds between signs of life of the rank that converts
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+log = logging.getLogger("mega.train")
+
+
+def convert_foreign_load(run: Run, world: World) -> Run:
+    """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
+
+    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
+
+    Raises:
+        ConfigError: there is no folder for the copy, mega-ckpt is not installed, or --save is the source.
+        MegaError: mega-ckpt refuses the source.
+    """
+    save = run.checkpoint
+    source, flag = save.load, "--load"
+    if source is None or _begins_anew(save):
+        source, flag = save.pretrained, "--pretrained-checkpoint"
+    if source is None:
+        return run
+    _check_is_folder(source, flag)
+    if (form := find_foreign_format(source)) is None:
+        return run
+    if same_folder(source, save.save):
+        raise ConfigError(
+            "--save",
+            "holds a checkpoint of another program",
+            found=f"{TITLES[form]}, {source}",
+            wanted="a folder of its own for the run",
+            hint=f"--save {source}-mega",
+        )
+    copy = _converted(source, form, flag, run, world)
+    if flag == "--pretrained-checkpoint":
+        return replace(run, checkpoint=replace(save, pretrained=copy))
+    finetune = save.finetune or not _resumes(copy, run)
+    if world.rank == 0 and not save.finetune:
+        what = "its weights alone" if finetune else "its weights and its optimizer's state"
+        log.warning("%s: the run begins with %s", copy, what)
+    return replace(run, checkpoint=replace(save, load=copy, finetune=finetune))
+
+
+def check_own_format(load: Path) -> None:
+    """Refuse a checkpoint of another program, where it is not to be converted.
+
+    Raises:
+        ConfigError: it is one; the hint converts it.
+    """
+    if (form := find_foreign_format(load)) is not None:
+        raise ConfigError(
+            "--load",
+            "is a checkpoint of another program",
+            found=f"{TITLES[form]}, {load}",
+            wanted="one of Mega; mega-train gpt and llama convert it before they start",
+            hint=_command(load, form, _CONVERTED),
+        )
+
+
+def find_foreign_format(path: Path) -> str | None:
+    """The format of a checkpoint that is not ours; None of ours, of none, and of what does not tell."""
+    form = detect_format(path) if path.is_dir() else None
+    return None if form == "mega" else form
+
+
+def _check_is_folder(source: Path, flag: str) -> None:
+    """Refuse a file, and a folder of weights whose format its names do not tell."""
+    if source.is_file():
+        form = detect_format(source.parent)
+        hint = f"{flag} {source.parent}" if form is not None else _command(source, "FORMAT", _CONVERTED)
+        raise ConfigError(flag, "is a file", found=source, wanted="the folder of a checkpoint", hint=hint)
+    if source.is_dir() and detect_format(source) is None and not (source / LATEST).is_file():
+        weights = [path for path in sorted(source.iterdir()) if path.suffix in _WEIGHTS]
+        if weights:
+            raise ConfigError(
+                flag,
+                "is a folder of weights whose format its files do not tell",
+                found=weights[0],
+                wanted="a checkpoint of Mega, or of Hugging Face with its config.json",
+                hint=_command(source, "FORMAT", _CONVERTED),
+            )
+
+
+def _begins_anew(save: Save) -> bool:
+    """Whether --load is a run's own folder that holds nothing yet, so that --pretrained-checkpoint counts."""
+    return save.load is not None and same_folder(save.load, save.save) and detect_format(save.load) is None
+
+
+def _converted(source: Path, form: str, flag: str, run: Run, world: World) -> Path:
+    """The converted copy, made by the first rank unless it is there."""
+    if run.checkpoint.save is None:
+        raise ConfigError(
+            flag,
+            f"is {TITLES[form]}, and its converted copy needs a folder",
+            found=source,
+            wanted="--save, beside which it is put",
+            hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
+        )
+    save = run.checkpoint.save.resolve()
+    copy = save.with_name(f"{save.name}.converted")
+    fingerprint = _compute_fingerprint(source)
+    if world.rank:
+        _wait(copy, fingerprint, 60 * run.parallel.timeout_minutes)
+    elif _is_copy(copy, fingerprint):
+        log.warning("%s is %s: its converted copy %s is used again", source, TITLES[form], copy)
+    else:
+        options = ["--true-vocab-size", str(vocab)] if (vocab := _true_vocab(run, form)) else []
+        _convert(source, form, flag, copy, fingerprint, options)
+    return copy
+
+
+def _true_vocab(run: Run, form: str) -> int | None:
+    """The vocabulary without padding, for a format that may store a padded one alone.
+
+    The datasets are opened for it, and a mistake in --data-path is found before the conversion.
+    """
+    data = run.data
+    if run.model.vocab is not None or not any((data.path, data.path_file, data.by_use)):
+        vocab = run.model.vocab
+    else:
+        identity = (Pairs if data.sft else Corpora).open(data).identity
+        vocab = identity.vocab_size if identity is not None else None
+    return vocab if form in _PADDED else None
+
+
+def _convert(
+    source: Path, form: str, flag: str, copy: Path, fingerprint: str, options: Sequence[str]
+) -> None:
+    if copy.exists() and _recorded(copy) is None:
+        raise ConfigError(
+            flag,
+            "the folder for its converted copy is taken",
+            found=copy,
+            wanted="a free name",
+            hint=f"another --save, or {_command(source, form, _CONVERTED)}",
+        )
+    if find_spec(_CONVERTER) is None:
+        raise ConfigError(
+            flag,
+            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
+            found=source,
+            hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
+        )
+    log.warning("%s is %s: converting it to %s", source, TITLES[form], copy)
+    partial = _partial(copy)
+    with on_disk(partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    try:
+        with _beating(partial):
+            _run_converter(source, form, flag, partial / copy.name, options)
+        with on_disk(copy):
+            record = json.dumps({"source": str(source), "fingerprint": fingerprint})
+            write_text(partial / copy.name / RECORD, record + "\n")
+            if copy.exists():
+                shutil.rmtree(copy)
+            (partial / copy.name).rename(copy)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _run_converter(source: Path, form: str, flag: str, target: Path, options: Sequence[str]) -> None:
+    """
+    Raises:
+        FormatError: mega-ckpt refuses the source; its own line says why.
+    """
+    argv = [sys.executable, "-m", _CONVERTER, "convert", "--from", form, "--to", "mega", "--no-check-logits"]
+    argv += ["--load", str(source), "--save", str(target), *options]
+    environment = {name: value for name, value in os.environ.items() if name != _ERROR_FILE}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
+        raise FormatError(
+            f"{flag} {source}",
+            "cannot be converted",
+            found=said.removeprefix("error: ") or f"mega-ckpt ended with code {done.returncode}",
+            hint=_command(source, form, _CONVERTED),
+        )
+
+
+def _wait(copy: Path, fingerprint: str, patience: float) -> None:
+    """Until the first rank's copy is there.
+
+    Raises:
+        MegaError: the first rank has given no sign of life for `patience` seconds.
+    """
+    seen = time.monotonic()
+    beat = 0
+    while not _is_copy(copy, fingerprint):
+        try:
+            now = _partial(copy).stat().st_mtime_ns
+        except OSError:
+            now = 0
+        if now != beat:
+            beat, seen = now, time.monotonic()
+        if time.monotonic() - seen > patience:
+            raise MegaError(
+                copy,
+                "rank 0 has not converted the checkpoint",
+                found=f"no sign of it for {patience:g} s",
+                hint="put --save on a file system that all ranks share",
+            )
+        time.sleep(0.2)
+
+
+@contextmanager
+def _beating(folder: Path) -> Iterator[None]:
+    """Touch the folder now and then, for the ranks that wait."""
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(_BEAT):
+            os.utime(folder)
+
+    thread = threading.Thread(target=touch, name="conversion", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _is_copy(copy: Path, fingerprint: str) -> bool:
+    """Whether the folder is a complete copy of the source as it is now."""
+    if _recorded(copy) != fingerprint:
+        return False
+    try:
+        Checkpoint.open(copy)
+    except MegaError:
+        return False
+    return True
+
+
+def _recorded(copy: Path) -> str | None:
+    """The fingerprint that a copy was made of; None where the folder is no copy."""
+    try:
+        return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _resumes(copy: Path, run: Run) -> bool:
+    """Whether the copy has the optimizer's state that the run needs, and counts of the run it is of."""
+    checkpoint = Checkpoint.open(copy)
+    spaces = STATE[run.optimizer.name]
+    return set(spaces) <= set(checkpoint.tensors) and checkpoint.iteration > 0
+
+
+def _compute_fingerprint(source: Path) -> str:
+    """Names, sizes and times of the source's files."""
+    digest = blake2b(digest_size=16)
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            stat = path.stat()
+            digest.update(f"{path.relative_to(source)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _partial(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}.partial")
+
+
+def _command(source: Path, form: str, target: Path) -> str:
+    return f"mega-ckpt convert --from {form} --to mega --load {source} --save {target}"

@@ -1,0 +1,64 @@
+# A dense model of 2026 as a team would train it every day.
+torchrun --nproc_per_node 8 pretrain_gpt.py \
+    --use-mcore-models \
+    --transformer-impl transformer_engine \
+    --attention-backend flash \
+    --num-layers 36 \
+    --hidden-size 2560 \
+    --ffn-hidden-size 9728 \
+    --num-attention-heads 32 \
+    --group-query-attention \
+    --num-query-groups 8 \
+    --kv-channels 128 \
+    --qk-layernorm \
+    --normalization RMSNorm \
+    --norm-epsilon 1e-6 \
+    --swiglu \
+    --disable-bias-linear \
+    --position-embedding-type rope \
+    --rotary-base 1000000 \
+    --seq-length 4096 \
+    --max-position-embeddings 4096 \
+    --attention-dropout 0.0 \
+    --hidden-dropout 0.0 \
+    --tensor-model-parallel-size 2 \
+    --sequence-parallel \
+    --use-distributed-optimizer \
+    --num-distributed-optimizer-instances 1 \
+    --overlap-grad-reduce \
+    --overlap-param-gather \
+    --te-rng-tracker \
+    --bf16 \
+    --micro-batch-size 1 \
+    --global-batch-size 256 \
+    --train-iters 100000 \
+    --lr 3e-4 \
+    --min-lr 3e-5 \
+    --lr-decay-style WSD \
+    --lr-wsd-decay-iters 10000 \
+    --lr-warmup-iters 2000 \
+    --weight-decay 0.1 \
+    --adam-beta2 0.95 \
+    --tokenizer-type HuggingFaceTokenizer \
+    --tokenizer-model $TOKENIZER_NAME_OR_PATH \
+    --data-path $DATA_PATH \
+    --data-cache-path $DATA_CACHE_PATH \
+    --no-create-attention-mask-in-dataloader \
+    --num-workers 4 \
+    --save $CHECKPOINT_PATH \
+    --load $CHECKPOINT_PATH \
+    --save-interval 1000 \
+    --ckpt-format torch_dist \
+    --async-save \
+    --use-persistent-ckpt-worker \
+    --dist-ckpt-strictness log_all \
+    --rerun-mode disabled \
+    --log-interval 10 \
+    --log-throughput \
+    --log-device-memory-used \
+    --tensorboard-dir $TENSORBOARD_PATH \
+    --wandb-project everyday \
+    --wandb-entity team \
+    --wandb-exp-name dense-4b \
+    --manual-gc \
+    --manual-gc-interval 100

@@ -1,0 +1,23 @@
+# After examples/megatron_11b of fairseq, with the options of logging and saving that its users add.
+fairseq-train $FAIRSEQ_DATA \
+    --distributed-world-size 8 \
+    --memory-efficient-fp16 \
+    --num-workers 2 \
+    --model-parallel-size 8 \
+    --criterion vocab_parallel_cross_entropy \
+    --task language_modeling \
+    --sample-break-mode none \
+    --tokens-per-sample 1024 \
+    --arch transformer_lm_megatron_11b \
+    --share-decoder-input-output-embed \
+    --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-08 --clip-norm 0.0 \
+    --lr-scheduler inverse_sqrt --lr 0.00015 \
+    --warmup-updates 3000 --weight-decay 0.01 \
+    --dropout 0.1 --attention-dropout 0.1 \
+    --batch-size 2 \
+    --max-update 300000 \
+    --log-format simple --log-interval 100 \
+    --ddp-backend legacy_ddp \
+    --save-interval-updates 1000 --keep-interval-updates 5 --validate-interval-updates 500 \
+    --no-epoch-checkpoints \
+    --save-dir $CHECKPOINT_PATH

@@ -1,0 +1,26 @@
+# After the arguments of Megatron-LM's docs/llama2.md for a Llama-2 checkpoint, with those of a fine-tuning.
+torchrun --nproc_per_node 1 pretrain_gpt.py \
+    --tensor-model-parallel-size 1 \
+    --pipeline-model-parallel-size 1 \
+    --seq-length 4096 \
+    --max-position-embeddings 4096 \
+    --tokenizer-type Llama2Tokenizer \
+    --tokenizer-model $TOKENIZER_MODEL \
+    --load $LLAMA_CHECKPOINT \
+    --exit-on-missing-checkpoint \
+    --use-checkpoint-args \
+    --no-load-optim \
+    --no-load-rng \
+    --untie-embeddings-and-output-weights \
+    --use-rotary-position-embeddings \
+    --normalization RMSNorm \
+    --no-position-embedding \
+    --no-masked-softmax-fusion \
+    --attention-softmax-in-fp32 \
+    --finetune \
+    --micro-batch-size 1 \
+    --global-batch-size 8 \
+    --train-iters 100 \
+    --lr 1e-5 \
+    --data-path $DATA_PATH \
+    --bf16

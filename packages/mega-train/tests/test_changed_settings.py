@@ -1,0 +1,131 @@
+"""A resumed run reads the data of the run before it, and says which other settings changed."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from mega_schema.indexed import beside
+from mega_schema.run_folder import FORMAT
+from mega_schema.side_files import rewrite_checksums
+from mega_train.cli import main
+
+MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
+COURSE = ["--global-batch-size", "4", "--lr", "0.01", "--lr-decay-iters", "8", "--eval-iters", "0"]
+
+
+def _gpt(corpus: object, *argv: object, code: int = 0) -> str:
+    """What a run says on stdout, or if it is refused, on stderr."""
+    return _start(corpus, *MODEL, *COURSE, *argv, code=code)
+
+
+def _start(corpus: object, *argv: object, code: int = 0) -> str:
+    """The same for a run of which nothing but its data is given."""
+    out, err = io.StringIO(), io.StringIO()
+    data = [*corpus] if isinstance(corpus, list) else [corpus]
+    words = ["gpt", "--data-path", *map(str, data), *map(str, argv)]
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == code, err.getvalue()
+    return err.getvalue() if code else out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    _gpt(corpus, "--train-iters", 2, "--save", run)
+    return run
+
+
+@pytest.fixture
+def moved(corpus: Path, tmp_path: Path) -> Path:
+    """The corpus in another place."""
+    for suffix in (".bin", ".idx", ".json"):
+        shutil.copy(beside(corpus, suffix), beside(tmp_path / corpus.name, suffix))
+    shutil.copytree(f"{corpus}.tokenizer", tmp_path / f"{corpus.name}.tokenizer")
+    return tmp_path / corpus.name
+
+
+OTHER_DATA = {
+    "seed": (["--seed", "99"], "--seed: ", "--seed 99", "--seed 1234"),
+    "split": (["--split", "50,50,0"], "--split: ", "--split 50,50,0", "--split 969, 30, 1"),
+    "both": (["--seed", "99", "--split", "50,50,0"], "--seed: ", "--seed 99 --split 50,50,0", "--seed 1234"),
+    "order": (["--dataloader-type", "cyclic"], "--dataloader-type: ", "--dataloader-type cyclic", "single"),
+    "blend": ([], "--data-path: ", "--data-path 0.5", "toy_text_document"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_DATA)
+def test_other_data_is_refused_and_read_where_it_is_asked_for(
+    corpus: Path, moved: Path, trained: Path, what: str
+) -> None:
+    words, begins, found, wanted = OTHER_DATA[what]
+    data = ["0.5", corpus, "0.5", moved] if what == "blend" else [corpus]
+    run = ["--train-iters", 3, "--load", trained, *words]
+    line = _gpt(data, *run, code=2)
+    assert line.startswith(
+        f"error: {begins}the run would read other data than the run it resumes: found {found}"
+    )
+    assert wanted in line.partition("wanted ")[2]
+    assert "hint: --override-data" in line
+    assert line.count("\n") == 1
+    assert "from iteration 2" in _gpt(data, *run, "--override-data")
+
+
+def test_the_same_data_in_other_words_is_the_same(
+    corpus: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus.parent)
+    out = _gpt(corpus.name, "--train-iters", 2, "--load", trained, "--split", "969,30,1")
+    assert "changed" not in out
+
+
+def test_every_other_change_is_listed_in_one_block(corpus: Path, trained: Path) -> None:
+    words = ("--hidden-dropout", "0.1", "--adam-beta2", "0.95", "--log-interval", 1)
+    out = _gpt(corpus, "--train-iters", 3, "--load", trained, *words)
+    block = out[out.index("settings that changed since iteration 2 was saved:") :].splitlines()
+    assert "  train.hidden_dropout (--hidden-dropout): 0.0 -> 0.1" in block[1:6]
+    assert "  optimizer.beta2 (--adam-beta2): 0.999 -> 0.95" in block[1:6]
+    assert "  log.interval (--log-interval): 100 -> 1" in block[1:6]
+    assert "  train.iterations (--train-iters): 2 -> 3" in block[1:6]
+    assert "settings that changed" not in _gpt(
+        corpus, "--train-iters", 2, "--load", trained, "--save", trained
+    )
+
+
+@pytest.mark.parametrize("words", [["--finetune"], ["--skip-train", "--eval-iters", "1"]])
+def test_weights_alone_go_with_any_data(corpus: Path, trained: Path, words: list[str]) -> None:
+    _gpt(corpus, "--train-iters", 2, "--load", trained, "--seed", "99", "--split", "50,50,0", *words)
+
+
+def test_a_record_of_another_version_is_a_line_and_no_obstacle(
+    corpus: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    file = run / "iter_0000002/run.toml"
+    file.write_text(file.read_text("utf-8") + "\n[future]\nsetting = 1\n", "utf-8")
+    rewrite_checksums(file.parent, FORMAT)
+    assert "from iteration 2" in _gpt(corpus, "--train-iters", 2, "--load", run, "--seed", "99")
+    (line,) = caplog.messages
+    assert line == f"{file}: [future]: unknown section; it is not compared with this run"
+
+
+def test_what_was_allowed_once_is_not_recorded(corpus: Path, trained: Path, tmp_path: Path) -> None:
+    words = ("--load", trained, "--save", tmp_path / "new", "--seed", 99, "--override-data")
+    _gpt(corpus, "--train-iters", 3, *words)
+    recorded = (tmp_path / "new/iter_0000003/run.toml").read_text("utf-8")
+    assert "override_data = false" in recorded
+    assert "seed = 99" in recorded
+
+
+def test_a_start_that_names_no_model_has_the_model_of_the_checkpoint_and_changes_nothing(
+    corpus: Path, trained: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    said = _start(corpus, *COURSE, "--train-iters", 3, "--load", run, "--save", run)
+    assert "num-layers" not in said
+    assert "train.iterations (--train-iters): 2 -> 3" in said

@@ -1,0 +1,55 @@
+"""A --data-path without a dataset: the error names what lies near it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mega_schema.errors import FormatError
+from mega_train.config import Data
+from mega_train.data.corpora import Corpora
+from mega_train.data.path_hints import suggest
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(FormatError) as caught:
+        Corpora.open(Data(path=(str(path),)))
+    return str(caught.value)
+
+
+def test_a_text_file_is_told_to_be_preprocessed(tmp_path: Path) -> None:
+    text = tmp_path / "corpus.jsonl.zst"
+    text.write_bytes(b"")
+    prefix = tmp_path / "corpus"
+    command = f"mega-data preprocess --input {text} --output-prefix {prefix} --tokenizer-type TYPE"
+    assert _refused(text) == (
+        f"{text}.idx: no such file; hint: {text} is a file, not the prefix of a dataset: {command}, "
+        f"then --data-path {prefix}_text_document"
+    )
+
+
+def test_a_prefix_without_its_ending_and_a_misspelt_one_name_the_dataset(corpus: Path) -> None:
+    without = corpus.with_name("toy")
+    assert _refused(without) == f"{without}.idx: no such file; hint: did you mean {corpus}?"
+    assert suggest(corpus.with_name("toi_text_document")) == f"did you mean {corpus}?"
+    assert suggest(corpus.with_name("something-else")) == ""
+
+
+def test_a_folder_lists_its_datasets(corpus: Path, tmp_path: Path) -> None:
+    assert suggest(corpus.parent) == f"datasets in this folder: {corpus}"
+    assert suggest(tmp_path) == "a folder without datasets; mega-data preprocess makes one of text"
+    for name in "abcde":
+        (tmp_path / f"{name}.idx").touch()
+    assert suggest(tmp_path).endswith("c and 2 more")
+
+
+def test_a_path_without_anything_near_it_has_no_hint(tmp_path: Path) -> None:
+    gone = tmp_path / "no" / "such"
+    assert _refused(gone) == f"{gone}.idx: no such file"
+
+
+def test_an_index_that_is_damaged_keeps_its_own_error(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.idx").write_bytes(b"MMID")
+    (tmp_path / "cut.bin").write_bytes(b"")
+    assert "did you mean" not in _refused(tmp_path / "cut")

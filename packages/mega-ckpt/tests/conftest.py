@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from mega_schema.tokenizer import open_tokenizer
 
 Folder = Callable[..., Path]
 Mega = Callable[..., Result]
+Limited = Callable[..., "subprocess.CompletedProcess[str]"]
+_MEMORY = 2 << 30  # bytes of address space, the libraries' included
 
 
 @pytest.fixture
@@ -40,6 +45,23 @@ def small_llama() -> ModelSpec:
 def mega() -> Mega:
     """Run the command; a MegaError comes out as the result's exception."""
     return lambda *words: CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def run_limited() -> Limited:
+    """Run mega-ckpt with so little memory that a list of a hostile length does not fit."""
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mega_ckpt", *map(str, words)],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY)),
+            env={"OPENBLAS_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
 
 
 @pytest.fixture

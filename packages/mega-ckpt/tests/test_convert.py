@@ -18,7 +18,9 @@ from mega_ckpt.diff import compare
 from mega_ckpt.formats import Reading, Target, Written, format_of
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.run_folder import FORMAT
 from mega_schema.shard import Slab
+from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer import open_tokenizer
 
@@ -322,6 +324,7 @@ def test_an_iteration_that_is_none_is_refused(
 ) -> None:
     trainer = Checkpoint.open(run_folder(small_gpt)).folder / "trainer.json"
     trainer.write_text(json.dumps({"iteration": "three"}), "utf-8")
+    rewrite_checksums(trainer.parent, FORMAT)
     with pytest.raises(FormatError, match="trainer.json: iteration: found three, wanted 3"):
         convert(tmp_path / "run", tmp_path / "out", "mega", want)
     assert not (tmp_path / "out").exists()
@@ -387,18 +390,58 @@ def test_what_is_there_is_replaced_only_when_asked(
     assert not [p.name for p in (*tmp_path.iterdir(), *new.iterdir()) if p.name.startswith(".")]
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(
-    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_and_can_be_left_behind(
+    hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path, mega: Any
 ) -> None:
     folder = hf_folder(small_gpt)
     vocab = {letter: i for i, letter in enumerate("abcdefghijkl")} | {"<|endoftext|>": 12}
     (folder / "vocab.json").write_text(json.dumps(vocab), "utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     with pytest.raises(
-        FormatError, match="has ids that the model has not: found 13, wanted at most the model's 11"
+        FormatError,
+        match="has ids that the model has not: found 13, wanted at most the model's 11; hint: "
+        "mega-ckpt convert --no-tokenizer leaves it behind",
     ):
         from_hugging_face(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    words = ("convert", "--from", "hf", "--to", "mega", "--load", folder, "--save", tmp_path / "run")
+    done = mega(*words, "--no-tokenizer")
+    assert (done.exit_code, done.exception) == (0, None)
+    assert "without a tokenizer" in done.output
+    assert not (Checkpoint.open(tmp_path / "run").folder / "tokenizer").exists()
+
+
+def test_no_tokenizer_leaves_that_of_a_run_behind_and_excludes_the_flag_that_gives_one(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, mega: Any
+) -> None:
+    run = run_folder(small_gpt)
+    words = ("convert", "--from", "mega", "--load", run, "--no-tokenizer")
+    refused = str(mega(*words, "--to", "hf", "--save", tmp_path / "x", "--tokenizer", run).exception)
+    assert refused == f"--no-tokenizer: excludes --tokenizer: found {run}; hint: leave one of them out"
+    assert not (tmp_path / "x").exists()
+    done = mega(*words, "--to", "hf", "--save", tmp_path / "x")
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "x" / "config.json").read_bytes())["eos_token_id"] is None
+    assert "left behind: the tokenizer, the optimizer's state, iteration 3 and the schedule" in done.output
+
+
+@pytest.mark.parametrize("courses", [5, "decoupled_learning_rate", []])
+def test_courses_of_a_trainer_file_that_are_no_object_are_refused_before_anything_is_written(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, courses: object
+) -> None:
+    folder = Checkpoint.open(run_folder(small_gpt)).folder
+    trainer = json.loads((folder / "trainer.json").read_text("utf-8"))
+    (folder / "trainer.json").write_text(json.dumps(trainer | {"courses": courses}), "utf-8")
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    del manifest["side_files"]
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), "utf-8")
+    (folder / "manifest.sha256").unlink()
+    with pytest.raises(
+        FormatError,
+        match="trainer.json: courses: is not what a training writes: found .*, wanted a JSON object",
+    ):
+        to_hugging_face(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_gpt2s_two_files_become_one_tokenizer(hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save
 from mega_schema.errors import FormatError
 from mega_schema.layout import WHOLE, Layout
+from mega_schema.run_folder import FORMAT
+from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec, gpt, llama
 
 FILE = "model_optim_rng.pt"
@@ -146,6 +148,7 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
     ours = _save(tmp_path / "ours", small_gpt)
     courses = {"learning_rate": rate, "weight_decay": DECAY}
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    rewrite_checksums(ours.folder, FORMAT)
     convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=Target(optimizer=False))
     convert(tmp_path / "theirs", tmp_path / "back", form, "mega")
     assert Checkpoint.open(tmp_path / "back").trainer["courses"] == courses
@@ -167,6 +170,7 @@ def test_a_trainer_file_that_no_training_wrote_is_refused_in_one_line(
 ) -> None:
     ours = _save(tmp_path / "ours", small_gpt)
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | said), "utf-8")
+    rewrite_checksums(ours.folder, FORMAT)
     with pytest.raises(FormatError, match="trainer.json: is not what a training writes: found "):
         convert(tmp_path / "ours", tmp_path / "theirs", "mega", form)
     assert not (tmp_path / "theirs").exists()
@@ -178,6 +182,7 @@ def test_a_rate_of_its_own_that_megatron_has_no_place_for_is_told(
     ours = _save(tmp_path / "ours", small_gpt)
     courses = {"learning_rate": RATE, "weight_decay": DECAY, "decoupled_learning_rate": RATE}
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
+    rewrite_checksums(ours.folder, FORMAT)
     left = convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron").left
     assert "the learning rate of embedding and output" in left
 

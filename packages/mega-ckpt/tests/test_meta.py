@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.layout import Layout
-from mega_schema.spec import ModelSpec, llama
+from mega_schema.params import count
+from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer import open_tokenizer
 
 Parts = list[dict[str, np.ndarray]]
@@ -203,6 +205,9 @@ def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_pa
     open_tokenizer("NullTokenizer", vocab_size=11).save(tmp_path / "null")
     reading = Reading(tokenizer=tmp_path / "null")
     assert convert(folder, tmp_path / "run", "meta", "mega", reading=reading).written.tokenizer
+    assert not convert(
+        folder, tmp_path / "none", "meta", "mega", reading=Reading(no_tokenizer=True)
+    ).written.tokenizer
     (folder / "tokenizer.model").write_bytes(b"\nx")
     with pytest.raises(FormatError, match="tokenizer.model: not a SentencePiece model"):
         convert(folder, tmp_path / "more", "meta", "mega")
@@ -240,8 +245,39 @@ def test_a_model_that_metas_program_has_not_is_refused(
 
 
 def test_a_gpt_is_no_llama(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model.family: Meta's Llama has no such thing: found gpt"):
+    with pytest.raises(
+        ConfigError, match="model.norm: Meta's Llama has no such thing: found layernorm, wanted rmsnorm"
+    ):
         convert(run_folder(small_gpt), tmp_path / "out", "mega", "meta")
+
+
+GATED: dict[str, Any] = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": False}
+GATED |= {"qkv_bias": False, "tied": False}
+
+
+def test_a_gpt_with_all_that_a_llama_has_is_written_as_one(run_folder: Any, tmp_path: Path) -> None:
+    gated = gpt(**SMALL | GATED)
+    done = convert(run_folder(gated), tmp_path / "out", "mega", "meta", target=Target(layout=Layout()))
+    assert done.written.parameters == count(table(gated))
+    convert(tmp_path / "out", tmp_path / "back", "meta", "mega")
+    back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
+    assert back.spec == replace(gated, family="llama", context=back.spec.context)
+    for name, tensor in before.tensors[MODEL].items():
+        slab = whole_slab(tensor.shape)
+        theirs = back.read_raw(MODEL, name.replace(".up.", ".gate_up."), slab)
+        assert np.array_equal(before.read_raw(MODEL, name, slab), theirs)
+
+
+@pytest.mark.parametrize(
+    "field", ["embed_norm", "post_norm_residual", "parallel_residual", "scale_embedding"]
+)
+def test_a_gated_gpt_with_more_than_a_llama_is_refused_by_the_field(
+    run_folder: Any, tmp_path: Path, field: str
+) -> None:
+    run = run_folder(gpt(**SMALL | GATED | {field: True}))
+    with pytest.raises(ConfigError, match=f"model.{field}: Meta's Llama has no such thing: found True"):
+        convert(run, tmp_path / "out", "mega", "meta")
+    assert not (tmp_path / "out").exists()
 
 
 def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(

@@ -20,6 +20,8 @@ from mega_schema.commit import Save
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.layout import Coordinates, Layout
 from mega_schema.params import is_layers_matrix
+from mega_schema.run_folder import FORMAT, LATEST
+from mega_schema.side_files import replace_manifest, rewrite_checksums
 from mega_schema.spec import ModelSpec
 
 
@@ -98,6 +100,23 @@ def test_a_checkpoint_of_the_iteration_is_replaced_only_when_asked(
     assert Checkpoint.open(there).written_by["tp"] == 2
 
 
+def test_a_run_with_other_checkpoints_does_not_get_another_latest_one_by_mistake(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    source = Checkpoint.open(run_folder(small_gpt))
+    there = run_folder(small_gpt, "there", iteration=source.iteration - 1, scale=2.0)
+    earlier = Checkpoint.open(there).folder
+    before = sorted(path.name for path in there.rglob("*"))
+    with pytest.raises(ConfigError, match=r"--save: is a run with other checkpoints.*hint: --force adds"):
+        reshard(source, there, Layout(tp=2))
+    with pytest.raises(ConfigError, match=rf"--save: is a checkpoint: .*hint: --save {there}$"):
+        reshard(source, earlier, Layout(tp=2), force=True)
+    assert sorted(path.name for path in there.rglob("*")) == before
+    assert (there / LATEST).read_text() == f"{source.iteration - 1}\n"
+    reshard(source, there, Layout(tp=2), force=True)
+    assert Checkpoint.open(there).iteration == source.iteration
+
+
 def test_a_damaged_source_is_refused_and_nothing_is_written(
     run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
@@ -163,6 +182,7 @@ def test_verify_counts_what_it_read(mega: Any, run_folder: Any, small_gpt: Model
 def test_verify_finds_a_trainer_of_another_iteration(run_folder: Any, small_gpt: ModelSpec) -> None:
     folder = Checkpoint.open(run_folder(small_gpt)).folder
     (folder / "trainer.json").write_text('{"iteration": 9}', "utf-8")
+    rewrite_checksums(folder, FORMAT)
     with pytest.raises(FormatError, match="trainer.json: iteration: found 9, wanted 3"):
         verify(Checkpoint(folder))
 
@@ -172,6 +192,7 @@ def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_
 
     folder = Checkpoint.open(run_folder(small_gpt)).folder
     open_tokenizer("NullTokenizer", vocab_size=11).save(folder / "tokenizer")
+    rewrite_checksums(folder, FORMAT)
     with pytest.raises(FormatError, match="tokenizer: ids: found 12, wanted at most the model's 11"):
         verify(Checkpoint(folder))
 
@@ -205,6 +226,6 @@ def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_p
             del changed["tensors"][take][name]
         if put:
             changed["tensors"][put][name] = entry
-        (cut.folder / "manifest.json").write_text(json.dumps(changed), "utf-8")
+        replace_manifest(cut.folder, json.dumps(changed))
         with pytest.raises(FormatError, match=said):
             verify(Checkpoint.open(cut.folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 
 from mega_ckpt.hf_tokenizer import export
-from mega_schema.checkpoint import Checkpoint, latest_iteration
+from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.run_folder import LATEST, iterations
+from mega_schema.run_folder import FORMAT, LATEST, iterations
+from mega_schema.run_lock import hold_run_folder
+from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tracker import latest, latest_iteration
 
 
 @pytest.fixture
@@ -84,6 +88,7 @@ def with_letters(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> Check
     )
     found = Checkpoint.open(run_folder(small_gpt))
     tokenizer.save(found.folder / "tokenizer")
+    rewrite_checksums(found.folder, FORMAT)
     return found
 
 
@@ -128,3 +133,108 @@ def test_what_hugging_face_has_not_is_refused(run_folder: Any, small_gpt: ModelS
     (numbers.folder / "tokenizer").rmdir()
     with pytest.raises(FormatError, match="tokenizer: the checkpoint has no tokenizer"):
         export(numbers, tmp_path / "out")
+
+
+EDITS = {
+    "trainer.json": b'{"iteration": 3, "consumed_samples": 80}',
+    "run.toml": b"# another run\n",
+    "manifest.json": b" ",
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_found_and_accepted_when_it_was_meant(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str
+) -> None:
+    run = run_folder(small_gpt)
+    folder = latest(run)
+    edited = (folder / name).read_bytes() + b" " if name == "manifest.json" else EDITS[name]
+    (folder / name).write_bytes(edited)
+    for command in ("verify", "inspect"):
+        refused = str(mega(command, run).exception)
+        assert f"{folder / name}: is not what was written" in refused
+        assert f"mega-ckpt verify {folder} --accept" in refused
+    assert f"{folder}: accepted: {name}\n{folder}: sound" in mega("verify", run, "--accept").output
+    assert "sound" in mega("verify", run).output
+    assert f"{folder}: accepted: nothing had changed" in mega("verify", run, "--accept").output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("trainer.json", b'{"iteration": 4}', "trainer.json: iteration: found 4, wanted 3"),
+        ("trainer.json", b"[", "trainer.json: is not JSON"),
+        ("run.toml", b"\xff", "run.toml: is not UTF-8"),
+        ("run.toml", b"a = = 1", "run.toml: is not TOML"),
+        ("tokenizer/identity.json", b"{}", "identity.json"),
+        ("manifest.json", b'{"format": 2}', "is not a manifest"),
+    ],
+)
+def test_what_is_not_sound_is_not_accepted(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str, content: bytes, said: str
+) -> None:
+    folder = latest(run_folder(small_gpt))
+    (folder / name).write_bytes(content)
+    before = {path.name: path.read_bytes() for path in folder.glob("manifest.*")}
+    assert said in str(mega("verify", folder, "--accept").exception)
+    assert {path.name: path.read_bytes() for path in folder.glob("manifest.*")} == before
+
+
+def test_a_checkpoint_of_format_1_is_read_and_gets_its_checksums_when_asked(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec
+) -> None:
+    folder = latest(run_folder(small_gpt))
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    del manifest["side_files"]
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), "utf-8")
+    (folder / "manifest.sha256").unlink()
+    assert "sound" in mega("verify", folder).output
+    (folder / "run.toml").write_bytes(b"a = '\xff'")
+    assert "run.toml: is not UTF-8" in str(mega("verify", folder).exception)
+    assert "run.toml: is not UTF-8" in str(
+        mega("reshard", "--load", folder, "--save", folder.parent / "n").exception
+    )
+    (folder / "run.toml").write_text("a = 1", "utf-8")
+    mega("verify", folder, "--accept")
+    assert Checkpoint(folder).format == 2
+
+
+def test_sha256sum_reads_the_digest(run_folder: Any, small_gpt: ModelSpec) -> None:
+    folder = latest(run_folder(small_gpt))
+    content = (folder / "manifest.json").read_bytes()
+    line = (folder / "manifest.sha256").read_text("utf-8")
+    assert line == f"{hashlib.sha256(content).hexdigest()}  manifest.json\n"
+
+
+def test_one_process_at_a_time_writes_into_a_run_folder(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run, busy = run_folder(small_gpt), tmp_path / "busy"
+    partial = busy / ".iter_0000009.partial"
+    partial.mkdir(parents=True)
+    commands = (
+        ["reshard", "--load", run, "--save", busy],
+        ["average", run, "--save", busy],
+    )
+    with hold_run_folder(busy):
+        for command in commands:
+            said = str(mega(*command).exception)
+            assert said.startswith(f"--save: another process writes to this folder: found {busy}")
+            assert partial.is_dir(), "that of the process that writes"
+    assert mega(*commands[0]).exit_code == 0
+    assert not partial.exists(), "nobody writes it any more"
+
+
+def test_prune_leaves_a_run_alone_that_another_process_writes_to(mega: Any, run: Path) -> None:
+    with hold_run_folder(run):
+        done = mega("prune", run, "--keep-last", 1)
+        assert str(done.exception) == (
+            f"RUN: another process writes to this folder: found {run}, wanted one writer at a time, "
+            "a run or mega-ckpt; hint: wait for it, or end it"
+        )
+        assert iterations(run) == [10, 20, 30, 40, 50]
+        assert mega("prune", run, "--keep-last", 1, "--dry-run").exit_code == 0, "reads only"
+    assert mega("prune", run, "--keep-last", 1).exit_code == 0
+    assert iterations(run) == [50]
+    missing = str(mega("prune", run / "nowhere", "--keep-last", 1).exception)
+    assert missing.startswith(f"{run / 'nowhere'}")

@@ -15,7 +15,7 @@ from mega_ckpt.verify import check
 from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.layout import WHOLE
-from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
+from mega_schema.run_folder import TOKENIZER
 
 
 def moving(count: int, decay: float) -> list[float]:
@@ -83,7 +83,7 @@ def average(
                     mean += part * dtypes.numbers(band.values, dtype)
             yield Band(some[0].first, _rounded(mean, kinds[name], f"{run}: {name}"))
 
-    tokenizer, run_config = newest.folder / TOKENIZER, newest.folder / RUN_CONFIG
+    tokenizer = newest.folder / TOKENIZER
     made_of = [
         {"folder": str(source.folder), "iteration": source.iteration, "weight": part}
         for source, part in zip(sources, parts, strict=True)
@@ -95,7 +95,8 @@ def average(
             layout=WHOLE,
             trainer={**newest.trainer, "average_of": made_of},
             tokenizer=tokenizer if tokenizer.is_dir() else None,
-            run_config=run_config.read_text("utf-8") if run_config.is_file() else None,
+            run_config=newest.run_config,
+            replace=force,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +26,8 @@ from mega_ckpt.commands.rewrite import average, reshard
 from mega_ckpt.commands.upkeep import export_tokenizer, prune
 from mega_ckpt.format_names import NAMES
 from mega_schema import command
+from mega_schema.errors import escape_controls
+from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +40,7 @@ def cli() -> None:
 @click.option("--from", "have", required=True, type=click.Choice([*NAMES]), help="What --load is.")
 @click.option("--to", "want", required=True, type=click.Choice([*NAMES]), help="What --save will be.")
 @click.option("--load", "--load-dir", required=True, type=PATH, help="Folder or file to read.")
-@click.option("--save", "--save-dir", required=True, type=PATH, help="Folder to write.")
+@click.option("--save", "--save-dir", required=True, type=OUTPUT_FOLDER, help="Folder to write.")
 @click.option(
     "--dtype",
     type=click.Choice(["keep", "fp32", "bf16", "fp16"]),
@@ -54,6 +55,7 @@ def cli() -> None:
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @TRUE_VOCAB
 @click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
+@click.option("--no-tokenizer", is_flag=True, help="Leave the tokenizer of --load behind.")
 @MODEL_NAME
 @click.option(
     "--check-logits",
@@ -82,6 +84,7 @@ def convert(
     no_optim: bool,
     true_vocab_size: int | None,
     tokenizer: Path | None,
+    no_tokenizer: bool,
     model: str | None,
     check: int | None,
     unchecked: bool,
@@ -99,12 +102,14 @@ def convert(
     if have == want == "mega":
         hint = f"mega-ckpt reshard --load {load} --save {save}"
         raise ConfigError("--to", "is what --from is", found=want, wanted="the other", hint=hint)
-    begun = time.monotonic()
-    reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None)
+    if no_tokenizer and tokenizer is not None:
+        hint = "leave one of them out"
+        raise ConfigError("--no-tokenizer", "excludes --tokenizer", found=tokenizer, hint=hint)
+    reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None, no_tokenizer)
     target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting"))
     check = 0 if unchecked else check
     done = rewrite(load, save, have, want, reading=reading, target=target, check=check)
-    seconds, written, logits = time.monotonic() - begun, done.written, done.logits
+    seconds, written, logits = done.seconds, done.written, done.logits
     if as_json:
         told = {**asdict(written), "folder": str(written.folder), "left": done.left, "seconds": seconds}
         compared = {**asdict(logits), "alike": logits.alike} if logits else None
@@ -117,7 +122,7 @@ def convert(
         if logits:
             click.echo(f"logits: {logits}")
         if done.left:
-            click.echo(f"left behind: {', '.join(done.left)}", err=True)
+            click.echo(f"left behind: {escape_controls(', '.join(done.left))}", err=True)
     if logits and not logits.alike:
         click.echo(f"error: {written.folder}: {logits.refusal}", err=True)
         context.exit(1)

@@ -170,7 +170,7 @@ _NEOX = Class(
         _INIT,
         Key("tie_word_embeddings", "tied", False),
     ),
-    fixed={"attention_bias": True},
+    fixed={"attention_bias": True, "head_dim": None},
     implied={"kv_heads": same_heads, "head_width": even_width, "positions": "rope"},
     rope=Rope("rotary_emb_base", "rotary_pct", 0.25),
 )

@@ -15,8 +15,8 @@ from mega_ckpt.config_classes import CLASSES, NEEDED, Class, Key
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
-# keys that change what the tensors of any class are
-_FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None})
+# keys of every class with the one value that is ours; `is_causal` is in no class's defaults, and all obey it
+_FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None, "is_causal": True})
 _LLAMA3: Mapping[str, str] = MappingProxyType(
     {
         "rope_scaling": "factor",
@@ -116,7 +116,14 @@ def _fields(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str
 
 
 def _read(key: Key, config: Mapping[str, Any], found: Mapping[str, object], where: object) -> object:
-    name = next((name for name in (key.theirs, *key.older) if name in config), None)
+    names = [name for name in (key.theirs, *key.older) if name in config]
+    for older in names[1:]:  # transformers takes the last of them in the file
+        if config[names[0]] is not None and config[older] != config[names[0]]:
+            wanted = f"the {config[names[0]]} of {names[0]}"
+            raise FormatError(
+                f"{where}: {older}", "is the same key by another name", found=config[older], wanted=wanted
+            )
+    name = names[0] if names else None
     if name is None or config[name] is None:
         rule = key.missing if name is None else key.null
         if rule is NEEDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +25,13 @@ class Converted:
 
     Attributes:
         left: what of the source was not written, a few words each.
+        seconds: of reading and writing, without the check of the logits.
         logits: how far what was written is from what was read, where that was checked.
     """
 
     written: Written
     left: tuple[str, ...]
+    seconds: float
     logits: Difference | None = None
 
 
@@ -54,6 +57,7 @@ def convert(
     """
     if load.resolve() == save.resolve():
         raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
+    begun = time.monotonic()
     (free, write), target = writing(want), target or Target()
     source = format_of(have).read(load, reading or Reading())
     if target.dtype != KEEP:
@@ -65,12 +69,13 @@ def convert(
     else:
         source.verify(_read(source, want, target))
     written = write(source, save, target)
+    seconds = time.monotonic() - begun
     found = None
     if tokens:
         back = format_of(want).read(written.folder, Reading(vocab=source.spec.vocab))
         one, other = logits.Side(have, load, source), logits.Side(want, written.folder, back)
         found = logits.compare(one, other, tokens)
-    return Converted(written, left(source, want, target, written), found)
+    return Converted(written, left(source, want, target, written), seconds, found)
 
 
 def _read(source: Source, want: str, target: Target) -> set[str]:

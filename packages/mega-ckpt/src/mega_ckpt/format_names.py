@@ -22,16 +22,3 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "torch_dist": ("torch_dist", "a folder of Megatron core's, written by torch.distributed.checkpoint"),
     }
 )
-
-# files by which a folder tells its format, where it does; they are looked for in this order
-MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
-        "hf": ("config.json",),
-        "megatron": ("mp_rank_*/model*_rng.pt", "*/mp_rank_*/model*_rng.pt"),
-        "bigscience": ("layer_01-model_00-model_states.pt", "global_step*/layer_01-model_00-model_states.pt"),
-        "meta": ("params.json",),
-        "fairseq": ("*-model_part-0.pt",),
-        "torch_dist": (".metadata", "iter_*/.metadata", "release/.metadata"),
-    }
-)

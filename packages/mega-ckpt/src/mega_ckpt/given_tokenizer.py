@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import IDENTITY, Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer_identity import IDENTITY
+
+NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer leaves it behind"
+"""The hint of a tokenizer that lies beside a model it does not fit."""
 
 
 def of(folder: Path, spec: ModelSpec) -> Tokenizer:
@@ -20,11 +25,12 @@ def of(folder: Path, spec: ModelSpec) -> Tokenizer:
     return fitting(tokenizer, spec, folder)
 
 
-def fitting(tokenizer: Tokenizer, spec: ModelSpec, where: object) -> Tokenizer:
+def fitting(tokenizer: Tokenizer, spec: ModelSpec, where: object, *, hint: str = "") -> Tokenizer:
     """The tokenizer, whose ids the model has.
 
     Args:
         where: its file or folder, to begin messages with.
+        hint: of the message.
 
     Raises:
         FormatError: the model has not all of them.
@@ -32,5 +38,5 @@ def fitting(tokenizer: Tokenizer, spec: ModelSpec, where: object) -> Tokenizer:
     size = tokenizer.identity.vocab_size
     if size > spec.vocab:
         wanted = f"at most the model's {spec.vocab}"
-        raise FormatError(where, "has ids that the model has not", found=size, wanted=wanted)
+        raise FormatError(where, "has ids that the model has not", found=size, wanted=wanted, hint=hint)
     return tokenizer

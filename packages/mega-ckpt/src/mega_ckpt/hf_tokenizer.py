@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mega_ckpt.new_folder import check_free
+from mega_ckpt.new_folder import check_free, holds
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.disk import on_disk, write_text
 from mega_schema.errors import FormatError
@@ -34,7 +34,7 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
     if not stored.is_dir():
         raise FormatError(stored, "the checkpoint has no tokenizer")
     tokenizer = open_folder(stored)
-    check_free(folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force)
+    check_free(folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder])
     if not _is_known(tokenizer):
         raise FormatError(
             stored,
@@ -43,7 +43,7 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
             wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
         )
-    with on_disk(folder), replacing_folder(folder) as new:
+    with on_disk(folder), replacing_folder(folder, holds(TOKENIZER_CONFIG)) as new:
         write(new, tokenizer, checkpoint.spec.context)
         return sorted(file.name for file in new.iterdir())
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt import config_json, hf_tokenizer, safetensors
+from mega_ckpt import config_json, given_tokenizer, hf_tokenizer, safetensors
+from mega_ckpt.given_tokenizer import NO_TOKENIZER
 from mega_ckpt.hf_tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.layouts.huggingface import BUFFERS, names_of
+from mega_ckpt.new_folder import holds
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors_files import INDEX, WEIGHTS
 from mega_ckpt.stored import Stored, same
@@ -22,11 +24,14 @@ from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer_files import check_link
 from mega_schema.tokenizer_sentencepiece import MODEL
 
 CONFIG = "config.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 VOCAB, MERGES = "vocab.json", "merges.txt"
+
+_MOST_JSON = 100_000_000  # bytes of a config.json or of an index
 
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
@@ -68,6 +73,12 @@ def open_folder(folder: Path) -> Source:
     return Source(spec, entries)
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder holds the files of a tokenizer, which are not read."""
+    sets = ((TOKENIZER_JSON,), (VOCAB, MERGES), (MODEL,))
+    return any(all((folder / name).is_file() for name in names) for names in sets)
+
+
 def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
     """The folder's tokenizer; None where it has none.
 
@@ -82,14 +93,7 @@ def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
         tokenizer = open_tokenizer("Llama2Tokenizer", model=folder / MODEL)
     else:
         return None
-    if tokenizer.identity.vocab_size > spec.vocab:
-        raise FormatError(
-            f"{folder}: the tokenizer",
-            "has ids that the model has not",
-            found=tokenizer.identity.vocab_size,
-            wanted=f"at most the model's {spec.vocab}",
-        )
-    return tokenizer
+    return given_tokenizer.fitting(tokenizer, spec, f"{folder}: the tokenizer", hint=NO_TOKENIZER)
 
 
 def write_folder(
@@ -111,7 +115,7 @@ def write_folder(
         MegaError: the disk is full, or would not write for another reason.
     """
     special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
-    with on_disk(folder), replacing_folder(folder) as new:
+    with on_disk(folder), replacing_folder(folder, holds(CONFIG)) as new:
         weights(new)
         # transformers 4 reads torch_dtype, 5 reads dtype
         _write(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
@@ -173,6 +177,9 @@ def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    check_link(path)
+    if (size := path.stat().st_size) > _MOST_JSON:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {_MOST_JSON}")
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

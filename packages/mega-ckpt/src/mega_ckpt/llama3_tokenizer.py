@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from mega_ckpt.given_tokenizer import NO_TOKENIZER
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer import FastTokenizer, TokenizerIdentity
 from mega_schema.tokenizer_files import byte_level, content_of
@@ -40,7 +41,7 @@ def read(path: Path, vocab: int) -> FastTokenizer:
     ranks = _ranks(path)
     if len(ranks) + _SPECIALS != vocab:
         found = f"{len(ranks):,} and {_SPECIALS} special ones"
-        raise FormatError(path, "tokens", found=found, wanted=f"the model's {vocab:,}")
+        raise FormatError(path, "tokens", found=found, wanted=f"the model's {vocab:,}", hint=NO_TOKENIZER)
     others = (f"<|reserved_special_token_{i}|>" for i in range(_SPECIALS))
     names = [_NAMED.get(i) or next(others) for i in range(_SPECIALS)]
     special = {name: len(ranks) + i for i, name in enumerate(names)}

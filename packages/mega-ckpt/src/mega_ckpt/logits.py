@@ -4,6 +4,10 @@ The one module here that runs a model, so torch is imported in its functions alo
 run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
 in memory at a time, whole.
 
+transformers gets no file of the folder: a key of a config.json can name code to download, and
+`local_files_only` does not cover it. It gets a config made from the spec, and the tensors by the names that
+the files have.
+
 What was read is rounded as what was written is, so that nothing but the order of sums makes a difference.
 """
 
@@ -21,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mega_ckpt import dtypes
+from mega_ckpt import config_json, dtypes, huggingface
+from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.source import Source, renamed
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.install_hint import install_hint
 from mega_schema.params import count
 from mega_schema.shard import Slab
 
@@ -37,7 +43,17 @@ _SMALL = 1_000_000_000  # parameters
 _TRANSFORMERS, _OURS = "transformers", "the reference forward"
 # of the largest logit: what the order of float32 sums makes of the same weights
 _TOLERANCE = 1e-4
-_TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+# what transformers raises about a model that it cannot make
+_RAISED = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,8 @@ class Difference:
 
     def __str__(self) -> str:
         run = f"both by {self.by[0]}" if len({*self.by}) == 1 else f"by {' and '.join(self.by)}"
+        if self.by == (_OURS, _OURS):
+            run += ": equal weights, no proof that both read the names rightly"
         far = f"{self.absolute:.1e} apart at most, {self.relative:.1e} of the largest"
         return f"of {self.tokens} tokens {far}, {run}"
 
@@ -98,7 +116,7 @@ def wanted(tokens: int | None, want: str, source: Source) -> int:
         small = want == "hf" and count(table(source.spec)) < _SMALL
         return TOKENS if small and torch_is_here else 0
     if tokens and not torch_is_here:
-        hint = "pip install 'mega-ckpt[torch]', or --no-check-logits"
+        hint = f"{install_hint('mega-ckpt', 'torch')}, or --no-check-logits"
         raise ConfigError("--check-logits", "runs the model, and torch is not installed", hint=hint)
     return tokens
 
@@ -116,7 +134,7 @@ def compare(read: Side, written: Side, tokens: int) -> Difference:
     length = min(tokens, context)
     token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
     stored = renamed(written.source.spaces[MODEL], read.source.spec)
-    one, other = _runner(read, stored), _runner(written, stored)
+    one, other = _runner(read), _runner(written)
     a = _RUNNERS[one](read, stored, token_BS)
     b = _RUNNERS[other](written, written.source.spaces[MODEL], token_BS)
     a, b = a[:tokens, :vocab], b[:tokens, :vocab]
@@ -124,11 +142,15 @@ def compare(read: Side, written: Side, tokens: int) -> Difference:
     return Difference(tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (one, other))
 
 
-def _runner(side: Side, stored: Mapping[str, str]) -> str:
-    installed = importlib.util.find_spec("transformers") is not None
-    # nothing is unpickled here, which transformers would
-    readable = side.format == "hf" and any(side.path.glob("*.safetensors"))
-    return _TRANSFORMERS if installed and readable and len({*stored.values()}) == 1 else _OURS
+def _runner(side: Side) -> str:
+    """Choose transformers for a Hugging Face folder, where it is installed and has the class."""
+    if side.format != "hf" or importlib.util.find_spec("transformers") is None:
+        return _OURS
+    architecture = config_json.class_of(side.source.spec, side.path).architecture
+    try:  # a release that is too old has no such class, and one without its own parts does not import it
+        return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _OURS
+    except (ImportError, RuntimeError):
+        return _OURS
 
 
 def _of_ours(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
@@ -154,19 +176,43 @@ def _of_ours(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.
 
 
 def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+    """Run transformers' class of the model on the folder's tensors, each rounded to its stored dtype.
+
+    Raises:
+        FormatError: transformers does not make the model, or does not know one of its tensors.
+    """
     import torch
 
     transformers = importlib.import_module("transformers")
-    (dtype,) = {getattr(torch, _TORCH[kind]) for kind in stored.values()}
-    with _quiet(transformers), torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            side.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
-        for weight in model.parameters():
-            weight.copy_(weight.to(dtype))
-        logits = model(torch.from_numpy(token_BS), use_cache=False).logits
-    found: np.ndarray = logits.flatten(0, 1).numpy()
-    return found
+    folder = huggingface.open_folder(side.path)
+    kinds = {alias.foreign: stored[alias.ours] for alias in aliases(folder.spec)}
+    weights = {}
+    for name, entry in folder.entries.items():
+        rounded = dtypes.cast(entry.values(), entry.dtype, kinds[name], name)
+        weights[name] = torch.from_numpy(np.array(dtypes.cast(rounded, kinds[name], "F32", name)))
+    model_class = getattr(transformers, config_json.class_of(folder.spec, side.path).architecture)
+    try:
+        with _quiet(transformers), torch.no_grad():
+            model, report = model_class.from_pretrained(
+                None,
+                config=model_class.config_class(**config_json.from_spec(folder.spec, side.path)),
+                state_dict=weights,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+            logits = model(torch.from_numpy(token_BS), use_cache=False).logits
+    except _RAISED as error:
+        raise FormatError(
+            side.path,
+            f"transformers {transformers.__version__} does not run the model",
+            found=f"{type(error).__name__} {error}",
+            hint="--no-check-logits, or another release of transformers",
+        ) from error
+    if unread := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
+        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(unread))
+    numbers: np.ndarray = logits.flatten(0, 1).numpy()
+    return numbers
 
 
 _RUNNERS: Mapping[str, Callable[[Side, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(

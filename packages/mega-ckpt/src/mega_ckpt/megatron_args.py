@@ -189,13 +189,14 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
 def _check(spec: ModelSpec, where: object, *, core: bool) -> None:
     """Refuse what `from_spec` has no word for."""
     other = "megatron" if core else "megatron-core"
+    hint = "" if any(_lacking(spec, not core)) else f"--to {other} may have it"
     for name, have in _lacking(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
             "Megatron has no such model",
             found=getattr(spec, name),
             wanted=have,
-            hint="" if core and name != "post_norm_residual" else f"--to {other} may have it",
+            hint=hint,
         )
 
 

@@ -65,20 +65,29 @@ def released(folder: Path) -> bool:
 
 
 def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
-    """Refuse a run that has this iteration already, with `force` one of ours.
+    """Refuse a run that has checkpoints; with `force`, only one of ours.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: it has, or it is no folder.
     """
     if run.exists() and not run.is_dir():
         raise ConfigError("--save", "is a file", found=run, wanted="a folder")
     name = name_of(iteration)
-    for folder in (run / name, _replaced(run, name)):
+    for folder in (run, *sorted(run.glob("iter_*")), run / name, _replaced(run, name)):
         if (folder / MANIFEST).exists():
             raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
+    for folder in (run / name, _replaced(run, name)):
         if folder.exists() and not force:
             hint = "add --force to replace it"
             raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
+    if (run / TRACKER).exists() and not force:
+        raise ConfigError(
+            "--save",
+            "is a run with other checkpoints, and resumes from the latest",
+            found=run / TRACKER,
+            wanted="a new folder",
+            hint="--force adds this checkpoint and makes it the latest",
+        )
 
 
 @contextmanager

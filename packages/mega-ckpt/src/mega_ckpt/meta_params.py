@@ -25,6 +25,14 @@ _PARAMS = frozenset(
 )
 _PLAIN: Mapping[str, object] = MappingProxyType(
     {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rope",
+        "bias": False,
+        "embed_norm": False,
+        "post_norm_residual": False,
+        "parallel_residual": False,
+        "scale_embedding": False,
         "qkv_bias": False,
         "qk_norm": False,
         "norm_1p": False,
@@ -103,7 +111,7 @@ def to_spec(
 
 
 def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
-    """The params.json of a model.
+    """The params.json of a model: a Llama, or a GPT with all that a Llama has.
 
     Args:
         where: the checkpoint, to begin messages with.
@@ -111,7 +119,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     Raises:
         ConfigError: Meta's program has not what the model has.
     """
-    wanted = {"family": "llama", "head_width": spec.hidden // spec.heads, **_PLAIN}
+    wanted = {"head_width": spec.hidden // spec.heads, **_PLAIN}
     if spec.rope_scaling != 1:
         wanted["rope_scaling"] = _SCALING[spec.tied]
     for name, value in wanted.items():

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_output
 
 
-def check_free(folder: Path, *, mark: str, what: str, force: bool) -> None:
+def holds(mark: str) -> Callable[[Path], bool]:
+    """A function: whether a folder has the file that every folder of a kind has."""
+    return lambda folder: (folder / mark).is_file()
+
+
+def check_free(folder: Path, *, mark: str, what: str, force: bool, inputs: Sequence[Path] = ()) -> None:
     """Refuse a place that is taken; with `force`, by anything but a folder of the kind.
 
     Args:
         mark: a file that every folder of the kind has.
         what: it holds, to say in the message.
+        inputs: folders or files that are read, and must not be in the folder that is replaced.
 
     Raises:
         ConfigError: it is taken.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    check_output("--save", folder, "folder", inputs=inputs, is_ours=lambda _: True)
+    if not folder.exists() or not any(folder.iterdir()):
         return
     if not force:
         hint = "add --force to replace it"
         raise ConfigError("--save", "there is something already", found=folder, hint=hint)
-    if not (folder / mark).is_file():
+    if not holds(mark)(folder):
         said = f"holds something else than {what}: no {mark}"
         raise ConfigError("--save", said, found=folder, wanted="a new folder")

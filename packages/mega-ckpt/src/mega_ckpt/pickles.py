@@ -48,6 +48,8 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _PATIENCE = 2 * server.SECONDS  # for the next word of the other process
 _ANSWERED = 2 * server.LONGEST  # bytes; JSON says some characters in six
 _MOST_DIMS = 64
+_MOST_COMPOSED = 1024
+_WHOLE = range(-(1 << 63), 1 << 64)
 _BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
 _HINT = "where you trust the file: torch.load it, and torch.save its tensors, dicts, lists and numbers alone"
@@ -255,9 +257,9 @@ class _Tree:
             case "tuple":
                 return tuple(self.value(part) for part in parts)
             case "set":
-                return {self.value(part) for part in parts}
+                return set(self._keys(parts))
             case "dict":
-                keys, values = map(self.value, parts[::2]), map(self.value, parts[1::2])
+                keys, values = self._keys(parts[::2]), map(self.value, parts[1::2])
                 return dict(zip(keys, values, strict=True))
             case "int":
                 return int(parts[0], 16)
@@ -280,6 +282,22 @@ class _Tree:
             case "tensor":
                 return self._tensor(*parts)
         raise ValueError(f"a {tag}")
+
+    def _keys(self, nodes: list[Any]) -> list[Any]:
+        """Keys whose hashes their author cannot make collide by the thousand.
+
+        Hashes of texts and bytes are salted; those of whole numbers beyond 64 bits, and of tuples, are not.
+        """
+        keys = [self.value(node) for node in nodes]
+        for key in keys:
+            if isinstance(key, int) and key not in _WHOLE:
+                bits = f"{key.bit_length()} bits"
+                raise FormatError(self._path, "has a key that is not read", found=bits, wanted="at most 64")
+        composed = sum(isinstance(key, tuple | Member) for key in keys)
+        if composed > _MOST_COMPOSED:
+            wanted = f"at most {_MOST_COMPOSED}"
+            raise FormatError(self._path, "tuples as keys of one dict", found=composed, wanted=wanted)
+        return keys
 
     def _dtype(self, known: Mapping[str, str], type_: str) -> str:
         if type_ not in known:

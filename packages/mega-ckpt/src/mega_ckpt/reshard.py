@@ -13,7 +13,7 @@ from mega_ckpt.verify import check, check_table
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
-from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
+from mega_schema.run_folder import TOKENIZER
 
 
 def reshard(
@@ -63,7 +63,7 @@ def reshard(
         for band in stored_bands(source, origin, name):
             yield Band(band.first, dtypes.cast(band.values, have, want, where))
 
-    tokenizer, run_config = source.folder / TOKENIZER, source.folder / RUN_CONFIG
+    tokenizer = source.folder / TOKENIZER
     with saving(run, source.iteration) as save:
         fill(save, spaces, bands, progress)
         return save.commit(
@@ -71,5 +71,6 @@ def reshard(
             layout=layout,
             trainer=source.trainer,
             tokenizer=tokenizer if tokenizer.is_dir() else None,
-            run_config=run_config.read_text("utf-8") if run_config.is_file() else None,
+            run_config=source.run_config,
+            replace=force,
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from mega_schema import run_folder
-from mega_schema.checkpoint import Checkpoint, latest, latest_iteration
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.run_lock import hold_run_folder
+from mega_schema.tracker import latest, latest_iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,14 @@ def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = Fal
 
     Raises:
         FormatError: the newest is not there or not whole: an older one may be needed then.
+        ConfigError: a run or another mega-ckpt writes there now.
     """
+    latest_iteration(run)  # is there at all, before it is locked
+    with contextlib.nullcontext() if dry_run else hold_run_folder(run, named_by="RUN"):
+        return _prune_held(run, last, every, dry_run=dry_run)
+
+
+def _prune_held(run: Path, last: int, every: int | None, *, dry_run: bool) -> Pruned:
     newest = latest_iteration(run)
     Checkpoint(latest(run))
     gone = run_folder.outdated(run, newest, last=last, every=every)

@@ -23,6 +23,7 @@ from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
+_MOST_DIMS = 64
 _LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more
 
 
@@ -50,7 +51,7 @@ def read(path: Path) -> File:
             )
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = json.loads(str(text, "utf-8"), object_pairs_hook=_unique)
         metadata = dict(header.pop("__metadata__", {}))
         named = [(name, _entry(path, 8 + length, value)) for name, value in header.items()]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -67,8 +68,20 @@ def read(path: Path) -> File:
     return File(dict(named), metadata)
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make the object of a header; the format forbids a key twice, as readers take another one of the two."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:200]!r} twice")
+    return found
+
+
 def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> Stored:
     dtype, shape, (first, last) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    if len(shape) > _MOST_DIMS:
+        raise ValueError(f"{len(shape)} dimensions, more than {_MOST_DIMS}")
     if dtype not in WIDTHS:
         raise ValueError(f"dtype {dtype}")
     if any(type(n) is not int or n < 0 for n in (*shape, first, last)):

@@ -20,7 +20,8 @@ from mega_schema.commit import Save
 from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout
-from mega_schema.run_folder import MANIFEST, iteration_folder, replaced_folder
+from mega_schema.run_folder import MANIFEST, iteration_folder, iterations, replaced_folder
+from mega_schema.run_lock import hold_run_folder
 from mega_schema.shard import overlap
 from mega_schema.spec import ModelSpec
 
@@ -86,11 +87,24 @@ def shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[Sh
 
 
 def check_free(run: Path, iteration: int, *, force: bool) -> None:
-    """Refuse a run that has this iteration already; with `force`, one of another program's.
+    """Refuse a run that has checkpoints; with `force`, only an iteration that another program wrote.
+
+    A checkpoint beside those of a run would become its latest one, and the run would resume from it.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: it has, or it is a checkpoint itself.
     """
+    if (run / MANIFEST).exists():
+        hint = f"--save {run.parent}"
+        raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)
+    if (others := [i for i in iterations(run) if i != iteration]) and not force:
+        raise ConfigError(
+            "--save",
+            "is a run with other checkpoints, and resumes from the latest",
+            found=iteration_folder(run, others[-1]),
+            wanted="a new folder",
+            hint="--force adds this checkpoint and makes it the latest",
+        )
     taken = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
     if taken and not force:
         raise ConfigError(
@@ -107,15 +121,17 @@ def saving(run: Path, iteration: int) -> Iterator[Save]:
     """A save that has begun; the block writes and commits. A block that fails leaves the run as it was."""
     made = not run.exists()
     save = Save(run, iteration)
-    try:
-        save.begin()
-        yield save
-    except BaseException:  # an interruption too must leave nothing behind
-        shutil.rmtree(save.folder, ignore_errors=True)
-        if made:
-            with contextlib.suppress(OSError):
-                run.rmdir()
-        raise
+    run.mkdir(parents=True, exist_ok=True)
+    with hold_run_folder(run):  # before `begin`, which removes what others left half-written
+        try:
+            save.begin()
+            yield save
+        except BaseException:  # an interruption too must leave nothing behind
+            shutil.rmtree(save.folder, ignore_errors=True)
+            if made:
+                with contextlib.suppress(OSError):
+                    run.rmdir()
+            raise
 
 
 def fill(save: Save, spaces: Mapping[str, Sequence[Share]], bands: Bands, progress: Progress = silent) -> int:

@@ -154,6 +154,26 @@ def _of_no_family(name: str) -> str:
     return name.replace(".gate_up.", ".up.")
 
 
+def check_width(where: object, spec: ModelSpec, numbers: int) -> None:
+    """Refuse heads that the stored numbers cannot fill, before a list of their rows is made.
+
+    Args:
+        where: the file or folder, to begin messages with.
+        numbers: how many are stored, all tensors together.
+
+    Raises:
+        FormatError: one layer's Q, K and V are more than that.
+    """
+    rows = spec.q_rows + 2 * spec.kv_rows
+    if rows * spec.hidden > numbers:
+        raise FormatError(
+            where,
+            "numbers in all tensors",
+            found=numbers,
+            wanted=f"{rows} x {spec.hidden} or more, for Q, K and V of a layer",
+        )
+
+
 Found = Sequence[tuple[Foreign, Stored]]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, MOMENTS, Checkpoint, Piece
 from mega_schema.errors import FormatError
 from mega_schema.pieces import piece_key
-from mega_schema.run_folder import FORMAT, MANIFEST, TOKENIZER, TRAINER
+from mega_schema.run_folder import MANIFEST, PIECE_FORMAT, RUN_CONFIG, TOKENIZER, TRAINER
 from mega_schema.shard import Shape, overlap
 from mega_schema.tokenizer import open_folder
 
@@ -163,8 +164,9 @@ def check_headers(checkpoint: Checkpoint) -> None:
     for name, wanted in said.items():
         path = checkpoint.folder / name
         header = safetensors.read(path)
-        if header.metadata != {"format": f"mega {FORMAT}"}:
-            raise FormatError(path, "metadata", found=dict(header.metadata), wanted=f"format mega {FORMAT}")
+        if header.metadata != {"format": f"mega {PIECE_FORMAT}"}:
+            said_format = f"format mega {PIECE_FORMAT}"
+            raise FormatError(path, "metadata", found=dict(header.metadata), wanted=said_format)
         for key in sorted(wanted.keys() ^ header.entries.keys()):
             whose = MANIFEST if key in wanted else "its header"
             raise FormatError(path, "header and manifest disagree", found=f"{key} only in {whose}")
@@ -233,10 +235,14 @@ def _check_rounded(checkpoint: Checkpoint, name: str, told: Told) -> None:
 
 
 def check_companions(checkpoint: Checkpoint) -> None:
-    """trainer.json is of this iteration; the tokenizer is whole and its ids fit the model."""
+    """trainer.json is of this iteration, run.toml is TOML, the tokenizer is whole and its ids fit."""
     told = checkpoint.trainer.get("iteration", checkpoint.iteration)
     if told != checkpoint.iteration:
         raise FormatError(checkpoint.folder / TRAINER, "iteration", found=told, wanted=checkpoint.iteration)
+    try:
+        tomllib.loads(checkpoint.run_config or "")
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(checkpoint.folder / RUN_CONFIG, "is not TOML", found=error) from error
     folder = checkpoint.folder / TOKENIZER
     if not folder.exists():
         return

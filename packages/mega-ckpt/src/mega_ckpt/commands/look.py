@@ -10,6 +10,7 @@ import click
 
 from mega_ckpt.commands.common import JSON, MODEL_NAME, PATH, TRUE_VOCAB, progress
 from mega_ckpt.format_names import NAMES
+from mega_schema.errors import escape_controls
 
 if TYPE_CHECKING:
     from mega_ckpt.diff import Compared
@@ -44,8 +45,9 @@ def inspect(
     from mega_ckpt.inspect import summary, summary_of
     from mega_ckpt.stats import all_of, all_of_source
     from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint_formats import detect_format
 
-    form = have or formats.told(folder)
+    form = have or detect_format(folder)
     if form is None:  # a folder of no format is one of ours without what it lacks
         form = formats.guessed(folder, "--from") if folder.is_file() else "mega"
     if form == "mega":
@@ -58,25 +60,36 @@ def inspect(
         told = summary_of(source, form, tensors=tensors)
         if stats:
             told["stats"] = all_of_source(source, progress("reading"))
-    click.echo(json.dumps(told) if as_json else "\n".join(_lines(told)))
+    click.echo(json.dumps(told) if as_json else "\n".join(map(escape_controls, _lines(told))))
 
 
 @click.command()
 @click.argument("folder", type=PATH)
+@click.option(
+    "--accept",
+    "accepts",
+    is_flag=True,
+    help="After an edit that was meant: write the checksums of side files and manifest anew.",
+)
 @JSON
-def verify(folder: Path, as_json: bool) -> None:
+def verify(folder: Path, accepts: bool, as_json: bool) -> None:
     """Read every byte of the checkpoint FOLDER and hold it against its manifest and its model."""
     from dataclasses import asdict
 
+    from mega_ckpt.accept import accept
     from mega_ckpt.verify import verify as check
     from mega_schema.checkpoint import Checkpoint
 
+    accepted = accept(folder) if accepts else []
     checkpoint = Checkpoint.open(folder)
     sound = check(checkpoint, progress("reading"))
     counts = f"{sound.tensors:,} tensors, {sound.pieces:,} pieces, {sound.bytes:,} bytes"
     if as_json:
-        click.echo(json.dumps({"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}))
+        told = {"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}
+        click.echo(json.dumps(told | {"accepted": accepted} if accepts else told))
     else:
+        if accepts:
+            click.echo(f"{checkpoint.folder}: accepted: {', '.join(accepted) or 'nothing had changed'}")
         click.echo(f"{checkpoint.folder}: sound: {counts}")
 
 
@@ -114,7 +127,7 @@ def diff(
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
-        click.echo("\n".join(_differences(found)))
+        click.echo("\n".join(map(escape_controls, _differences(found))))
     context.exit(0 if found.same else 1)
 
 

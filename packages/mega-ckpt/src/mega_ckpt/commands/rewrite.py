@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 
 from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, VP, progress
+from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.command()
 @click.option("--load", required=True, type=PATH, help="Folder of a run, or of one checkpoint of it.")
-@click.option("--save", required=True, type=PATH, help="Folder of the run to write into; another one.")
+@click.option(
+    "--save", required=True, type=OUTPUT_FOLDER, help="Folder of the run to write into; another one."
+)
 @TP
 @PP
 @VP
@@ -71,7 +74,9 @@ def reshard(
 
 @click.command()
 @click.argument("folders", type=PATH, nargs=-1, required=True)
-@click.option("--save", required=True, type=PATH, help="Folder of the run to write into; another one.")
+@click.option(
+    "--save", required=True, type=OUTPUT_FOLDER, help="Folder of the run to write into; another one."
+)
 @click.option("--weights", help="One number for each, with commas between; divided by their sum.")
 @click.option("--ema", type=float, metavar="DECAY", help="Moving average, in the order given, oldest first.")
 @FORCE

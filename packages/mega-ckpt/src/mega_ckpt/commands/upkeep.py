@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH
+from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.command()
@@ -39,7 +40,7 @@ def _iterations(of: list[int]) -> str:
 
 @click.command("export-tokenizer")
 @click.argument("folder", type=PATH)
-@click.option("--save", required=True, type=PATH, help="Folder to write; a new one.")
+@click.option("--save", required=True, type=OUTPUT_FOLDER, help="Folder to write; a new one.")
 @FORCE
 def export_tokenizer(folder: Path, save: Path, force: bool) -> None:
     """Write the tokenizer of the checkpoint FOLDER as the files that Hugging Face's libraries load."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from mega_ckpt.format_names import MARKS, NAMES
+from mega_ckpt.format_names import NAMES
 from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, silent
+from mega_schema.checkpoint_formats import detect_format
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
@@ -25,11 +26,13 @@ class Reading:
         vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
         tokenizer: folder of a tokenizer, for a format that has none.
         model: what the model is, for files that do not say it (--model).
+        no_tokenizer: do not read the tokenizer (--no-tokenizer).
     """
 
     vocab: int | None = None
     tokenizer: Path | None = None
     model: ModelSpec | None = None
+    no_tokenizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,6 @@ def writing(
     return found.free, found.write
 
 
-def told(path: Path) -> str | None:
-    """The name of the format that the files at `path` tell; None where they tell none."""
-    for name, marks in MARKS.items():
-        if any(next(path.glob(mark), None) is not None for mark in marks):
-            return name
-    return None
-
-
 def guessed(path: Path, flag: str) -> str:
     """The name of the format that the files at `path` tell.
 
@@ -127,7 +122,7 @@ def guessed(path: Path, flag: str) -> str:
     Raises:
         ConfigError: they tell none.
     """
-    name = told(path)
+    name = detect_format(path)
     if name is not None:
         return name
     if not path.exists():

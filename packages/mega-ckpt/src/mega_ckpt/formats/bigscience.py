@@ -10,6 +10,7 @@ global_step95000/layer_01-model_00-model_states.pt     the embedding of rank 0 o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from mega_ckpt.formats import Format, Reading
 from mega_ckpt.layouts import Foreign, bigscience
 from mega_ckpt.parts import joined
 from mega_ckpt.pickles import Record, Unpickler
-from mega_ckpt.source import Found, Source, gathered, matched
+from mega_ckpt.source import Found, Source, check_width, gathered, matched
 from mega_ckpt.stored import Stored
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError, LayoutError
@@ -61,6 +62,9 @@ def read(load: Path, reading: Reading) -> Source:
     if said != tp:
         raise FormatError(folder, "ranks of tp that have files", found=tp, wanted=said)
     spec = _spec(args, reading, rows * tp, folder / _RANK)
+    check_width(
+        folder, spec, sum(math.prod(each.shape) for file in tensors.values() for each in file.values())
+    )
     parts = [_part(folder, spec, rank, tp, rows, files, tensors) for rank in range(tp)]
     together = joined(parts)
     spaces, box, verify = gathered(folder, spec, {MODEL: together.found})

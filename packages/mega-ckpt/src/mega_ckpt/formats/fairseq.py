@@ -155,12 +155,14 @@ def _ordered(box: Boxes, order: np.ndarray, embeddings: list[Stored]) -> Boxes:
 
 def _tokenizer(folder: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
     """The one that was named, or GPT-2's beside the files."""
+    if reading.no_tokenizer:
+        return None
     if reading.tokenizer is not None:
         return given_tokenizer.of(reading.tokenizer, spec)
     for vocab, merges in ((folder / vocab, folder / merges) for vocab, merges in _TOKENIZERS):
         if vocab.is_file() and merges.is_file():
             found = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
-            return given_tokenizer.fitting(found, spec, vocab)
+            return given_tokenizer.fitting(found, spec, vocab, hint=given_tokenizer.NO_TOKENIZER)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.hf_tokenizer import TOKENIZER_CONFIG
 from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.safetensors_files import Weight
-from mega_ckpt.source import Source, gathered, matched
+from mega_ckpt.source import Source, check_width, gathered, matched
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.params import count
@@ -24,17 +25,21 @@ def read(load: Path, reading: Reading) -> Source:
         FormatError: a file is missing or damaged, or the model has something ours has not.
     """
     found = huggingface.open_folder(load)
+    check_width(load, found.spec, sum(math.prod(entry.shape) for entry in found.entries.values()))
     rows = {row.name: row for row in table(found.spec)}
     expected = [alias.whole(rows[alias.ours]) for alias in aliases(found.spec)]
     spaces, box, verify = gathered(load, found.spec, {MODEL: matched(load, expected, found.entries)})
-    tokenizer = huggingface.tokenizer_of(load, found.spec)
-    return Source(load, found.spec, spaces, box, tokenizer=tokenizer, verify=verify)
+    tokenizer = None if reading.no_tokenizer else huggingface.tokenizer_of(load, found.spec)
+    left = ("the tokenizer",) if reading.no_tokenizer and huggingface.has_tokenizer(load) else ()
+    return Source(load, found.spec, spaces, box, tokenizer=tokenizer, left=left, verify=verify)
 
 
 def free(source: Source, folder: Path, target: Target) -> None:
     """Refuse a model that none of the classes has, and a folder that is there."""
     config_json.from_spec(source.spec, source.where)
-    new_folder.check_free(folder, mark=huggingface.CONFIG, what="a model", force=target.force)
+    new_folder.check_free(
+        folder, mark=huggingface.CONFIG, what="a model", force=target.force, inputs=[source.where]
+    )
 
 
 def write(source: Source, folder: Path, target: Target) -> Written:

@@ -69,9 +69,10 @@ def read(load: Path, reading: Reading) -> Source:
         stored[name] = Stored(load, "F32", shapes[name], at)
         at += stored[name].bytes
     spaces, box, verify = gathered(load, spec, {MODEL: matched(load, expected, stored)})
+    tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
-        tokenizer: Tokenizer | None = given_tokenizer.of(reading.tokenizer, spec)
-    else:
+        tokenizer = given_tokenizer.of(reading.tokenizer, spec)
+    elif not reading.no_tokenizer:
         tokenizer = llama2c_tokenizer.beside(load, spec.vocab)
     return Source(load, spec, spaces, box, tokenizer=tokenizer, verify=verify)
 

@@ -14,8 +14,9 @@ from mega_ckpt.source import Source
 from mega_ckpt.verify import check, verify
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.errors import FormatError
 from mega_schema.params import count
-from mega_schema.run_folder import RUN_CONFIG, TOKENIZER
+from mega_schema.run_folder import TOKENIZER, TRAINER
 from mega_schema.tokenizer import open_folder
 
 
@@ -23,18 +24,23 @@ def read(load: Path, reading: Reading) -> Source:
     """The checkpoint, by its manifest.
 
     Raises:
-        FormatError: there is none, or it is not whole.
+        FormatError: there is none, it is not whole, or trainer.json is not one that a training wrote.
     """
     found = Checkpoint.open(load)
-    tokenizer, run_config = found.folder / TOKENIZER, found.folder / RUN_CONFIG
+    courses = found.trainer.get("courses")
+    if courses is not None and not isinstance(courses, dict):
+        where, kind = f"{found.folder / TRAINER}: courses", type(courses).__name__
+        raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
+    tokenizer = found.folder / TOKENIZER
     return Source(
         found.folder,
         found.spec,
         {space: {name: t.dtype for name, t in tensors.items()} for space, tensors in found.tensors.items()},
         found.read_raw,
         {**found.trainer, "iteration": found.iteration},
-        open_folder(tokenizer) if tokenizer.is_dir() else None,
-        run_config.read_text("utf-8") if run_config.is_file() else None,
+        open_folder(tokenizer) if tokenizer.is_dir() and not reading.no_tokenizer else None,
+        found.run_config,
+        ("the tokenizer",) if tokenizer.is_dir() and reading.no_tokenizer else (),
         verify=lambda spaces: verify(found, spaces=spaces),
         checked=partial(stored_bands, found),
         check=lambda: check(found),
@@ -70,6 +76,7 @@ def write(source: Source, run: Path, target: Target) -> Written:
             trainer=source.trainer,
             tokenizer=tokenizer,
             run_config=source.run_config,
+            replace=target.force,
         )
     return Written(folder, count(table(source.spec)), written, tokenizer is not None)
 

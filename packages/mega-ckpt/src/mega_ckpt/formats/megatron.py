@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mega_ckpt.megatron_run import check_free, released
 from mega_ckpt.megatron_shards import FILE, Shard, layout_of, names_of, open_shards
 from mega_ckpt.megatron_state import FIRST, Weight, optimizer_spaces, trainer
 from mega_ckpt.saving import Taken, taken
-from mega_ckpt.source import Found, Source, gathered, matched
+from mega_ckpt.source import Found, Source, check_width, gathered, matched
 from mega_ckpt.stored import Stored, same
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
@@ -41,6 +42,8 @@ def read(load: Path, reading: Reading) -> Source:
         raise FormatError(f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=wanted)
     if spec.layers != sum(layout.dealt):
         raise FormatError(load, "layers in the files", found=sum(layout.dealt), wanted=spec.layers)
+    tensors = [each for shard in shards for chunk in shard.chunks for each in chunk.values()]
+    check_width(first.file, spec, sum(math.prod(each.shape) for each in tensors))
     held = _Held(spec, names, layout, padded // layout.tp)
     weights = [(shard, held.take(shard)) for shard in shards]
     handed_on = released(first.file.parent.parent)
@@ -83,7 +86,7 @@ def _spec(shard: Shard, reading: Reading, padded: int, *, core: bool) -> ModelSp
 def _tokenizer(shard: Shard, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
     if reading.tokenizer is not None:
         return given_tokenizer.of(reading.tokenizer, spec)
-    if shard.args.get("tokenizer_type") != "NullTokenizer" or spec.vocab < 2:
+    if reading.no_tokenizer or shard.args.get("tokenizer_type") != "NullTokenizer" or spec.vocab < 2:
         return None
     return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 
 from mega_ckpt import dtypes, given_tokenizer, llama3_tokenizer, meta_params, new_folder, torch_file
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
+from mega_ckpt.given_tokenizer import NO_TOKENIZER
 from mega_ckpt.layouts import Foreign
 from mega_ckpt.layouts.meta import of_part
 from mega_ckpt.parts import joined
 from mega_ckpt.pickles import Unpickler
 from mega_ckpt.safetensors import Announced
-from mega_ckpt.source import Source, gathered, matched
+from mega_ckpt.source import Source, gathered, matched, named_as
 from mega_ckpt.stored import Stored, same
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
@@ -74,13 +76,14 @@ def free(source: Source, folder: Path, target: Target) -> None:
     if params["vocab_size"] % layout.tp:
         found = f"{source.spec.vocab} rows over tp={layout.tp}"
         raise LayoutError("--tp", "the vocabulary cannot be cut evenly", found=found, wanted="a divisor")
-    for _ in of_part(source.spec, 0, layout.tp, by_rows=True):
+    for _ in of_part(_as_llama(source).spec, 0, layout.tp, by_rows=True):
         pass
-    new_folder.check_free(folder, mark=PARAMS, what="a model", force=target.force)
+    new_folder.check_free(folder, mark=PARAMS, what="a model", force=target.force, inputs=[source.where])
 
 
 def write(source: Source, folder: Path, target: Target) -> Written:
     """A folder that Meta's own program loads with as many ranks as there are parts."""
+    source = _as_llama(source)
     spec, stored = source.spec, source.spaces[MODEL]
 
     def announced(foreign: Foreign) -> Announced:
@@ -95,7 +98,11 @@ def write(source: Source, folder: Path, target: Target) -> Written:
     ]
     trees = [{name: announced(foreign) for name, foreign in part.items()} for part in parts]
     size = sum(tensor.bytes for tree in trees for tensor in set(tree.values()))
-    with on_disk(folder), replacing_folder(folder) as new, target.progress(size) as told:
+    with (
+        on_disk(folder),
+        replacing_folder(folder, new_folder.holds(PARAMS)) as new,
+        target.progress(size) as told,
+    ):
         for rank, (part, tree) in enumerate(zip(parts, trees, strict=True)):
 
             def values(tensor: Announced, part: Mapping[str, Foreign] = part) -> Iterable[np.ndarray]:
@@ -108,6 +115,12 @@ def write(source: Source, folder: Path, target: Target) -> Written:
             out.flush()
             os.fsync(out.fileno())
     return Written(folder, count(table(spec)), size, False)
+
+
+def _as_llama(source: Source) -> Source:
+    """The source under a Llama's names; `meta_params.from_spec` has found that its model is one."""
+    spec = replace(source.spec, family="llama")
+    return source if spec == source.spec else replace(named_as(source, spec), spec=spec)
 
 
 def _params(path: Path) -> dict[str, Any]:
@@ -143,6 +156,8 @@ def _tensors(file: Path, tree: Any) -> dict[str, Stored]:
 
 def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
     """The one that was named, or the folder's, or that of the folder above."""
+    if reading.no_tokenizer:
+        return None
     if reading.tokenizer is not None:
         return given_tokenizer.of(reading.tokenizer, spec)
     for path in (load / TOKENIZER, load.parent / TOKENIZER):
@@ -151,7 +166,8 @@ def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | Non
                 sentencepiece = file.read(1) == b"\n"  # the tag of its first field
             if not sentencepiece:
                 return llama3_tokenizer.read(path, spec.vocab)
-            return given_tokenizer.fitting(open_tokenizer("Llama2Tokenizer", model=path), spec, path)
+            found = open_tokenizer("Llama2Tokenizer", model=path)
+            return given_tokenizer.fitting(found, spec, path, hint=NO_TOKENIZER)
     return None
 
 

@@ -12,6 +12,7 @@ layer; the feed-forward's gate comes before its up projection; queries, keys and
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from mega_ckpt.megatron_shards import Shard
 from mega_ckpt.megatron_state import FIRST, trainer
 from mega_ckpt.pickles import Record, Unpickler
 from mega_ckpt.saving import Taken, shares, taken
-from mega_ckpt.source import Found, Source, gathered
+from mega_ckpt.source import Found, Source, check_width, gathered
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.disk import write_text
@@ -102,6 +103,8 @@ def read(load: Path, reading: Reading) -> Source:
         )
     if spec.layers > len(model):  # or the table of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(model))
+    stored = [math.prod(piece.stored.shape) for one in model.values() for piece in one.pieces]
+    check_width(folder, spec, sum(stored))
     expected = list(_expected(spec, names, padded))
     spaces = {MODEL: _matched(folder, expected, model)}
     left = _others(found.others)
@@ -248,7 +251,7 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) 
 def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: Reading) -> Tokenizer | None:
     if reading.tokenizer is not None:
         return given_tokenizer.of(reading.tokenizer, spec)
-    if args.get("tokenizer_type") == "NullTokenizer" and spec.vocab > 1:
+    if args.get("tokenizer_type") == "NullTokenizer" and spec.vocab > 1 and not reading.no_tokenizer:
         return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)
     return None
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from mega_ckpt.threads import Told
 from mega_schema.checkpoint import DTYPES
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
+from mega_schema.install_hint import install_hint
 from mega_schema.shard import Shape
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def check_torch() -> None:
         raise ConfigError(
             "--to torch_dist",
             "is written by torch, which is not installed",
-            hint="pip install 'mega-ckpt[torch]'",
+            hint=install_hint("mega-ckpt", "torch"),
         )
 
 
@@ -112,6 +113,11 @@ def write(
             save({}, storage_writer=writer, planner=_planner(chunks, nothings, told), no_dist=True)
     except CheckpointException as failed:
         error, _ = next(iter(failed.failures.values()))
+        if isinstance(error, RuntimeError) and "inline_container" in str(
+            error
+        ):  # torch's writer of zip files
+            hint = "make room there, or write to another disk"
+            raise MegaError(folder, "not written", found=str(error).split("\n")[0], hint=hint) from error
         raise error from None
 
 

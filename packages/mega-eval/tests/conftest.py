@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 
 from mega_eval.lm import Scored
 from mega_schema.tokenizer import TokenizerIdentity
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Words:
@@ -55,14 +52,6 @@ def words():
 @pytest.fixture
 def uniform():
     return Uniform
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    folder = Path(os.environ.get("MEGA_SHARED", ROOT.parent / "shared"))
-    if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder}: set MEGA_SHARED")
-    return folder
 
 
 @pytest.fixture(scope="session")

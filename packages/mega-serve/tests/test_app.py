@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,9 +17,10 @@ from fastapi import FastAPI
 from mega_schema.errors import RequestError
 from mega_serve.app import Gone, create_app
 from mega_serve.request import BeamSearch, Refused, Sampling
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
-GOLDEN = SHARED / "golden" / "server_requests.json"
+OURS = Path(__file__).parent / "data" / "requests.json"
+RECORDED = SHARED / "golden" / "server_requests.json"
 # what Megatron refuses and we take on purpose: 1 where it wants 1.0
 TAKEN = [{"prompts": ["Hello"], "top_p": 1}, {"prompts": ["Hello"], "top_p": 0.9, "top_p_decay": 1}]
 # what Megatron takes and we refuse on purpose
@@ -61,14 +61,18 @@ def put(app: FastAPI, body: object) -> httpx.Response:
     return send(app, "PUT", "/api", content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def golden() -> list[dict[str, Any]]:
-    if not GOLDEN.exists():
-        return []
-    recorded = [entry for entry in json.loads(GOLDEN.read_text("utf-8")) if "request" in entry]
-    for entry in recorded:
+def requests() -> list[dict[str, Any]]:
+    """Cases of our own, and those that were recorded from Megatron's server where the shared data is."""
+    cases: list[dict[str, Any]] = json.loads(OURS.read_text("utf-8"))
+    return cases + recorded() if SHARED.is_dir() else cases
+
+
+def recorded() -> list[dict[str, Any]]:
+    cases = [entry for entry in json.loads(RECORDED.read_text("utf-8")) if "request" in entry]
+    for entry in cases:
         if entry["request"].get("prompts") == "<128 strings>":
             entry["request"]["prompts"] = ["x"] * 128
-    return recorded
+    return cases
 
 
 def as_megatron_calls(ask: Sampling | BeamSearch) -> dict[str, object]:
@@ -102,12 +106,12 @@ def as_megatron_calls(ask: Sampling | BeamSearch) -> dict[str, object]:
     }
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason=f"no {GOLDEN}")
+@needs_shared
 def test_there_are_recorded_requests() -> None:
-    assert len(golden()) == 42
+    assert len(recorded()) == 42
 
 
-@pytest.mark.parametrize("entry", golden(), ids=lambda entry: json.dumps(entry["request"])[:80])
+@pytest.mark.parametrize("entry", requests(), ids=lambda entry: json.dumps(entry["request"])[:80])
 def test_legacy_answers_are_megatrons_and_its_engine_is_asked_the_same(entry: dict[str, Any]) -> None:
     engine = Echo()
     answer = put(create_app(engine, legacy=True), entry["request"])
@@ -122,7 +126,7 @@ def test_legacy_answers_are_megatrons_and_its_engine_is_asked_the_same(entry: di
         assert answer.json()["text"] == [prompt + "!" for prompt in entry["request"]["prompts"]]
 
 
-@pytest.mark.parametrize("entry", golden(), ids=lambda entry: json.dumps(entry["request"])[:80])
+@pytest.mark.parametrize("entry", requests(), ids=lambda entry: json.dumps(entry["request"])[:80])
 def test_a_mistake_is_a_400_with_megatrons_text_in_both_shapes(entry: dict[str, Any]) -> None:
     engine = Echo()
     request = entry["request"]

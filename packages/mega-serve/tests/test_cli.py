@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,8 @@ import httpx
 import pytest
 
 from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_folder import TOKENIZER
+from mega_schema.run_folder import FORMAT, TOKENIZER
+from mega_schema.side_files import rewrite_checksums
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-m", "mega_serve"]
@@ -141,7 +143,8 @@ def test_a_half_written_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_tokenizer_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     for file in Checkpoint.open(checkpoint).folder.iterdir():
         if file.is_file():
-            (tmp_path / file.name).symlink_to(file)
+            shutil.copy(file, tmp_path)
+    rewrite_checksums(tmp_path, FORMAT)
     said = refused("--load", str(tmp_path), "--port", "0")
     assert f"{tmp_path / TOKENIZER}: the checkpoint has no tokenizer" in said
 

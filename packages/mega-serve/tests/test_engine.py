@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ from mega_model.build import build
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.run_folder import TOKENIZER
+from mega_schema.run_folder import FORMAT, TOKENIZER
+from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import gpt
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
 from mega_serve.app import Gone
 from mega_serve.engine import ModelEngine, load
 from mega_serve.request import Refused, parse
+from tests.shared_data import SHARED, needs_shared
 
-SHARED = Path(os.environ.get("MEGA_SHARED", Path(__file__).parents[4] / "shared"))
 GPT2 = SHARED / "data" / "tokenizers" / "gpt2"
 
 
@@ -167,7 +168,7 @@ def test_the_ids_that_stop_come_from_the_tokenizer(engine: ModelEngine, tokenize
     assert [engine.colon] == tokenizer.encode(":")
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason=f"no {GPT2}")
+@needs_shared
 def test_gpt2s_ids_that_stop_are_the_ones_megatron_has_in_its_code() -> None:
     vocab_file, merge_file = GPT2 / "gpt2-vocab.json", GPT2 / "gpt2-merges.txt"
     tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file)
@@ -276,7 +277,8 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(checkpoint: Path, tmp_path:
     folder.mkdir()
     for file in Checkpoint.open(checkpoint).folder.iterdir():
         if file.is_file():
-            (folder / file.name).symlink_to(file)
+            shutil.copy(file, folder)
+    rewrite_checksums(folder, FORMAT)
     with pytest.raises(FormatError, match=f"{TOKENIZER}: the checkpoint has no tokenizer; hint: "):
         opened(folder)
 

@@ -11,6 +11,7 @@ import click
 
 from mega_eval import __version__
 from mega_schema import command
+from mega_schema.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from mega_eval.documents import Encoder
@@ -32,7 +33,7 @@ def shared(task: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         click.option("--load", required=True, type=PATH, help="Folder of a run, or of one checkpoint of it."),
         click.option(
             "--output",
-            type=PATH,
+            type=OUTPUT_FILE,
             default=Path(f"{task}.json"),
             show_default=True,
             help="The result file; one that is there is replaced.",
@@ -151,7 +152,7 @@ def _run(
 
     from mega_eval import lm, result
 
-    result.check_writable(output)
+    result.check_writable(output, [*files, load])
     data = result.fingerprints(files)
     checkpoint, decoder, tokenizer = lm.open_checkpoint(load, device=device)
     model = lm.Model(decoder, where=checkpoint.folder, rows=micro_batch_size, report=_progress)

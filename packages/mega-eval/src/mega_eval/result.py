@@ -27,8 +27,23 @@ import orjson
 
 from mega_schema.disk import replacing
 from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_local, check_output, has_keys
 
 FORMAT = 1
+KEYS = (
+    "format",
+    "task",
+    "scores",
+    "counts",
+    "checkpoint",
+    "data",
+    "options",
+    "versions",
+    "device",
+    "tokens_read",
+    "seconds",
+    "tokens_per_second",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +101,24 @@ def record(outcome: Outcome, provenance: Provenance, seconds: float) -> dict[str
     }
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
     """Find out before the work, not after it, whether the result can be written.
 
+    Args:
+        inputs: files that the command reads, and does not overwrite.
+
     Raises:
-        ConfigError: the folder does not exist, or the path is a folder, or neither may be written to.
+        ConfigError: the folder does not exist, the path is a folder, a file that is read or a file that holds
+            no result, or neither may be written to.
     """
+    check_local("--output", path)
     if not path.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=path.parent, hint=f"mkdir -p {path.parent}")
     if path.is_dir():
         raise ConfigError("--output", "is a folder", found=path, hint=f"--output {path / 'result.json'}")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError("--output", "may not write to the folder", found=path.parent)
+    check_output("--output", path, "file", inputs=inputs, is_ours=has_keys(KEYS))
 
 
 def write(path: Path, values: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A command of mega-data on a Slurm cluster: a job array per stage, each after the one before, then one job
-# that finds every task done, tells the result and clears the intermediate files:
+# that finds every task done, gives the files their names, tells the result and clears the intermediate files:
 #   infra/slurm/data.sh 16 "keys pairs sets groups filter" dedup --preset megatron --input shards --output kept
 #   infra/slurm/data.sh 16 "extract join" extract --input crawl --output crawl.jsonl
 # The first word is the number of elements of each array, the second the stages in their order. Options of sbatch

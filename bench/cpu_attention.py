@@ -1,6 +1,6 @@
-"""Attention in bfloat16 on a CPU: in blocks (`mega_model.kernels.blocked`) against torch's, made in float32.
+"""Attention on a CPU: in blocks (`mega_model.kernels.blocked`) against torch's, made in float32.
 
-    python bench/cpu_attention.py [--rounds 3] [--threads 1] [--json FILE]
+    python bench/cpu_attention.py [--dtype bf16] [--rounds 3] [--threads 1] [--json FILE]
 
 Causal attention, forward and forward with backward, of tensors that lie as they do in a model. A new process
 each time, in turn; the fewest CPU seconds count, since other work can only add to them. Memory is by how much
@@ -36,13 +36,16 @@ SHAPES = (
 WAYS = {"torch": REFERENCE.attention, "blocked": blocked.attention}
 
 
-def child(way: str, shape: tuple[int, ...]) -> dict[str, float]:
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def child(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, float]:
     """CPU milliseconds, and what is kept in MB."""
     keep_freed_memory()
     rows, heads, key_heads, tokens, width = shape
-    packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).bfloat16().requires_grad_()
+    packed = torch.randn(rows, tokens, heads + 2 * key_heads, width).to(dtype).requires_grad_()
     q, k, v = (x.transpose(1, 2) for x in packed.split([heads, key_heads, key_heads], 2))
-    grad = torch.randn(rows, tokens, heads, width).bfloat16().transpose(1, 2)
+    grad = torch.randn(rows, tokens, heads, width).to(dtype).transpose(1, 2)
     kept: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
@@ -80,6 +83,7 @@ def _quickest(work: Callable[[], None]) -> float:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -87,11 +91,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.child:
-        print(json.dumps(child(given.child[0], SHAPES[int(given.child[1])])))
+        print(json.dumps(child(given.child[0], SHAPES[int(given.child[1])], DTYPES[given.dtype])))
         return
 
     def run(way: str, number: int) -> dict[str, float]:
-        command = [sys.executable, __file__, "--threads", str(given.threads), "--child", way, str(number)]
+        words = ["--dtype", given.dtype, "--threads", str(given.threads), "--child", way, str(number)]
+        command = [sys.executable, __file__, *words]
         return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
 
     table: dict[str, Any] = {
@@ -100,6 +105,7 @@ def main() -> None:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "torch": torch.__version__,
+        "dtype": given.dtype,
     }
     for number, shape in enumerate(SHAPES):
         rounds = [{way: run(way, number) for way in WAYS} for _ in range(given.rounds)]

@@ -124,7 +124,7 @@ def command(name: str, corpus: Path, prefix: Path, gpt2: Path) -> list[str]:
 def spent(words: list[str]) -> tuple[float, float]:
     """Seconds of the processor and of the wall that a command takes with all its processes."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    env = {**os.environ, "RAYON_NUM_THREADS": str(CORES)}
+    env = {**os.environ, "RAYON_NUM_THREADS": str(CORES), "TOKENIZERS_PARALLELISM": "true"}
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=env)
     after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall

@@ -15,6 +15,7 @@ from mega_schema.layout import Layout
 from mega_schema.recompute import Recompute
 from mega_schema.spec import ModelSpec, gpt
 from mega_train.planning.cut import Cut
+from mega_train.planning.hardware import HARDWARE, Hardware
 from mega_train.planning.job import BF16, Job, Precision, Software
 
 # gradients too were float16, and the optimizer had a float32 copy of them
@@ -37,22 +38,33 @@ MEGATRON_2024 = Software(whole_logits=True, overlaps_tp="both", overlaps_reduce=
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published number.
+    """One published run.
 
     Attributes:
+        machine: the planner's machine, by name or as constants of its own.
         utilisation: share of the peak; with recomputed work counted where `counted` says so.
+        seconds: of a step, where those were published and the utilisation was not.
+        software: the program that ran it.
+        note: an assumption that the comparison makes.
         told: whether micro-batch and chunks were published.
         fitted: whether a constant of the planner was fitted to it: every third run of a table.
     """
 
     table: str
     name: str
-    hardware: str
+    machine: str | Hardware
     job: Job
-    utilisation: float
+    utilisation: float | None = None
     counted: str = "mfu"
+    seconds: float | None = None
+    software: str = "Megatron-LM"
+    note: str = ""
     told: bool = True
     fitted: bool = False
+
+    @property
+    def hardware(self) -> Hardware:
+        return HARDWARE[self.machine] if isinstance(self.machine, str) else self.machine
 
 
 def model(layers: int, hidden: int, heads: int, vocab: int = 51200, context: int = 2048) -> ModelSpec:
@@ -96,15 +108,15 @@ def _weak_2021() -> list[Row]:
 
 
 def _recompute_2022() -> list[Row]:
-    # ..., batch, micro, MFU and HFU of sequence parallel + selective, seconds of full and of that
+    # ..., batch, micro, seconds of full recomputation, and of sequence parallelism with selective
     lines = (
-        ("22B", 6144, 48, 64, 1, 1, 1, 4, 4, 0.415, 0.437, 1.42, 1.10),
-        ("175B", 12288, 96, 96, 8, 1, 3, 64, 1, 0.514, 0.528, 18.13, 13.75),
-        ("530B", 20480, 105, 128, 35, 1, 3, 280, 1, 0.560, 0.570, 49.05, 37.83),
-        ("1T", 25600, 128, 160, 64, 1, 1, 512, 1, 0.563, 0.570, 94.42, 71.49),
+        ("22B", 6144, 48, 64, 1, 1, 1, 4, 4, 1.42, 1.10),
+        ("175B", 12288, 96, 96, 8, 1, 3, 64, 1, 18.13, 13.75),
+        ("530B", 20480, 105, 128, 35, 1, 3, 280, 1, 49.05, 37.83),
+        ("1T", 25600, 128, 160, 64, 1, 1, 512, 1, 94.42, 71.49),
     )
     rows = []
-    for name, hidden, layers, heads, pp, dp, vp, batch, micro, mfu, hfu, slow, fast in lines:
+    for name, hidden, layers, heads, pp, dp, vp, batch, micro, slow, fast in lines:
         job = Job(
             cut=Cut.of(model(layers, hidden, heads), Layout(tp=8, pp=pp, dp=dp, vp=vp)),
             length=2048,
@@ -116,9 +128,8 @@ def _recompute_2022() -> list[Row]:
             software=MEGATRON_2022,
         )
         rows += [
-            Row("2022", f"{name}", "a100", job, mfu),
-            Row("2022", f"{name}", "a100", job, hfu, "hfu"),
-            Row("2022", f"{name} full", "a100", _full(job), mfu * fast / slow),
+            Row("2022", name, "a100", job, seconds=fast),
+            Row("2022", f"{name} full", "a100", _full(job), seconds=slow),
         ]
         if name == "530B":
             layout = Layout(tp=8, pp=pp, dp=8, vp=vp)

@@ -1,22 +1,34 @@
-"""A training step on a CPU: ours, Hugging Face's GPT-2 eager and compiled, and Megatron Core's, in one run.
+"""A training step on a CPU: ours beside what people run instead, each at its best, in one run.
 
-    python bench/train_cpu.py [--dtype bf16] [--rounds 3] [--steps 6] [--threads 2] [--json RESULT]
+    python bench/train_cpu.py [--dtype fp32] [--threads 1 2] [--rounds 3] [--steps 6] [--json RESULT]
 
 GPT of 6 layers, hidden 384, 6 heads, vocabulary 50,304, sequence 512, micro-batch 4: forward, backward,
-clipping, AdamW, on the same tokens. bf16 is bfloat16 with float32 main weights, and autocast in Hugging
-Face's; fp32 is float32 in all. Autocast rounds weight gradients to bfloat16, Megatron Core without Apex does,
-and ours does not, so in bf16 ours is measured with that too (`ours-rounded`:
---no-gradient-accumulation-fusion). Megatron Core, where it is installed, has its local layers and its
-defaults, torch.compile for what it fuses among them. Each way is a process of its own, started in turn,
-`rounds` times; the quickest step counts, as the others were held up by something. All begin near ln 50,304 =
-10.83, each from random weights of its own (`beside_gpt2.py` and `tests/megatron_core` hold the losses of
-equal weights against each other).
+clipping, AdamW, on the same tokens. The peers:
 
-The share is of the rate torch itself reaches in matrix products of that precision on this machine, the best
-of this model's shapes, measured in the same run: the products of a step (6 per parameter of a matrix and
-token, and attention's) over its time. Where the CPU lacks instructions for bfloat16 our products are in
-float32, and the share can pass 100 %. Memory is the peak of the process, with torch itself (its imports)
-taken off.
+hf-compile     Hugging Face's GPT-2 and its loss in one torch.compile
+plain-compile  a GPT of a few lines of torch (below) and its loss in one torch.compile, as nanoGPT runs
+megatron-core  Megatron Core's local layers and its defaults, torch.compile for what it fuses among them; left
+               out where it is not installed
+
+Every process, ours and theirs, gets the allocator settings that mega-train gives itself
+(`mega_train.launch.keep_freed_memory`), since anyone can have them. AdamW is torch's fused kernel for all but
+Megatron Core, which has torch's default one.
+
+fp32 is float32 in all. bf16 is autocast with float32 weights in the compiled peers, and bfloat16 weights with
+float32 main weights in ours and Megatron Core's. What becomes of a weight gradient then differs, and the
+column `weight_gradients` says it: autocast and Megatron Core without Apex round it to bfloat16, ours does not
+by default (`ours`), and does with --no-gradient-accumulation-fusion (`ours-rounded`). Only `ours-rounded`
+does the same work as the peers. Where the CPU lacks bfloat16 instructions, peers emulate them and ours
+computes in float32: the comparison says nothing then, and --dtype bf16 is refused.
+
+Each way is a process of its own, started in turn, `rounds` times for each number of threads. The least CPU
+time (user and system, all threads) and the least wall-clock time of a step count, as other work on the
+machine only adds to both. Memory is the peak of the process: whole, and with what its imports took taken off.
+All begin near ln 50,304 = 10.83, each from random weights of its own (`beside_gpt2.py` and
+`tests/megatron_core` hold the losses of equal weights against each other).
+
+`products` is the time of the step's matrix products alone at the best rate torch reaches for this model's
+shapes, measured in the same run: 6 per parameter of a matrix and token, and attention's.
 """
 
 from __future__ import annotations
@@ -24,8 +36,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -39,21 +51,29 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from gpu.peers import installed, megatron_core
+from torch import Tensor, nn
+
+from mega_train.launch import keep_freed_memory
 
 LAYERS, HIDDEN, HEADS, VOCAB, LENGTH, MICRO = 6, 384, 6, 50304, 512, 4
 TOKENS = LENGTH * MICRO
-MEGATRON = "megatron-core"
-THEIRS = ("hf-eager", "hf-compile", MEGATRON)
-WAYS = ("ours", "ours-rounded", *THEIRS)
+HF, PLAIN, MEGATRON = "hf-compile", "plain-compile", "megatron-core"
+COMPILED = (HF, PLAIN)
+PEERS = (*COMPILED, MEGATRON)
+OURS = ("ours", "ours-rounded")
+
+Step = Callable[[], float]
 
 
 def peak_mb() -> float:
-    """Most memory this process has held, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    """Largest resident size of this process so far, in MB; not that of the process which started it."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def flops() -> float:
-    """Of the matrix products of one step, forward and backward; attention's causal half alone."""
+    """FLOPs of the matrix products of one step, forward and backward; attention's causal half alone."""
     per_layer = 12 * HIDDEN * HIDDEN
     attention = LAYERS * 2 * (LENGTH / 2) * HIDDEN * 2
     return TOKENS * (6 * (LAYERS * per_layer + VOCAB * HIDDEN) + 3 * attention)
@@ -65,14 +85,14 @@ def batches() -> np.ndarray:
     return rng.zipf(1.3, (64, MICRO, LENGTH + 1)).clip(1, VOCAB).astype(np.int64) - 1
 
 
-def ours(dtype: str, *, rounded: bool = False) -> tuple[Callable[[], float], float]:
-    """One step of ours, which gives its loss; and the peak of memory before it was made."""
+def ours(dtype: str, *, rounded: bool) -> tuple[Step, float]:
+    """One step of ours, which returns its loss; and the peak of memory before the model was built."""
     from mega_model.mesh import Mesh, World
     from mega_schema.config import load
     from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
     from mega_schema.tokenizer import open_tokenizer
     from mega_train.config import Run
-    from mega_train.launch import keep_freed_memory, prepare
+    from mega_train.launch import prepare
     from mega_train.trainer import Trainer
 
     before = peak_mb()
@@ -90,14 +110,78 @@ def ours(dtype: str, *, rounded: bool = False) -> tuple[Callable[[], float], flo
         "optimizer.weight_decay": 0.1, "data.split": '"100,0,0"', "data.path": folder / "data",
     }  # fmt: skip
     run = load(Run, None, {}, [f"{key}={value}" for key, value in settings.items()])
-    keep_freed_memory()
     ready = prepare(run, "gpt", World())
     trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
     return lambda: trainer.step(3e-4)[0], before
 
 
-def hugging_face(dtype: str, *, compiled: bool) -> tuple[Callable[[], float], float]:
-    """One step of theirs, as `ours`."""
+class Block(nn.Module):
+    """One layer of the plain GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        heads = (
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(self.norm1(x_BSD)).chunk(3, -1)
+        )
+        y_BNSH = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x_BSD = x_BSD + self.out(y_BNSH.transpose(1, 2).flatten(2))
+        return x_BSD + self.down(F.gelu(self.up(self.norm2(x_BSD)), approximate="tanh"))
+
+
+class Plain(nn.Module):
+    """A GPT-2 of a few lines: learned positions, head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(LENGTH, HIDDEN)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+        for weight in self.parameters():
+            if weight.dim() == 2:
+                nn.init.normal_(weight, std=0.02)
+
+    def forward(self, token_BS: Tensor) -> Tensor:
+        place_S = torch.arange(token_BS.shape[1])
+        logits: Tensor = self.head(self.norm(self.blocks(self.embed(token_BS) + self.position(place_S))))
+        return logits
+
+
+def compiled_peer(model: nn.Module, logits: Callable[[Tensor], Tensor], dtype: str) -> Step:
+    """One step of a model whose forward pass and loss are one compiled function."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+    data = itertools.cycle(torch.from_numpy(batches()))
+
+    @torch.compile
+    def loss_of(token_BS1: Tensor) -> Tensor:
+        return F.cross_entropy(logits(token_BS1[:, :-1]).flatten(0, 1), token_BS1[:, 1:].flatten())
+
+    def step() -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            loss = loss_of(next(data))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def plain(dtype: str) -> tuple[Step, float]:
+    """One step of the plain GPT, as `ours`."""
+    before = peak_mb()
+    model = Plain()
+    return compiled_peer(model, model, dtype), before
+
+
+def hugging_face(dtype: str) -> tuple[Step, float]:
+    """One step of `transformers`' GPT-2, as `ours`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     before = peak_mb()
@@ -105,30 +189,13 @@ def hugging_face(dtype: str, *, compiled: bool) -> tuple[Callable[[], float], fl
         vocab_size=VOCAB, n_positions=LENGTH, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    model: Any = GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    forward = torch.compile(model) if compiled else model
-    data, number = torch.from_numpy(batches()), 0
-
-    def step() -> float:
-        nonlocal number
-        tokens = data[number % len(data)]
-        number += 1
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-            logits = forward(input_ids=tokens[:, :-1]).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step, before
+    model: Any = GPT2LMHeadModel(config).train()
+    return compiled_peer(model, lambda token_BS: model(input_ids=token_BS).logits, dtype), before
 
 
-def megatron(dtype: str) -> tuple[Callable[[], float], float]:
+def megatron(dtype: str) -> tuple[Step, float]:
     """One step of Megatron Core, as `ours`."""
-    warnings.filterwarnings("ignore", module=r"megatron\.")  # it tells of what it would rather have
+    warnings.filterwarnings("ignore", module=r"megatron\.")  # it warns of what it would prefer
     import megatron.core.models.gpt
     import megatron.core.optimizer  # noqa: F401  # what importing takes is not the model's memory
 
@@ -143,94 +210,141 @@ def megatron(dtype: str) -> tuple[Callable[[], float], float]:
 
 
 def products(dtype: str) -> float:
-    """FLOP/s of torch's quickest product among the shapes of this model."""
+    """CPU seconds of the step's products at torch's best rate among the shapes of this model."""
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     best = 0.0
     for inner, outer in ((HIDDEN, 3 * HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, VOCAB)):
         x, w = torch.randn(TOKENS, inner, dtype=kind), torch.randn(outer, inner, dtype=kind)
-        seconds = min(_timed(lambda x=x, w=w: F.linear(x, w))[0] for _ in range(5))
-        best = max(best, 2 * TOKENS * inner * outer / seconds)
-    return best
+        y = torch.empty(TOKENS, outer, dtype=kind)
+        least = min(_timed(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))[0] for _ in range(5))
+        best = max(best, 2 * TOKENS * inner * outer / least)
+    return flops() / best
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
+def _timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """CPU seconds of all threads, and seconds of the clock."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def child(way: str, dtype: str, steps: int) -> dict[str, float]:
-    """What one way does in this process."""
+    """Measure one way in this process."""
+    keep_freed_memory()
     if way == "products":
-        return {"flops": products(dtype)}
-    if way == MEGATRON:
-        step, before = megatron(dtype)
-    elif way in THEIRS:
-        step, before = hugging_face(dtype, compiled=way == "hf-compile")
-    else:
-        step, before = ours(dtype, rounded=way == "ours-rounded")
+        return {"cpu_s": products(dtype)}
+    build: dict[str, Callable[[str], tuple[Step, float]]] = {
+        HF: hugging_face,
+        PLAIN: plain,
+        MEGATRON: megatron,
+        "ours": lambda kind: ours(kind, rounded=False),
+        "ours-rounded": lambda kind: ours(kind, rounded=True),
+    }
+    step, before = build[way](dtype)
     first = step()
     step()
-    cpu = time.process_time()
-    seconds = [_timed(step)[0] for _ in range(steps)]
-    cpu = (time.process_time() - cpu) / steps
-    return {"first_loss": first, "seconds": min(seconds), "cpu_seconds": cpu, "memory_mb": peak_mb() - before}
+    times = [_timed(step) for _ in range(steps)]
+    return {
+        "first_loss": first,
+        "cpu_s": min(cpu for cpu, _ in times),
+        "wall_s": min(wall for _, wall in times),
+        "peak_mb": peak_mb(),
+        "memory_mb": peak_mb() - before,
+    }
+
+
+def start(way: str, dtype: str, steps: int, threads: int) -> dict[str, float]:
+    """Measure one way in a process of its own."""
+    words = ["--child", way, "--dtype", dtype, "--steps", steps, "--threads", threads]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, __file__, *map(str, words)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def weight_gradients(way: str, dtype: str) -> str:
+    """The precision in which the weight gradients of a micro-batch reach their float32 sum."""
+    return "float32" if dtype == "fp32" or way == "ours" else "bfloat16"
+
+
+def summary(rounds: list[dict[str, dict[str, float]]], dtype: str) -> dict[str, Any]:
+    """The best of every way over the rounds, and ours against the fastest compiled peer."""
+    best = {way: {key: min(each[way][key] for each in rounds) for key in rounds[0][way]} for way in rounds[0]}
+    floor = best.pop("products")["cpu_s"]
+    fastest = min(COMPILED, key=lambda way: best[way]["cpu_s"])
+    table: dict[str, Any] = {"products_cpu_s": round(floor, 3), "fastest_compiled": fastest}
+    for way, least in best.items():
+        table[way] = {
+            "weight_gradients": weight_gradients(way, dtype),
+            "cpu_s_per_step": round(least["cpu_s"], 3),
+            "wall_s_per_step": round(least["wall_s"], 3),
+            "tokens_per_s": round(TOKENS / least["wall_s"]),
+            "peak_mb": round(least["peak_mb"]),
+            "memory_mb": round(least["memory_mb"]),
+            "first_loss": round(least["first_loss"], 4),
+        }
+    for way in best:
+        if way in OURS:
+            table[f"{way}_over_{fastest}"] = {
+                "speed_cpu": round(best[fastest]["cpu_s"] / best[way]["cpu_s"], 3),
+                "speed_wall": round(best[fastest]["wall_s"] / best[way]["wall_s"], 3),
+                "peak": round(best[way]["peak_mb"] / best[fastest]["peak_mb"], 3),
+                "memory": round(best[way]["memory_mb"] / best[fastest]["memory_mb"], 3),
+            }
+    return table
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ways", choices=[*OURS, *PEERS], nargs="+", default=[*OURS, *PEERS])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=[*WAYS, "products"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=[*OURS, *PEERS, "products"], help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
     if given.child:
+        torch.set_num_threads(given.threads[0])
         print(json.dumps(child(given.child, given.dtype, given.steps)))
         return
-
-    def run(way: str) -> dict[str, float]:
-        words = ["--child", way, "--dtype", given.dtype, "--steps", given.steps, "--threads", given.threads]
-        command = [sys.executable, __file__, *map(str, words)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-
+    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if given.dtype == "bf16" and not native:
+        parser.error("--dtype bf16: this CPU has no bfloat16 instructions, so the peers would emulate them")
     left_out = {"ours-rounded"} if given.dtype == "fp32" else set()
     left_out |= set() if installed("megatron.core") else {MEGATRON}
-    ways = [way for way in WAYS if way not in left_out]
-    rounds = [{way: run(way) for way in (*ways, "products")} for _ in range(given.rounds)]
-    rate = max(each["products"]["flops"] for each in rounds)
-    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ways = [way for way in dict.fromkeys([*given.ways, *COMPILED]) if way not in left_out]
     table: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {given.threads} threads",
+        "command": "python bench/train_cpu.py " + " ".join(sys.argv[1:]),
+        "machine": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": native,
         "torch": torch.__version__,
         "dtype": given.dtype,
-        "products_gflops": round(rate / 1e9, 1),
+        "load_before": list(os.getloadavg()),
     }
-    for way in ways:
-        seconds = min(each[way]["seconds"] for each in rounds)
-        table[way] = {
-            "tokens_per_s": round(TOKENS / seconds),
-            "cpu_s_per_step": round(min(each[way]["cpu_seconds"] for each in rounds), 3),
-            "share_of_products": round(flops() / seconds / rate, 3),
-            "memory_mb": round(max(each[way]["memory_mb"] for each in rounds)),
-            "first_loss": round(rounds[0][way]["first_loss"], 4),
-        }
-    theirs = [way for way in ways if way in THEIRS]
-    for way in ways:
-        for other in theirs if way not in THEIRS else ():
-            ratio = table[way]["tokens_per_s"] / table[other]["tokens_per_s"]
-            table[f"{way}_over_{other}"] = round(ratio, 2)
+    for threads in given.threads:
+        rounds = [
+            {way: start(way, given.dtype, given.steps, threads) for way in (*ways, "products")}
+            for _ in range(given.rounds)
+        ]
+        table[f"threads_{threads}"] = summary(rounds, given.dtype)
     text = json.dumps(table, indent=1)
     print(text)
     if given.json:
         given.json.write_text(text + "\n", "utf-8")
+
+
+def _processor() -> str:
+    """Model, family and number of the processors, as Linux names them."""
+    said = [line.partition(":") for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()]
+    of = {key.strip(): value.strip() for key, _, value in reversed(said)}
+    names = (
+        f"{of.get('model name', platform.machine())}, family {of.get('cpu family')} model {of.get('model')}"
+    )
+    return f"{names}, {os.cpu_count()} processors"
 
 
 if __name__ == "__main__":

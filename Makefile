@@ -18,13 +18,19 @@ PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[p
 # Meta's own model, for the tests: what it lists it needs for other things, and a build of its own would bring CUDA
 JUDGES := fairscale==0.4.13 llama-models==0.3.0
 
-.PHONY: demo test check clean
+.PHONY: demo test test-long test-lowest check clean
 
 demo: .venv/demo.stamp  ## from text to a chat, on this machine
 	$(BIN)/python demo/run.py --output "$(OUT)" --began $(BEGAN) $(if $(KEEP),--keep)
 
-test: .venv/test.stamp  ## every test; the oracles are looked for in MEGA_SHARED, by default ../shared
+test: .venv/test.stamp  ## every test but the long ones; shared data is looked for in MEGA_SHARED, by default ../shared
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-long: .venv/test.stamp  ## the long tests: kills by the dozen, thousands of drawn cases, the whole parity matrix
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
+
+test-lowest:  ## the unit tests of the packages with the lowest versions that their metadata allow
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" .ci/test-lowest
 
 check: .venv/test.stamp  ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -33,16 +32,6 @@ class SaveWhole(Protocol):
         iteration: int = 1,
         tokenizer: Path | None = None,
     ) -> Path: ...
-
-
-@pytest.fixture(scope="session")
-def golden() -> Path:
-    """What Megatron's own code computed; a test that asks for it is skipped where there is none."""
-    shared = os.environ.get("MEGA_SHARED")
-    folder = (Path(shared) if shared else Path(__file__).parents[3] / "shared") / "golden"
-    if not folder.is_dir():
-        pytest.skip(f"no oracle at {folder} (MEGA_SHARED)")
-    return folder
 
 
 @pytest.fixture(scope="session")

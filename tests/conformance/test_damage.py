@@ -16,11 +16,13 @@ import safetensors.numpy
 
 from mega_ckpt import safetensors as ours
 from mega_ckpt.verify import verify
-from mega_schema.checkpoint import MODEL, Checkpoint, latest
+from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.run_folder import LATEST, MANIFEST, TRAINER
+from mega_schema.side_files import replace_manifest
 from mega_schema.spec import ModelSpec, gpt
+from mega_schema.tracker import latest
 
 Json = dict[str, Any]
 
@@ -36,7 +38,7 @@ def folder(tmp_path: Path, small_gpt: ModelSpec, random_whole: Any, save_whole: 
 def _edit(folder: Path, change: Callable[[Json], object]) -> None:
     manifest = json.loads((folder / MANIFEST).read_bytes())
     change(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    replace_manifest(folder, json.dumps(manifest))
 
 
 def _piece(manifest: Json) -> Json:
@@ -74,7 +76,10 @@ def test_a_sound_checkpoint_is_found_sound(folder: Path) -> None:
 
 
 ON_OPEN: dict[str, tuple[Callable[[Json], object], str]] = {
-    "format of tomorrow": (lambda m: m.update(format=2), "format: found 2, wanted 1"),
+    "format of tomorrow": (lambda m: m.update(format=3), "format: found 3, wanted 1 or 2"),
+    "format that is true": (lambda m: m.update(format=True), "format: found True, wanted 1 or 2"),
+    "format that is no integer": (lambda m: m.update(format=1.0), "format: found 1.0, wanted 1 or 2"),
+    "unknown namespace": (lambda m: m["tensors"].update(evil={}), "unknown namespace: found evil"),
     "no format": (lambda m: m.pop("format"), "format: found None"),
     "piece beyond the file": (lambda m: _piece(m).update(offset=10**9), "end of a piece"),
     "offset before the file": (lambda m: _piece(m).update(offset=-8), "-8"),

@@ -34,7 +34,8 @@ def save(run):
     save.begin()
     for share in shares(spec, WHOLE, dtypes):
         save.write("model", share.rank, share.boxes, lambda box: box_values(box))
-    save.commit(spec, layout=WHOLE, trainer={"iteration": iteration}, tokenizer=before / "tokenizer")
+    save.commit(spec, layout=WHOLE, trainer={"iteration": iteration}, tokenizer=before / "tokenizer",
+                replace=True)
 
 def box_values(box):
     return np.full(box.slab.shape, 2.0, np.float32)

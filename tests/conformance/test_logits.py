@@ -108,7 +108,7 @@ def test_without_torch_nothing_is_run_and_asking_is_a_mistake_before_anything_is
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == (
         "--check-logits: runs the model, and torch is not installed; "
-        "hint: pip install 'mega-ckpt[torch]', or --no-check-logits"
+        'hint: pip install -e "packages/mega-ckpt[torch]", or --no-check-logits'
     )
     assert not (tmp_path / "2").exists()
 

@@ -13,7 +13,10 @@ MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpi
 CALLS = {"eval", "exec"}
 LOOKUPS = {"getattr", "setattr", "globals", "locals", "vars", "compile", "__import__", "import_module"}
 # what a process and its own workers say to each other over pipes, as multiprocessing does; never a file
-MESSAGES = {"mega-data/src/mega_data/workers.py": ["pickle"]}
+MESSAGES = {
+    "mega-data/src/mega_data/worker_errors.py": ["pickle"],
+    "mega-data/src/mega_data/workers.py": ["pickle"],
+}
 
 
 def _dangers(tree: ast.AST) -> Iterator[str]:

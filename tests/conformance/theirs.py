@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -20,11 +21,12 @@ from transformers import (
 from mega_ckpt import safetensors
 from mega_ckpt.convert import convert
 from mega_ckpt.formats import Target, Written
+from mega_ckpt.source import Source
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint import MODEL, Checkpoint
 
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
 LLAMA = {
@@ -142,6 +144,17 @@ def logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(token_BS).logits
     return logits
+
+
+def spec_logits(source: Source, token_BS: torch.Tensor) -> torch.Tensor:
+    """Run the reference forward on an opened checkpoint of float32 weights, (B, S, vocabulary)."""
+    model = build(source.spec, Runtime.alone(source.spec))
+    fill(model, lambda name, slab: np.array(source.box(MODEL, name, slab)))
+    rows, length = token_BS.shape
+    with torch.no_grad():
+        position_T = torch.arange(length).repeat(rows)
+        logits: torch.Tensor = model(token_BS.flatten(), position_T, Packed(rows, length))
+    return logits.unflatten(0, (rows, length))[..., : source.spec.vocab]
 
 
 def built(checkpoint: Checkpoint) -> Decoder:

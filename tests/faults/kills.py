@@ -26,7 +26,7 @@ from types import MappingProxyType
 from mega_ckpt.verify import verify
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.run_folder import LATEST
+from mega_schema.tracker import latest_iteration
 from mega_train.metrics import read_events
 from tests.faults.ranks import start
 
@@ -103,8 +103,8 @@ def killed(folder: Path, ranks: int, kills: int, seed: int = 5) -> Told:
 
 
 def _latest(save: Path) -> int:
-    with suppress(FormatError, FileNotFoundError, ValueError):
-        return int((save / LATEST).read_text("utf-8"))
+    with suppress(FormatError):
+        return latest_iteration(save)
     return 0
 
 

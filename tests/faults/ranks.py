@@ -104,7 +104,7 @@ def start(
     folder.mkdir()
     config = folder / "run.toml"
     config.write_text(CONFIG)
-    data = corpus(folder)
+    data = corpus(save.parent, "corpus")  # one place: a run that resumes refuses other data
     sets = (*sets, f'data.path="{data}"', f'checkpoint.save="{save}"', f'checkpoint.load="{save}"')
     pids = []
     for rank in range(ranks):

@@ -62,7 +62,13 @@ def _iteration(save: Path) -> int:
     return int(file.read_text()) if file.exists() else 0
 
 
-@pytest.mark.parametrize("cut", [[], ["parallel.pp=2"]], ids=["data_parallel", "pipeline_parallel"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param([], id="data_parallel"),
+        pytest.param(["parallel.pp=2"], id="pipeline_parallel", marks=pytest.mark.long),
+    ],
+)
 def test_two_hosts_train_what_one_process_does(
     hosts: tuple[Host, Host], tmp_path: Path, cut: list[str]
 ) -> None:
@@ -84,6 +90,7 @@ def _losses(save: Path) -> list[float]:
     return [event["loss"] for event in _events(save) if event["event"] == "train"]
 
 
+@pytest.mark.long
 def test_torchrun_starts_a_run_again_that_lost_a_rank(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     host, log, save = hosts[0], tmp_path / "log", tmp_path / "save"
     options = [*_static(hosts[:1], 0, 2), "--max-restarts", "1"]
@@ -97,6 +104,7 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(hosts: tuple[Host, Host], 
     assert "from iteration" in said
 
 
+@pytest.mark.long
 def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     logs, save = [tmp_path / f"log{i}" for i in range(2)], tmp_path / "save"
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:{PORT}", "--rdzv-id", "few"]

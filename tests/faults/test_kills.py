@@ -9,7 +9,7 @@ import pytest
 from tests.faults.kills import killed
 
 
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 20), (2, 12)])
+@pytest.mark.parametrize(("ranks", "kills"), [pytest.param(1, 20, marks=pytest.mark.long), (2, 12)])
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     tmp_path: Path, ranks: int, kills: int
 ) -> None:

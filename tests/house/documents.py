@@ -69,6 +69,7 @@ def check_command(words: list[str]) -> None:
 
     Raises:
         click.UsageError: a flag does not exist, a value is none of its choices, or a required one is missing.
+        MegaError: the same, of a program that says it in its own words.
         SystemExit: torchrun does not know one of its own options.
     """
     if words[0] == "torchrun":

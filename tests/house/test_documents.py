@@ -14,6 +14,7 @@ import pytest
 
 from mega_ckpt.format_names import NAMES
 from mega_ckpt.formats import format_of
+from mega_schema.errors import MegaError
 from tests.house.documents import (
     LINK,
     blocks,
@@ -37,7 +38,7 @@ def test_every_command_line_in_a_document_is_one_its_program_takes() -> None:
             seen += 1
             try:
                 check_command(words)
-            except (click.ClickException, SystemExit) as error:
+            except (click.ClickException, MegaError, SystemExit) as error:
                 wrong.append(f"{block.where}: {' '.join(words)}: {error}")
     assert wrong == []
     assert seen > 30  # the search itself works
@@ -58,7 +59,7 @@ def test_every_command_line_in_a_document_is_one_its_program_takes() -> None:
 )
 def test_a_command_line_with_a_mistake_would_be_found(line: str) -> None:
     (words,) = commands(line)
-    with pytest.raises(click.ClickException):
+    with pytest.raises((click.ClickException, MegaError)):
         check_command(words)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.house import PACKAGES, PROGRAMS, Package
+from tests.house.house import PACKAGES, PROGRAMS, ROOT, Package
 
 HEAVY = {"torch", "numpy", "tokenizers", "matplotlib", "fastapi", "transformers", "safetensors"}
 each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
@@ -70,3 +70,32 @@ def test_help_answers_without_importing_anything_heavy(program: str) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in imported  # the list is one of modules
     assert imported & HEAVY == set()
+
+
+@each_package
+def test_metadata_name_authors_license_and_purpose(package: Package) -> None:
+    project = package.project
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (package.folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert project["authors"] == [{"name": "Mega contributors"}]
+    assert project["keywords"]
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(project["classifiers"])
+
+
+@each_package
+def test_a_package_takes_no_other_minor_version_of_the_schema(package: Package) -> None:
+    """Siblings import the schema's internals, which change with its minor version."""
+    schema = next(package for package in PACKAGES if package.name == "mega-schema").project["version"]
+    wanted = f"~={schema.rpartition('.')[0]}.0"
+    pins = [pin for pin in package.project["dependencies"] if pin.startswith("mega-schema")]
+    assert [re.sub(r"mega-schema(\[\w+\])?", "", pin) for pin in pins] == [wanted] * (
+        package.name != "mega-schema"
+    )
+
+
+@each_package
+def test_click_is_new_enough_for_one_line_errors(package: Package) -> None:
+    """mega_schema.command names click.exceptions.NoArgsIsHelpError, which click 8.2 added."""
+    floors = [pin for pin in package.project["dependencies"] if pin.startswith("click")]
+    assert floors == ["click>=8.2"] * len(floors)
+    assert floors or "mega-schema" in " ".join(package.project["dependencies"])

@@ -3,25 +3,90 @@
 from __future__ import annotations
 
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from kubeflow_trainer_api import models
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StrictInt,
+    ValidationError,
+)
 
+from mega_schema.command import MISTAKE
 from tests.house.documents import check_command
 from tests.house.house import PACKAGES, ROOT, named, tracked
 
 INFRA = ROOT / "infra"
-SCRIPTS = sorted([*INFRA.glob("slurm/*.sh"), *INFRA.glob("slurm/*.sbatch")])
+MEGA_TORCHRUN = INFRA / "docker/mega-torchrun"
+SCRIPTS = sorted([*INFRA.glob("slurm/*.sh"), *INFRA.glob("slurm/*.sbatch"), MEGA_TORCHRUN])
 MANIFESTS = sorted(INFRA.glob("kubernetes/*.yaml"))
+TRAINING = [file for file in MANIFESTS if "mega-torchrun" in file.read_text("utf-8")]
 DOCKERFILE = INFRA / "docker/Dockerfile"
+
+
+Pod = models.IoK8sApiCoreV1PodTemplateSpec
+
+
+class RollingUpdate(BaseModel):
+    """How many pods a new version may lack, or have too many, meanwhile."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_unavailable: StrictInt = Field(alias="maxUnavailable")
+    max_surge: StrictInt = Field(alias="maxSurge")
+
+
+class Strategy(BaseModel):
+    """How the pods of a new version replace the old ones."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["RollingUpdate"]
+    rolling_update: RollingUpdate = Field(alias="rollingUpdate")
+
+
+class DeploymentSpec(BaseModel):
+    """What serve.yaml says of a Deployment: Kubeflow publishes no model of one, but one of its pods."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicas: StrictInt
+    selector: models.IoK8sApimachineryPkgApisMetaV1LabelSelector
+    strategy: Strategy
+    template: Annotated[Pod, BeforeValidator(Pod.from_dict), PlainSerializer(Pod.to_dict)]
+
+
+class Deployment(BaseModel):
+    """A Deployment whose every field is one that the API has, with its type."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    api_version: Literal["apps/v1"] = Field(alias="apiVersion")
+    kind: Literal["Deployment"]
+    metadata: models.IoK8sApimachineryPkgApisMetaV1ObjectMeta
+    spec: DeploymentSpec
+
+    @classmethod
+    def from_dict(cls, thing: dict[str, Any]) -> Deployment:
+        return cls.model_validate(thing)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
 KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("v1", "Service", models.IoK8sApiCoreV1Service),
+    ("apps/v1", "Deployment", Deployment),
     ("batch/v1", "Job", models.IoK8sApiBatchV1Job),
     ("jobset.x-k8s.io/v1alpha2", "JobSet", models.JobsetV1alpha2JobSet),
     ("trainer.kubeflow.org/v1alpha1", "TrainJob", models.TrainerV1alpha1TrainJob),
@@ -117,10 +182,29 @@ def test_a_mistake_in_a_manifest_would_be_found(old: str, new: str, said: str) -
     assert [line for line in found if said in line] != []
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("maxSurge: 0", "maxSurge: none", "spec.strategy"),
+        ("replicas: 2", 'replicas: "2"', "spec.replicas: Input should be a valid integer"),
+        ("  strategy:", "  strategies:", "spec.strategies: Extra inputs are not permitted"),
+        ("failureThreshold: 120", "failureThresholds: 120", ".failureThresholds: 120 is read as None"),
+        ("      containers:", "      container:", "containers"),
+    ],
+)
+def test_a_mistake_in_the_deployment_would_be_found(old: str, new: str, said: str) -> None:
+    text = (INFRA / "kubernetes/serve.yaml").read_text("utf-8")
+    assert text.count(old) == 1
+    *_, deployment = yaml.safe_load_all(text.replace(old, new))
+    assert [line for line in mistakes(deployment) if said in line] != []
+
+
 @pytest.mark.usefixtures("paths_need_not_exist")
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=named)
 def test_a_manifest_starts_a_command_that_exists(manifest: Path) -> None:
     (words,) = launches(manifest)
+    if words[0] == MEGA_TORCHRUN.name:
+        words = ["torchrun", *words[1:]]
     check_command([re.sub(r"\$\(\w+\)", "0", word) for word in words])
 
 
@@ -148,14 +232,82 @@ def test_a_train_job_names_the_runtime_beside_it_and_the_container_the_trainer_f
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = parts(replicated, "containers")[0]
     assert (replicated["name"], container["name"]) == ("node", "node")  # pkg/constants of the trainer
-    assert parts(replicated, "labels") == [{"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}]
+    assert parts(replicated, "labels")[0] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 def test_the_image_holds_every_package() -> None:
     installed = re.findall(r"\./packages/([\w-]+)", DOCKERFILE.read_text("utf-8"))
     assert sorted(installed) == [package.name for package in PACKAGES]
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text("utf-8").splitlines()
-    assert ignored[1:3] == ["*", "!packages"]
+    assert ignored[1:4] == ["*", "!packages", f"!{named(MEGA_TORCHRUN)}"]
+
+
+def test_the_image_holds_the_program_that_the_pods_of_a_run_start() -> None:
+    copied = re.search(r"^COPY (\S+) /usr/local/bin/$", DOCKERFILE.read_text("utf-8"), re.MULTILINE)
+    assert copied
+    assert copied[1] == named(MEGA_TORCHRUN)
+    assert MEGA_TORCHRUN.stat().st_mode & stat.S_IXOTH, "COPY keeps the mode"
+    assert len(TRAINING) == 3
+    assert {launches(manifest)[0][0] for manifest in TRAINING} == {MEGA_TORCHRUN.name}
+
+
+def test_the_image_has_a_c_compiler_for_triton_and_every_extra_that_monitoring_needs() -> None:
+    text = DOCKERFILE.read_text("utf-8")
+    assert re.search(r"apt-get install [^&]*\bgcc libc6-dev\b", text)
+    installed = {
+        (package, extra)
+        for package, extras in re.findall(r"\./packages/([\w-]+)\[([\w,]+)\]", text)
+        for extra in extras.split(",")
+    }
+    pages = ("watch.md", "cluster.md", "web-crawl.md", "train-a-tokenizer.md")
+    named_extras = {
+        (package, extra)
+        for page in (ROOT / "docs/howto" / name for name in pages)
+        if page.exists()
+        for package, extras in re.findall(r"packages/([\w-]+)\[([\w,]+)\]", page.read_text("utf-8"))
+        for extra in extras.split(",")
+    }
+    assert ("mega-train", "prometheus") in named_extras
+    assert ("mega-data", "all") in installed
+    assert ("mega-schema", "sentencepiece") in installed
+    optional = {("mega-train", "opentelemetry"), ("mega-train", "wandb"), ("mega-train", "codecarbon")}
+    assert {each for each in named_extras if each[0] != "mega-data"} - optional <= installed
+
+
+@pytest.mark.parametrize("manifest", TRAINING, ids=named)
+def test_a_save_has_time_before_a_pod_is_killed_and_its_metrics_have_a_port(manifest: Path) -> None:
+    things = objects(manifest)
+    (grace,) = parts(things, "terminationGracePeriodSeconds")
+    (words,) = launches(manifest)
+    says = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    # torchrun kills its processes after its own timeout, which must end before the pod's
+    assert 600 <= int(says["shutdown-timeout"]) < grace
+    (port,) = (port for every in parts(things, "ports") for port in every)
+    assert str(port["containerPort"]) == says["prometheus-port"]
+    monitor = yaml.safe_load((INFRA / "monitoring/pod-monitor.yaml").read_text("utf-8"))["spec"]
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == [port["name"]]
+    assert monitor["selector"]["matchLabels"] in parts(things, "labels")
+    assert {"cpu", "memory"} <= parts(things, "requests")[0].keys()
+
+
+@pytest.mark.parametrize("manifest", [*TRAINING, INFRA / "kubernetes/data-job.yaml"], ids=named)
+def test_a_mistake_of_the_run_fails_its_job_and_is_not_started_again(manifest: Path) -> None:
+    things = objects(manifest)
+    (policy,) = parts(things, "podFailurePolicy")
+    fail, *others = policy["rules"]
+    ((container,),) = parts(things, "containers")
+    assert fail == {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": container["name"], "operator": "In", "values": [MISTAKE]},
+    }
+    assert [rule["action"] for rule in others] == ["Ignore"] * len(others)
+    assert parts(things, "restartPolicy") == ["Never"], "the API refuses the policy with any other"
+    # a JobSet makes all pods anew unless a rule of its own says otherwise
+    for set_policy in parts(things, "failurePolicy"):
+        (rule,) = set_policy["rules"]
+        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+        assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
+    assert bool(parts(things, "failurePolicy")) == bool(parts(things, "replicatedJobs"))
 
 
 def test_the_how_to_tells_of_every_launcher() -> None:

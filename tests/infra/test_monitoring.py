@@ -44,6 +44,19 @@ def test_a_query_names_only_labels_that_the_metric_has() -> None:
             assert query.count("(") == query.count(")")
 
 
+def test_every_alert_asks_for_metrics_that_a_run_serves() -> None:
+    scrape = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))
+    (group,) = yaml.safe_load((MONITORING / scrape["rule_files"][0]).read_text("utf-8"))["groups"]
+    assert len(group["rules"]) >= 5
+    served = {PREFIX + name for name in GAUGES}
+    for rule in group["rules"]:
+        asked = set(re.findall(r"\bmega_\w+", rule["expr"]))
+        assert asked, rule
+        assert asked <= served, rule
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+
+
 def test_panels_do_not_cover_each_other() -> None:
     cells = [
         (x, y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,10 +47,22 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
 
 
 class Outcomes:
-    """How cases went, by number of ranks; the first question about a number of ranks runs all its cases."""
+    """How cases went, by number of ranks; the first question about a number of ranks runs all its cases.
 
-    def __init__(self, cases: Mapping[int, Mapping[str, Body]], folders: pytest.TempPathFactory) -> None:
-        self.cases, self.folders = cases, folders
+    Args (of the class): `names` are the cases that the tests of this run ask for; the others are left out.
+    """
+
+    def __init__(
+        self,
+        cases: Mapping[int, Mapping[str, Body]],
+        folders: pytest.TempPathFactory,
+        names: Collection[str],
+    ) -> None:
+        self.cases = {
+            ranks: {name: body for name, body in bodies.items() if name in names}
+            for ranks, bodies in cases.items()
+        }
+        self.folders = folders
         self.known: dict[int, dict[str, str]] = {}
 
     def of(self, ranks: int, case: str) -> str:

@@ -59,9 +59,9 @@ MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 
 
-def corpus(folder: Path) -> Path:
-    """A corpus of 200 short documents over 101 ids; its prefix. Safe to call on every rank."""
-    prefix = folder / f"corpus-{torch.randint(1 << 60, ()).item()}"
+def corpus(folder: Path, name: str | None = None) -> Path:
+    """A corpus of 200 short documents over 101 ids; its prefix. Safe on every rank without a name."""
+    prefix = folder / (name or f"corpus-{torch.randint(1 << 60, ()).item()}")
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=100)
     rng = np.random.default_rng(3)
     with IndexedWriter(prefix, smallest_dtype(101), info=DatasetInfo(tokenizer=tokenizer.identity)) as out:

@@ -15,6 +15,7 @@ from mega_train.repeatable import repeatable
 from mega_train.watch.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
+from tests.selection import requested
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
@@ -79,8 +80,8 @@ CASES: dict[int, dict[str, Body]] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory)
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return Outcomes(CASES, tmp_path_factory, requested(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])

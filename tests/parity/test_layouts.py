@@ -18,6 +18,7 @@ from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
 from tests.parity.saves import one_rank_cannot_write
+from tests.selection import every, requested
 
 
 def _cut(model: str, **values: object) -> Body:
@@ -199,11 +200,16 @@ CASES: dict[int, dict[str, Body]] = {
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory).of
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, str], str]:
+    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
 
 
-@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
+ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
+
+
+@pytest.mark.parametrize(("ranks", "case"), every(3, ALL))
 def test_the_layout_trains_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

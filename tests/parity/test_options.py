@@ -13,6 +13,7 @@ from mega_model.mesh import World
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
+from tests.selection import every, requested
 
 TP2, PP2, CP2 = {"parallel__tp": 2}, {"parallel__pp": 2}, {"parallel__cp": 2}
 SP = {"parallel__sequence": True}
@@ -118,11 +119,16 @@ CASES: dict[int, dict[str, Body]] = {
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], str]:
-    return Outcomes(CASES, tmp_path_factory).of
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, str], str]:
+    return Outcomes(CASES, tmp_path_factory, requested(request, "case")).of
 
 
-@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
+ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
+
+
+@pytest.mark.parametrize(("ranks", "case"), every(2, ALL))
 def test_the_options_train_as_in_one_process(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

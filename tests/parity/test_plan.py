@@ -160,7 +160,9 @@ def _planned(run: Trainer) -> tuple[Memory, Job]:
     made = job(plan.run, plan.spec.family, plan.layout.world)
     # torch's bfloat16 attention is slow on a CPU, so there attention computes in float32, if not in blocks
     copied = plan.run.train.bf16 and run.choice.whose["attention"] == "reference"
-    made = replace(made, software=replace(made.software, attention_width=4 if copied else None))
+    # a plan is of GPUs, whose fused kernels keep less than the reference kernels that run here
+    width = 4 if copied else None
+    made = replace(made, software=replace(made.software, attention_width=width, fused=False))
     return memory(made, run.mesh.pp.rank), made
 
 

@@ -12,6 +12,7 @@ from mega_model.mesh import World
 from mega_train.watch.timers import LEVELS, of_ranks
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
+from tests.selection import requested
 
 COUNTED = {"log__params_norm": True, "log__zeros": True}
 WAITS = {"forward-recv", "backward-recv"}
@@ -65,8 +66,8 @@ CASES: dict[int, dict[str, Body]] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(CASES, tmp_path_factory)
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return Outcomes(CASES, tmp_path_factory, requested(request, "case"))
 
 
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])

@@ -1,0 +1,45 @@
+"""A number that is not finite names the rank on which it began, or the copy of the model, and no other."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mega_model.mesh import World
+from mega_train.trainer import NotFinite
+from tests.parity.ranks import Body, on_ranks
+from tests.parity.runs import steps, trainer
+
+LAYOUTS: dict[str, tuple[dict[str, object], int, str]] = {
+    # the options, the rank on which it begins, and the ranks of its copy of the model
+    "pipeline_2_data_2": ({"parallel__pp": 2}, 3, "1, 3"),
+    "pipeline_4": ({"parallel__pp": 4}, 3, "0, 1, 2, 3"),
+    "tensor_2_data_2": ({"parallel__tp": 2}, 3, "2, 3"),
+    "data_4": ({}, 2, "2"),
+}
+
+
+def _begins_on(values: dict[str, object], bad: int, copy: str, world: World, meet: str, folder: Path) -> None:
+    run = trainer("gpt", world, meet, folder, **values)
+    steps(run, 1)
+    if world.rank == bad:
+        run.scale.value = math.nan  # of the loss: its gradients are none, and its weights are sound
+    with pytest.raises(NotFinite) as caught:
+        run.step(run.rate)
+    among = f", on rank {copy}" if copy == str(bad) else f", on one of ranks {copy}, a copy of the model"
+    assert among in str(caught.value)
+    run.scale.value = 1.0
+    if world.rank == bad:
+        run.held[0][1].data.view(-1)[0] = math.nan
+    with pytest.raises(NotFinite) as caught:
+        run.step(run.rate)
+    assert f", on rank {bad}, whose weights are not finite" in str(caught.value)
+    run.mesh.leave()
+
+
+def test_what_is_not_finite_is_blamed_on_where_it_began(tmp_path: Path) -> None:
+    cases: dict[str, Body] = {name: partial(_begins_on, *given) for name, given in LAYOUTS.items()}
+    assert on_ranks(4, cases, tmp_path) == dict.fromkeys(cases, "")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mega_ckpt.new_folder import other_checkpoints
 from mega_schema.disk import on_disk, replacing, sync_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import LATEST as TRACKER
@@ -72,22 +73,16 @@ def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
     """
     if run.exists() and not run.is_dir():
         raise ConfigError("--save", "is a file", found=run, wanted="a folder")
-    name = name_of(iteration)
-    for folder in (run, *sorted(run.glob("iter_*")), run / name, _replaced(run, name)):
+    places = (run / name_of(iteration), _replaced(run, name_of(iteration)))
+    for folder in (run, *sorted(run.glob("iter_*")), *places):
         if (folder / MANIFEST).exists():
             raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
-    for folder in (run / name, _replaced(run, name)):
+    for folder in places:
         if folder.exists() and not force:
             hint = "add --force to replace it"
             raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
     if (run / TRACKER).exists() and not force:
-        raise ConfigError(
-            "--save",
-            "is a run with other checkpoints, and resumes from the latest",
-            found=run / TRACKER,
-            wanted="a new folder",
-            hint="--force adds this checkpoint and makes it the latest",
-        )
+        raise other_checkpoints(run / TRACKER)
 
 
 @contextmanager

@@ -34,3 +34,14 @@ def check_free(folder: Path, *, mark: str, what: str, force: bool, inputs: Seque
     if not holds(mark)(folder):
         said = f"holds something else than {what}: no {mark}"
         raise ConfigError("--save", said, found=folder, wanted="a new folder")
+
+
+def other_checkpoints(found: Path) -> ConfigError:
+    """The error of a run that has checkpoints: it would resume from a new one beside them."""
+    return ConfigError(
+        "--save",
+        "is a run with other checkpoints, and resumes from the latest",
+        found=found,
+        wanted="a new folder",
+        hint="--force adds this checkpoint and makes it the latest",
+    )

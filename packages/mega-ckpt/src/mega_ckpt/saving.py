@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mega_ckpt import dtypes
 from mega_ckpt.bands import Band, Bands, as_bytes
+from mega_ckpt.new_folder import other_checkpoints
 from mega_ckpt.threads import Progress, Told, each, silent
 from mega_schema import pieces
 from mega_schema.arch import table
@@ -89,8 +90,6 @@ def shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[Sh
 def check_free(run: Path, iteration: int, *, force: bool) -> None:
     """Refuse a run that has checkpoints; with `force`, only an iteration that another program wrote.
 
-    A checkpoint beside those of a run would become its latest one, and the run would resume from it.
-
     Raises:
         ConfigError: it has, or it is a checkpoint itself.
     """
@@ -98,13 +97,7 @@ def check_free(run: Path, iteration: int, *, force: bool) -> None:
         hint = f"--save {run.parent}"
         raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)
     if (others := [i for i in iterations(run) if i != iteration]) and not force:
-        raise ConfigError(
-            "--save",
-            "is a run with other checkpoints, and resumes from the latest",
-            found=iteration_folder(run, others[-1]),
-            wanted="a new folder",
-            hint="--force adds this checkpoint and makes it the latest",
-        )
+        raise other_checkpoints(iteration_folder(run, others[-1]))
     taken = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
     if taken and not force:
         raise ConfigError(

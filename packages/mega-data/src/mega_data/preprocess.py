@@ -20,6 +20,7 @@ from mega_data.encoders import Encode, fastest
 from mega_data.error_limit import ErrorLimit, TooManyErrors
 from mega_data.input_stream import InputStream
 from mega_data.parts import Parts, Place, is_unfinished
+from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import NAMED, Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS
 from mega_data.sentences import Splitter, splitter
@@ -37,7 +38,6 @@ from mega_schema.tokenizer_special import (
 
 log = logging.getLogger("mega.data")
 
-_QUARANTINE_KEYS = ("file", "line", "reason", "row")  # as `blocks.Fault.told` has them
 _QUARANTINE, _UNFINISHED = "_quarantine.jsonl", ".unfinished"
 NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
 # lazy is another way to read cached
@@ -130,7 +130,7 @@ def check_outputs(inputs: Sequence[Input], output_prefix: Path, options: Options
         if check_dataset_output(option, prefix, inputs=files)
     ]
     quarantine, unfinished = (beside(output_prefix, suffix) for suffix in (_QUARANTINE, _UNFINISHED))
-    check_output(option, quarantine, "file", inputs=files, is_ours=has_keys(_QUARANTINE_KEYS))
+    check_output(option, quarantine, "file", inputs=files, is_ours=has_keys(QUARANTINE_KEYS))
     check_output(option, unfinished, "folder", inputs=files, is_ours=is_unfinished)
     return replaced
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from mega_schema.dataset_info import beside
 from mega_schema.errors import ConfigError
+from mega_schema.tokenizer_files import BESIDE
 from mega_schema.tokenizer_identity import IDENTITY
 
 Kind = Literal["file", "folder"]
@@ -122,18 +123,7 @@ def is_tokenizer(folder: Path) -> bool:
 
 
 TOKENIZER_FILES = frozenset(
-    (
-        IDENTITY,
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-    )
+    {*BESIDE, IDENTITY, "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
 )
 
 

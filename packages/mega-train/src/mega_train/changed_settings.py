@@ -31,14 +31,13 @@ _DATA = frozenset(
 # how this start finds its checkpoint; another start may find the same one in another way
 _OF_THE_START = frozenset(
     {
-        *(
-            "checkpoint.load",
-            "checkpoint.save",
-            "checkpoint.finetune",
-            "checkpoint.pretrained",
-            "checkpoint.no_load_optim",
-        ),
-        *("checkpoint.overwrite", "checkpoint.override_data"),
+        "checkpoint.load",
+        "checkpoint.save",
+        "checkpoint.finetune",
+        "checkpoint.pretrained",
+        "checkpoint.no_load_optim",
+        "checkpoint.overwrite",
+        "checkpoint.override_data",
     }
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -18,6 +18,7 @@ from mega_schema.errors import FormatError
 
 PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # the group keeps it among what `split` gives
 DAMAGED = 1 << 62  # position in an input of which the rest cannot be read
+QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of a line that `Fault.told` makes
 Text = str | list[str]  # a list: sentences that were split already
 
 
@@ -46,7 +47,7 @@ class Fault:
     def told(self, path: Path, first: int) -> dict[str, object]:
         """As a line of a quarantine file has it."""
         reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
-        return {"file": str(path), "line": first + self.row, "reason": reason, "row": self.raw}
+        return dict(zip(QUARANTINE_KEYS, (str(path), first + self.row, reason, self.raw), strict=True))
 
 
 @dataclass(slots=True)

@@ -22,17 +22,15 @@ from typing import Final
 
 import orjson
 
+from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer_files import BESIDE
+from mega_schema.outputs import TOKENIZER_FILES
 
 log = logging.getLogger("mega.data")
 
 # what clean and dedup write beside the documents they keep
 DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
 _NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
-_TOKENIZER_FILES = frozenset(
-    {*BESIDE, "identity.json", "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
-)
 _WORK_FOLDERS = (".unfinished", ".work", ".dropped")
 _SHOWN: Final = 3  # names in one log line
 
@@ -203,7 +201,7 @@ def _is_own_output(path: Path, names: frozenset[str]) -> bool:
     """Whether a file is part of a dataset or a tokenizer of ours, given the names in its folder."""
     if path.suffix in (".bin", ".idx", ".json") and {f"{path.stem}.bin", f"{path.stem}.idx"} <= names:
         return True
-    if path.name in _TOKENIZER_FILES and "identity.json" in names:
+    if path.name in TOKENIZER_FILES and "identity.json" in names:
         return True
     return path.name.endswith("_quarantine.jsonl") and _is_quarantine(path)
 
@@ -212,7 +210,7 @@ def _is_quarantine(path: Path) -> bool:
     with path.open("rb") as file:
         line = file.readline(1 << 24)
     try:
-        return set(orjson.loads(line)) == {"file", "line", "reason", "row"}
+        return set(orjson.loads(line)) == set(QUARANTINE_KEYS)
     except (ValueError, TypeError):
         return False
 

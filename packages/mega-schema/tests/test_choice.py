@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.kernels import REFERENCE, Kernels, blocked, choice, others
+from mega_model.kernels import REFERENCE, Kernels, blocked, choice, cpp, others
 from mega_model.kernels.check import checked
 from mega_model.kernels.choice import PACKAGES, choose
 from mega_schema.errors import ConfigError
@@ -78,19 +78,32 @@ def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part() -> others.Part:
+        raise cpp.NotCompiled("no compiler")
+
     monkeypatch.setattr(choice, "native", lambda half: half == torch.bfloat16)
+    monkeypatch.setattr(cpp, "part", part)
     found = choose("auto", CPU)
     assert found.kernels == replace(REFERENCE, attention=blocked.attention)
     assert found.why["attention"] == "this CPU has products of bfloat16"
+    assert found.why["add_product"] == "no compiler"
     for dtype in (torch.float32, torch.bfloat16):
         assert [result for result in checked(found.kernels, CPU, dtype) if not result.ok] == []
 
 
+def test_a_cpu_with_products_of_bfloat16_takes_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "native", lambda half: half == torch.bfloat16)
+    monkeypatch.setattr(cpp, "part", lambda: {"bias_gelu": cpp.bias_gelu})
+    found = choose("auto", CPU)
+    assert found.summary == "reference, c++ (bias_gelu), blocked (attention)"
+    assert found.kernels == replace(REFERENCE, attention=blocked.attention, bias_gelu=cpp.bias_gelu)
+
+
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
     found = choose("auto", GPU)
-    assert found.summary == "triton, reference (attention)"
+    assert found.summary == "triton, reference (attention, add_product)"
     assert found.kernels.attention is REFERENCE.attention
-    mine = {field.name for field in fields(Kernels)} - {"attention"}
+    mine = {field.name for field in fields(Kernels)} - {"attention", "add_product"}
     assert not [name for name in mine if getattr(found.kernels, name) is getattr(REFERENCE, name)]
 
 
@@ -126,10 +139,8 @@ def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("apex")
 def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
     found = choose("apex", GPU)
-    assert (
-        found.summary
-        == "triton, apex (rms_norm, layer_norm, add_rms_norm, add_layer_norm), reference (attention)"
-    )
+    norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
+    assert found.summary == f"triton, apex ({norms}), reference (attention, add_product)"
     assert found.why["rms_norm"] == "asked for"
 
 
@@ -171,7 +182,7 @@ def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_torch_compile_leaves_every_kernel_its_definition() -> None:
     found = choose("compile", CPU, backend="aot_eager")
-    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped)"
+    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped, add_product)"
     assert [result for result in checked(found.kernels, CPU, torch.float32) if not result.ok] == []
 
 

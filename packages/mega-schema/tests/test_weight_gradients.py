@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mega_model import weight_gradients
+from mega_model.kernels import products
 from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.mesh import Axis
 from mega_model.weight_gradients import WeightGradients
@@ -46,7 +46,7 @@ def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtyp
 def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
     dtype: torch.dtype, converted: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_gradients, "_CONVERTED", converted)
+    monkeypatch.setattr(products, "_CONVERTED", converted)
     generator = torch.Generator().manual_seed(2)
     grad, x = (torch.randn(tokens, width, generator=generator).to(dtype) for width in (7, 3))
     wanted, main = grad.double().t() @ x.double(), torch.full((7, 3), torch.nan)
@@ -60,7 +60,7 @@ def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
 def test_a_product_that_is_not_fused_is_rounded_before_it_is_added(
     dtype: torch.dtype, rounded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_gradients, "_ROUNDED", rounded)
+    monkeypatch.setattr(products, "_ROUNDED", rounded)
     generator = torch.Generator().manual_seed(2)
     grad, x = (torch.randn(5, width, generator=generator).to(dtype) for width in (7, 3))
     exact = (grad.double().t() @ x.double()).float()

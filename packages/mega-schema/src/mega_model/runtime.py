@@ -62,7 +62,7 @@ class Runtime:
         """
         rows = {row.name: row for row in table(spec)}
         stage = mesh.stage(spec.layers)
-        gradients = WeightGradients(fused=fused_gradients)
+        gradients = WeightGradients(fused=fused_gradients, product=kernels.add_product)
         return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, gradients, recompute, fp8)
 
     @classmethod

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mega_model.products import computing_dtype, exact_in
-
-_CONVERTED = 1 << 20  # numbers of a gradient that a CPU has in float32 at once: 4 MiB stay in its cache
-_ROUNDED = 1 << 22  # numbers of a product that are there before they are added
+from mega_model.kernels.products import add_product
+from mega_model.kernels.record import AddProduct
 
 
 class WeightGradients:
@@ -31,8 +29,8 @@ class WeightGradients:
         ready: called with a weight when its gradient of one backward pass is complete; in every pass.
     """
 
-    def __init__(self, *, fused: bool = True) -> None:
-        self.fused = fused
+    def __init__(self, *, fused: bool = True, product: AddProduct = add_product) -> None:
+        self.fused, self._product = fused, product
         self.ready: Callable[[nn.Parameter], None] | None = None
         self._main: dict[Tensor, Callable[[], Tensor]] = {}
         self._uses: Counter[Tensor] = Counter()
@@ -98,24 +96,7 @@ class WeightGradients:
         Args:
             first: nothing was added before: main may hold anything.
         """
-        beta = 0 if first else 1
-        if grad_TO.dtype == torch.float32:
-            main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
-        elif not self.fused:
-            kind = computing_dtype(x_TI)
-            for main, some in _pieces(main_OI, grad_TO, _ROUNDED // max(1, x_TI.shape[1])):
-                rounded = (some.t().to(kind) @ x_TI.to(kind)).to(grad_TO.dtype)
-                main.copy_(rounded) if first else main.add_(rounded)
-        elif grad_TO.is_cuda:
-            torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
-        else:
-            tokens, x_TI = len(grad_TO), x_TI.float()
-            step = min(grad_TO.shape[1], max(1, _CONVERTED // max(1, tokens)))
-            float_TO = x_TI.new_empty(tokens * step)  # one for all pieces
-            with exact_in(grad_TO.dtype):
-                for main, some in _pieces(main_OI, grad_TO, step):
-                    some = float_TO[: some.numel()].view(some.shape).copy_(some)
-                    main.addmm_(some.t(), x_TI, beta=beta)
+        self._product(main_OI, grad_TO, x_TI, first=first, rounded=not self.fused)
 
     def add_by(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
         """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
@@ -167,8 +148,3 @@ class WeightGradients:
         self._added[weight] += 1
         if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
             self.ready(weight)
-
-
-def _pieces(main_OI: Tensor, grad_TO: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = max(1, rows)
-    return zip(main_OI.split(rows), grad_TO.split(rows, 1), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mega_model.dropout import add_dropped
 from mega_model.kernels import reference
+from mega_model.kernels.products import add_product
 from mega_model.kernels.record import Kernels, Visible
 
 __all__ = ["REFERENCE", "Kernels", "Visible"]
@@ -21,4 +22,5 @@ REFERENCE = Kernels(
     attention=reference.attention,
     cross_entropy=reference.cross_entropy,
     add_dropped=add_dropped,
+    add_product=add_product,
 )

@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
         """`dtype` is that of the factors of the products."""
         ctx.save_for_backward(q_BNsH, k_BKSH, v_BKSH)
         ctx.causal, ctx.dtype = causal, dtype
-        out_BNsH = _like(q_BNsH)
+        out_BNsH = token_major(q_BNsH)
         with exact_in(dtype):
             for parts in _parts(k_BKSH, q_BNsH, k_BKSH, v_BKSH, out_BNsH):
                 _compute(causal, dtype, *parts)
@@ -129,7 +129,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BNsH: Tensor) -> tuple[Tensor | None, ...]:
         given = ctx.saved_tensors
-        grads = [_like(x) for x in given]
+        grads = [token_major(x) for x in given]
         with exact_in(ctx.dtype):
             for parts in _parts(given[1], *given, grad_BNsH, *grads):
                 _differentiate(ctx.causal, ctx.dtype, *parts)
@@ -199,7 +199,7 @@ def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:
         sum_GSH += a_GCR @ b_GRH
 
 
-def _like(x_BNsH: Tensor) -> Tensor:
+def token_major(x_BNsH: Tensor) -> Tensor:
     """Room for numbers that lie as a row's tokens do in a model, all heads of one beside each other."""
     return x_BNsH.new_empty(x_BNsH.transpose(1, 2).shape).transpose(1, 2)
 

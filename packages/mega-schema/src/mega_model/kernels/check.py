@@ -131,6 +131,16 @@ def _case(
 
         return run
 
+    def added(kernels: Kernels) -> Callable[..., Any]:
+        def run(grad: Tensor, x: Tensor) -> Tensor:
+            main = torch.ones(
+                _D, 2 * _D, dtype=grad.dtype if grad.dtype == torch.float64 else None, device=device
+            )
+            kernels.add_product(main, grad.detach(), x.detach(), first=False, rounded=False)
+            return main
+
+        return run
+
     cases: dict[str, tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]] = {
         "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), made((_T, _D), (_D,))),
         "layer_norm": (lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5), made((_T, _D), (_D,), (_D,))),
@@ -156,5 +166,6 @@ def _case(
         ),
         "cross_entropy": (entropy, made((_T, _V))),
         "add_dropped": (lambda k: lambda x, r: k.add_dropped(x, r, key, 0.25), made((_T, _D), (_T, _D))),
+        "add_product": (added, made((_T, _D), (_T, 2 * _D))),
     }
     return cases[name]

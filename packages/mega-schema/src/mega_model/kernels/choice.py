@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.kernels import REFERENCE, blocked, others
+from mega_model.kernels import REFERENCE, blocked, cpp, others
 from mega_model.kernels.record import Kernels
 from mega_model.products import native
 from mega_schema.errors import ConfigError
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def summary(self) -> str:
-        """Whose they are, most first: "triton, reference (attention)"."""
+        """Whose they are, most first: "triton, reference (attention, add_product)"."""
         by: dict[str, list[str]] = {}
         for field, its in self.whose.items():
             by.setdefault(its, []).append(field)
@@ -70,8 +70,8 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
     """The kernels that --kernels names, for a device.
 
     `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
-    attention in blocks. The name of a package takes what that has, and ours for
-    the rest.
+    attention in blocks, and where a compiler is there weight gradients of bfloat16 in C++. The name of a
+    package takes what that has, and ours for the rest.
 
     Args:
         backend: torch.compile's.
@@ -94,8 +94,8 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
 
         ours = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
         chosen = _with(_definitions(""), "triton", ours, "asked for" if name == "triton" else "installed")
-    torchs = {"attention": REFERENCE.attention}
-    chosen = _with(chosen, "reference", torchs, "torch's own: cuDNN, flash or what it has")
+    torchs: others.Part = {"attention": REFERENCE.attention, "add_product": REFERENCE.add_product}
+    chosen = _with(chosen, "reference", torchs, "torch's own: cuBLAS, cuDNN, flash or what it has")
     part = "flash-attn" if name == "auto" else name
     if part in _PARTS and found(part) is not None:
         chosen = _with(chosen, part, _PARTS[part](), "installed" if name == "auto" else "asked for")
@@ -109,10 +109,14 @@ def _definitions(why: str) -> Choice:
 
 def _on_a_cpu() -> Choice:
     chosen = _definitions("what a CPU computes")
-    if native(torch.bfloat16):
-        return _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
-    part = {"attention": blocked.attention_in_float32}
-    return _with(chosen, "blocked", part, "in float32: this CPU has no products of bfloat16")
+    if not native(torch.bfloat16):
+        part = {"attention": blocked.attention_in_float32}
+        return _with(chosen, "blocked", part, "in float32: this CPU has no products of bfloat16")
+    chosen = _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
+    try:
+        return _with(chosen, "c++", cpp.part(), "compiled here, for bfloat16")
+    except cpp.NotCompiled as error:
+        return replace(chosen, why={**chosen.why, "add_product": str(error)})
 
 
 def _check(name: str, device: torch.device) -> None:

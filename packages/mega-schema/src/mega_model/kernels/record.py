@@ -41,6 +41,18 @@ class AddDropped(Protocol):
         """
 
 
+class AddProduct(Protocol):
+    """A product added to a float32 sum, as the gradient of a weight is: `products.add_product`."""
+
+    def __call__(self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
+        """
+        Args:
+            main_OI: float32; gradᵀ x is added to it, or with `first` written over what it holds.
+            grad_TO, x_TI: of one dtype.
+            rounded: the product is rounded to that dtype before it is added.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One version of each function; `reference` is the definition of all of them.
@@ -60,3 +72,4 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
     cross_entropy: CrossEntropy
     add_dropped: AddDropped
+    add_product: AddProduct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -116,35 +116,7 @@ def attention_dtype(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
-    """log Σ exp(z) - z[target], reduced over tp as a few numbers per token (arXiv:1909.08053 §3).
-
-    The shapes and what becomes of the logits: `record.CrossEntropy`.
-    """
-    mine_C, counts_C = target_C >= 0, target_C != IGNORED
-    token_C, column_C = torch.arange(len(target_C), device=target_C.device), target_C.clamp(min=0)
-    at_target_C = logits_CV.new_zeros(len(logits_CV), dtype=torch.float32)
-    local_C = torch.full_like(at_target_C, -torch.inf)  # a rank may hold nothing but padding
-    if logits_CV.shape[1]:
-        at_target_C = torch.where(mine_C, logits_CV[token_C, column_C].float(), 0.0)
-        local_C = _softmax_(logits_CV, 1.0 if scale is None else scale)
-    whole_C = local_C
-    if tp.size > 1:
-        largest_C = tp.reduce(local_C.clone(), "max")
-        sum_C, at_target_C = tp.reduce(torch.stack(((local_C - largest_C).exp(), at_target_C)))
-        whole_C = largest_C + sum_C.log()
-    if scale is not None and logits_CV.shape[1]:
-        # to know whether all count is free on a CPU alone
-        if tp.size > 1 or logits_CV.device.type != "cpu" or not bool(counts_C.all()):
-            logits_CV.mul_((local_C - whole_C).exp_().mul_(counts_C)[:, None])
-        # p - 1 is rounded once; a token of another rank's keeps what column 0 has
-        less_one_C = ((at_target_C - whole_C).expm1() * scale).to(logits_CV.dtype)
-        # by index and not scatter_, which on a CPU copies all the logits of a half precision
-        logits_CV[token_C, column_C] = torch.where(mine_C, less_one_C, logits_CV[token_C, column_C])
-    return torch.where(counts_C, whole_C - at_target_C, 0.0)
-
-
-def _softmax_(logits_CV: Tensor, scale: float) -> Tensor:
+def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
     """log Σ exp(z) in float32; the logits become `scale` times their softmax, in place."""
     if logits_CV.dtype == torch.float32:
         largest_C = logits_CV.amax(1)
@@ -160,6 +132,41 @@ def _softmax_(logits_CV: Tensor, scale: float) -> Tensor:
     parts = []
     for some_CV in logits_CV.split(step):
         work_CV = float_CV[: len(some_CV)].copy_(some_CV)
-        parts.append(_softmax_(work_CV, scale))
+        parts.append(softmax_(work_CV, scale))
         some_CV.copy_(work_CV)
     return torch.cat(parts)
+
+
+def cross_entropy(
+    logits_CV: Tensor,
+    target_C: Tensor,
+    tp: Axis,
+    scale: float | None,
+    *,
+    softmax_: Callable[[Tensor, float], Tensor] = softmax_,
+) -> Tensor:
+    """log Σ exp(z) - z[target], reduced over tp as a few numbers per token (arXiv:1909.08053 §3).
+
+    The shapes and what becomes of the logits: `record.CrossEntropy`.
+    """
+    mine_C, counts_C = target_C >= 0, target_C != IGNORED
+    token_C, column_C = torch.arange(len(target_C), device=target_C.device), target_C.clamp(min=0)
+    at_target_C = logits_CV.new_zeros(len(logits_CV), dtype=torch.float32)
+    local_C = torch.full_like(at_target_C, -torch.inf)  # a rank may hold nothing but padding
+    if logits_CV.shape[1]:
+        at_target_C = torch.where(mine_C, logits_CV[token_C, column_C].float(), 0.0)
+        local_C = softmax_(logits_CV, 1.0 if scale is None else scale)
+    whole_C = local_C
+    if tp.size > 1:
+        largest_C = tp.reduce(local_C.clone(), "max")
+        sum_C, at_target_C = tp.reduce(torch.stack(((local_C - largest_C).exp(), at_target_C)))
+        whole_C = largest_C + sum_C.log()
+    if scale is not None and logits_CV.shape[1]:
+        # to know whether all count is free on a CPU alone
+        if tp.size > 1 or logits_CV.device.type != "cpu" or not bool(counts_C.all()):
+            logits_CV.mul_((local_C - whole_C).exp_().mul_(counts_C)[:, None])
+        # p - 1 is rounded once; a token of another rank's keeps what column 0 has
+        less_one_C = ((at_target_C - whole_C).expm1() * scale).to(logits_CV.dtype)
+        # by index and not scatter_, which on a CPU copies all the logits of a half precision
+        logits_CV[token_C, column_C] = torch.where(mine_C, less_one_C, logits_CV[token_C, column_C])
+    return torch.where(counts_C, whole_C - at_target_C, 0.0)

@@ -6,7 +6,7 @@ kernels run on a CPU, slowly: for tests.
 
 from __future__ import annotations
 
-from mega_model.kernels import reference
+from mega_model.kernels import products, reference
 from mega_model.kernels.fused import dropout, feedforward, norm, probability, rotary
 from mega_model.kernels.record import Kernels
 
@@ -23,4 +23,5 @@ TRITON = Kernels(
     attention=reference.attention,  # torch has others' fused attention
     cross_entropy=probability.cross_entropy,
     add_dropped=dropout.add_dropped,
+    add_product=products.add_product,  # cuBLAS adds to float32 itself
 )

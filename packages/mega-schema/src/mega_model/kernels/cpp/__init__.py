@@ -1,0 +1,149 @@
+"""Kernels of ours in C++, for CPUs with AVX-512's products of bfloat16.
+
+Each takes what it is for, bfloat16 that lies in rows, and leaves all else to its definition.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mega_model.kernels import blocked, products, reference
+from mega_model.kernels.cpp.library import load
+from mega_model.kernels.others import Part
+from mega_model.kernels.record import Visible
+from mega_schema.cpp_library import NotCompiled
+
+__all__ = ["NotCompiled", "part"]
+
+
+def part() -> Part:
+    """The kernels that are written in C++, by their names in the record.
+
+    Raises:
+        NotCompiled: there are none here.
+    """
+    load()
+    return {
+        "add_product": add_product,
+        "attention": attention,
+        "bias_gelu": bias_gelu,
+        "cross_entropy": partial(reference.cross_entropy, softmax_=softmax_),
+    }
+
+
+def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
+    """As `products.add_product`."""
+    if grad_TO.dtype != torch.bfloat16 or main_OI.stride(1) != 1 or not len(grad_TO):
+        products.add_product(main_OI, grad_TO, x_TI, first=first, rounded=rounded)
+        return
+    (tokens, out), into = grad_TO.shape, x_TI.shape[1]
+    given = main_OI, _dense_rows(grad_TO), _dense_rows(x_TI)
+    places = [place for x in given for place in (_at(x), x.stride(0))]
+    _call("mega_add_weight_gradient", *places, tokens, out, into, first, rounded)
+
+
+def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
+    """As `reference.bias_gelu`."""
+    if x_TF.dtype != torch.bfloat16 or approximate != "tanh":
+        return reference.bias_gelu(x_TF, bias_F, approximate)
+    out: Tensor = _Gelu.apply(x_TF, bias_F)
+    return out
+
+
+def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
+    """As `reference.softmax_`."""
+    if logits_CV.dtype != torch.bfloat16 or logits_CV.stride(1) != 1:
+        return reference.softmax_(logits_CV, scale)
+    log_C = torch.empty(len(logits_CV))
+    _call("mega_softmax", _at(logits_CV), logits_CV.stride(0), *logits_CV.shape, float(scale), _at(log_C))
+    return log_C
+
+
+def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
+    """As `reference.attention`; float32 and odd widths are computed as `blocked` does."""
+    given, queries = (q_BNsH, k_BKSH, v_BKSH), q_BNsH.shape[2]
+    usual = all(x.dtype == torch.bfloat16 for x in given) and not isinstance(visible, Tensor)
+    if not usual or queries == 1 or q_BNsH.shape[3] % 2 or queries > k_BKSH.shape[2]:
+        return blocked.attention(q_BNsH, k_BKSH, v_BKSH, visible)
+    out: Tensor = _Attention.apply(*given, visible == "before")
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool) -> Tensor:
+        given = [_dense_rows(x) for x in (q_BNsH, k_BKSH, v_BKSH)]
+        ctx.save_for_backward(*given)
+        ctx.causal = causal
+        out_BNsH = blocked.token_major(q_BNsH)
+        _attend("mega_attention", (out_BNsH, *given), given, causal)
+        return out_BNsH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BNsH: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors
+        grads = [blocked.token_major(x) for x in given]
+        _attend("mega_attention_backward", (*grads, _dense_rows(grad_BNsH), *given), given, ctx.causal)
+        return *grads, None
+
+
+def _attend(name: str, tensors: Sequence[Tensor], given: Sequence[Tensor], causal: bool) -> None:
+    q_BNsH, k_BKSH, _ = given
+    rows, heads, queries, width = q_BNsH.shape
+    steps = [step for x in tensors for step in x.stride()[:3]]
+    array = (ctypes.c_long * len(steps))(*steps)
+    sizes = rows, heads, k_BKSH.shape[1], queries, k_BKSH.shape[2], width
+    _call(name, *map(_at, tensors), ctypes.cast(array, ctypes.c_void_p), *sizes, width**-0.5, causal)
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """x with the numbers of its last dimension beside each other."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TF: Tensor, bias_F: Tensor | None) -> Tensor:
+        x_TF, bias_F = x_TF.contiguous(), None if bias_F is None else bias_F.contiguous()
+        ctx.save_for_backward(x_TF, bias_F)
+        out_TF = torch.empty_like(x_TF)
+        columns = x_TF.shape[-1]
+        _call("mega_gelu", _at(out_TF), _at(x_TF), _at(bias_F), x_TF.numel() // columns, columns)
+        return out_TF
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_TF, bias_F = ctx.saved_tensors
+        grad_TF, grad_x_TF = grad_TF.contiguous(), torch.empty_like(x_TF)
+        columns = x_TF.shape[-1]
+        sum_F = None if bias_F is None else torch.empty(columns)
+        given = (_at(x) for x in (grad_x_TF, sum_F, grad_TF, x_TF, bias_F))
+        _call("mega_gelu_backward", *given, x_TF.numel() // columns, columns)
+        return grad_x_TF, None if sum_F is None else sum_F.to(torch.bfloat16)
+
+
+def _at(x: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if x is None else x.data_ptr())
+
+
+def _call(name: str, *given: ctypes.c_void_p | float) -> None:
+    """Call a function of the library, in as many threads as torch takes."""
+    if getattr(load(), name)(*map(_word, given), ctypes.c_int(torch.get_num_threads())):
+        raise MemoryError(f"{name}: no memory for the panels of a product")
+
+
+def _word(x: ctypes.c_void_p | float) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_long | ctypes.c_float:
+    if isinstance(x, bool):
+        return ctypes.c_int(x)
+    if isinstance(x, int):
+        return ctypes.c_long(x)
+    return ctypes.c_float(x) if isinstance(x, float) else x

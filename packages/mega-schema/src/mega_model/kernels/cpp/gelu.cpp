@@ -1,0 +1,65 @@
+// u / (1 + exp(-2 y)) with y = sqrt(2 / pi) (u + 0.044715 u^3) and u = x + bias: GELU by tanh (arXiv:1606.08415).
+
+#include "vectors.h"
+
+namespace {
+
+constexpr float TWICE = 1.5957691216f, CUBIC = 0.044715f;  // 2 sqrt(2 / pi)
+
+struct Gelu {
+    __m512 value, slope;
+};
+
+Gelu gelu(__m512 u) {
+    const __m512 one = _mm512_set1_ps(1.0f), square = _mm512_mul_ps(u, u);
+    const __m512 twice_y = _mm512_mul_ps(
+        _mm512_mul_ps(u, _mm512_set1_ps(TWICE)), _mm512_fmadd_ps(square, _mm512_set1_ps(CUBIC), one));
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), twice_y))));
+    const __m512 twice_slope =
+        _mm512_mul_ps(_mm512_set1_ps(TWICE), _mm512_fmadd_ps(square, _mm512_set1_ps(3 * CUBIC), one));
+    const __m512 value = _mm512_mul_ps(u, share);
+    const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(value, _mm512_sub_ps(one, share)), twice_slope, share);
+    return {value, slope};
+}
+
+// the sum is rounded to bfloat16, as torch rounds it before it takes GELU
+__m512 biased(const Bf16* x, const Bf16* bias, long c, __mmask16 mask) {
+    const __m512 values = load(x + c, mask);
+    return bias == nullptr ? values : widened(narrowed(_mm512_add_ps(values, load(bias + c, mask))));
+}
+
+}  // namespace
+
+extern "C" int mega_gelu(Bf16* out, const Bf16* x, const Bf16* bias, long rows, long columns, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (long row = 0; row < rows; ++row)
+        for (long c = 0; c < columns; c += 16) {
+            const __mmask16 mask = lanes(columns - c);
+            store(out + row * columns + c, gelu(biased(x + row * columns, bias, c, mask)).value, mask);
+        }
+    return 0;
+}
+
+// grad_x, and its sum over the rows where there is a bias: each thread adds up columns of its own
+extern "C" int mega_gelu_backward(Bf16* grad_x, float* grad_bias, const Bf16* grad, const Bf16* x, const Bf16* bias,
+                                  long rows, long columns, int threads) {
+    constexpr long SOME = 8;  // vectors of a row at a time: their sums stay in registers
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (long begin = 0; begin < columns; begin += 16 * SOME) {
+        __m512 sums[SOME];
+        for (auto& sum : sums) sum = _mm512_setzero_ps();
+        for (long row = 0; row < rows; ++row)
+            for (long i = 0; i < SOME; ++i) {
+                const long c = begin + 16 * i, at = row * columns + c;
+                const __mmask16 mask = lanes(columns - c);
+                const __m512 slope = gelu(biased(x + row * columns, bias, c, mask)).slope;
+                const __m256i made = narrowed(_mm512_mul_ps(load(grad + at, mask), slope));
+                _mm256_mask_storeu_epi16(grad_x + at, mask, made);
+                sums[i] = _mm512_add_ps(sums[i], widened(made));
+            }
+        if (grad_bias == nullptr) continue;
+        for (long i = 0; i < SOME; ++i)
+            _mm512_mask_storeu_ps(grad_bias + begin + 16 * i, lanes(columns - begin - 16 * i), sums[i]);
+    }
+    return 0;
+}

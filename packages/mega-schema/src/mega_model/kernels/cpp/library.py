@@ -1,0 +1,34 @@
+"""The kernels in C++, compiled where the CPU has their instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+from typing import Final
+
+import torch
+
+from mega_schema import cpp_library
+from mega_schema.cpp_library import NotCompiled
+
+INSTRUCTIONS: Final = ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl", "avx512_bf16")
+_FLAGS: Final = (
+    "-std=c++17", "-O3", "-fPIC", "-fopenmp",
+    "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16",
+)  # fmt: skip
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library; compiling takes two seconds, once on a machine.
+
+    Raises:
+        NotCompiled: the CPU lacks the instructions, or as `cpp_library.load`.
+    """
+    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    if platform.system() != "Linux" or not all(has.get(name) for name in INSTRUCTIONS):
+        raise NotCompiled("this CPU has no AVX-512 products of bfloat16")
+    return cpp_library.load(os.path.dirname(__file__), _FLAGS)  # noqa: PTH120 - the model knows no files

@@ -1,0 +1,40 @@
+// Sixteen numbers at a time: bfloat16 in memory, float32 in registers.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+using Bf16 = uint16_t;
+
+// the lanes that hold columns, of those that are left
+inline __mmask16 lanes(long left) {
+    return left >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << std::max(left, 0L)) - 1);
+}
+
+inline __m512 widened(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+inline __m512 load(const Bf16* from, __mmask16 mask) { return widened(_mm256_maskz_loadu_epi16(mask, from)); }
+
+inline __m256i narrowed(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
+inline void store(Bf16* to, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(to, mask, narrowed(x)); }
+
+// exp(x) within 2 units in the last place: 2^n times the Taylor polynomial of degree 7 of what is left, which is
+// at most ln 2 / 2; zero below the least normal number, infinity above the largest
+inline __m512 exp(__m512 x) {
+    // of infinities no multiple of ln 2 can be taken off; where a number is none, these give their second one
+    x = _mm512_min_ps(_mm512_set1_ps(200.0f), _mm512_max_ps(_mm512_set1_ps(-200.0f), x));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    // ln 2 as a sum of two numbers, of which n times the first is exact
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 5040);
+    for (const float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(term));
+    return _mm512_scalef_ps(p, n);
+}

@@ -1,0 +1,48 @@
+"""The product of two factors added to a float32 sum: the gradient of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mega_model.products import computing_dtype, exact_in
+
+_CONVERTED = 1 << 20  # numbers of a gradient that a CPU has in float32 at once: 4 MiB stay in its cache
+_ROUNDED = 1 << 22  # numbers of a product that are there before they are added
+
+
+@torch.no_grad()
+def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
+    """main += gradᵀ x, or main = gradᵀ x.
+
+    Args:
+        main_OI: float32, or of the factors' dtype.
+        grad_TO, x_TI: of one dtype.
+        first: main may hold anything, and is written over.
+        rounded: the product is rounded to the dtype of its factors before it is added.
+    """
+    beta = 0 if first else 1
+    if grad_TO.dtype == main_OI.dtype:
+        main_OI.addmm_(grad_TO.t(), x_TI, beta=beta)
+    elif rounded:
+        kind = computing_dtype(x_TI)
+        for main, some in _pieces(main_OI, grad_TO, _ROUNDED // max(1, x_TI.shape[1])):
+            product = (some.t().to(kind) @ x_TI.to(kind)).to(grad_TO.dtype)
+            main.copy_(product) if first else main.add_(product)
+    elif grad_TO.is_cuda:
+        torch.addmm(main_OI, grad_TO.t(), x_TI, beta=beta, out_dtype=torch.float32, out=main_OI)
+    else:
+        tokens, x_TI = len(grad_TO), x_TI.float()
+        step = min(grad_TO.shape[1], max(1, _CONVERTED // max(1, tokens)))
+        float_TO = x_TI.new_empty(tokens * step)  # one for all pieces
+        with exact_in(grad_TO.dtype):
+            for main, some in _pieces(main_OI, grad_TO, step):
+                some = float_TO[: some.numel()].view(some.shape).copy_(some)
+                main.addmm_(some.t(), x_TI, beta=beta)
+
+
+def _pieces(main_OI: Tensor, grad_TO: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = max(1, rows)
+    return zip(main_OI.split(rows), grad_TO.split(rows, 1), strict=True)

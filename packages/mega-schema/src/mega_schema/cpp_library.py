@@ -1,0 +1,82 @@
+"""Compile C++ sources with this machine's compiler, once; load what was compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger("mega.schema")
+
+_MOST_SECONDS: Final = 120
+
+
+class NotCompiled(Exception):
+    """There is no library, for the reason that the text says."""
+
+
+def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
+    """The library of all C++ sources of a folder, compiled unless the cache has it.
+
+    The cache is $XDG_CACHE_HOME/mega, by default ~/.cache/mega; a library is kept there under a digest of the
+    sources, the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
+
+    Raises:
+        NotCompiled: there is no compiler, it failed, or the cache cannot be written.
+    """
+    compiler, files = _compiler(), sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
+    key = hashlib.sha256(" ".join((compiler, *flags)).encode())
+    for file in files:
+        key.update(file.read_bytes())
+    path = _cache() / f"{Path(folder).name}-{key.hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            _compile([compiler, *flags], [file for file in files if file.suffix == ".cpp"], path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NotCompiled(f"{path} cannot be had: {error}") from None
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX") or "g++"
+    path = shutil.which(named)
+    if path is None:
+        raise NotCompiled(f"no C++ compiler: {named} is not on PATH; hint: apt-get install g++")
+    return path
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mega"
+
+
+def _compile(command: Sequence[str], sources: Sequence[Path], path: Path) -> None:
+    """Write the library. Processes that do so at the same time replace one file by an equal one."""
+    began = time.perf_counter()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        for source, made in zip(sources, objects, strict=True):
+            _run([*command, "-c", str(source), "-o", made])
+        # without the flags: torch brought the library of threads along that answers what -fopenmp calls
+        library = Path(folder, path.name)
+        _run([command[0], "-shared", *objects, "-o", str(library)])
+        library.replace(path)
+    log.info("compiled %s with %s in %.1f s", path.name, command[0], time.perf_counter() - began)
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise NotCompiled(f"{command[0]} took more than {_MOST_SECONDS} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["it said nothing"]
+        raise NotCompiled(f"{command[0]} failed: {lines[0][:200]}")

@@ -1,0 +1,266 @@
+"""Kernels in C++ against their definitions in float64, and what happens where they cannot be compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mega_model.kernels import choice, cpp, products, reference
+from mega_model.kernels.cpp import library
+from mega_model.kernels.record import Visible
+from mega_model.mesh import Axis
+from mega_schema import cpp_library
+
+ALONE = Axis("tp")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def _compiled() -> None:
+    try:
+        library.load()
+    except cpp_library.NotCompiled as error:
+        pytest.skip(f"no kernels in C++ here: {error}")
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "out", "into"),
+    [(1, 1, 1), (2, 8, 48), (3, 7, 50), (33, 130, 49), (64, 65, 96), (2049, 17, 97), (5000, 3, 16)],
+)
+def test_a_product_is_added_in_float32_by_any_number_of_threads(
+    tokens: int, out: int, into: int, rounded: bool
+) -> None:
+    grad, x = _random(tokens, out, seed=1), _random(tokens, into, seed=2)
+    exact = grad.double().t() @ x.double()
+    tolerance = {"rtol": 2**-8, "atol": 1e-4} if rounded else {"rtol": 1e-5, "atol": 1e-4}
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        main = torch.full((out, into), torch.nan)
+        cpp.add_product(main, grad, x, first=True, rounded=rounded)
+        torch.testing.assert_close(main.double(), exact, **tolerance)
+        assert not rounded or torch.equal(main, main.to(BF16).float())
+        once = main.clone()
+        cpp.add_product(main, grad, x, first=False, rounded=rounded)
+        torch.testing.assert_close(
+            main, 2 * once, rtol=1e-6, atol=1e-5
+        )  # parts of many tokens are summed apart
+        found.append(main)
+    assert torch.equal(*found)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_a_product_of_parts_of_larger_tensors_writes_to_its_part_alone() -> None:
+    grad, x, main = _random(9, 40)[1:, 5:30], _random(9, 70, seed=3)[:8, 3:60], torch.ones(30, 80)
+    wanted = main.clone().double()
+    wanted[2:27, 4:61] += grad.double().t() @ x.double()
+    cpp.add_product(main[2:27, 4:61], grad, x, first=False, rounded=False)
+    torch.testing.assert_close(main.double(), wanted, rtol=1e-5, atol=1e-5)
+    turned = torch.zeros(25, 57)
+    cpp.add_product(turned, grad.t().contiguous().t(), x, first=True, rounded=False)
+    torch.testing.assert_close(turned.double(), wanted[2:27, 4:61] - 1, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize("first", [False, True])
+def test_a_product_over_no_tokens_is_zero(first: bool) -> None:
+    main = torch.ones(4, 3)
+    cpp.add_product(main, _random(0, 4), _random(0, 3), first=first, rounded=False)
+    assert torch.equal(main, torch.zeros(4, 3) if first else torch.ones(4, 3))
+
+
+def _attended(kernel: object, given: list[Tensor], grad: Tensor, visible: Visible) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in given]
+    out = kernel(*leaves, visible)  # type: ignore[operator]
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.parametrize(
+    ("rows", "heads", "key_heads", "queries", "keys", "width", "visible"),
+    [
+        (2, 4, 2, 32, 32, 16, "before"),
+        (1, 1, 1, 2, 2, 2, None),
+        (1, 2, 1, 7, 33, 34, "before"),
+        (2, 6, 6, 130, 130, 64, "before"),
+        (1, 4, 4, 97, 300, 80, None),
+        (1, 2, 2, 5, 1500, 128, "before"),
+        (1, 1, 1, 40, 4500, 32, "before"),
+    ],
+)
+def test_attention_and_its_gradients_are_the_definitions(
+    rows: int, heads: int, key_heads: int, queries: int, keys: int, width: int, visible: Visible
+) -> None:
+    q = _random(rows, queries, heads, width).transpose(1, 2)
+    k = _random(rows, key_heads, keys, width, seed=1)
+    v = _random(rows, keys, 2, key_heads, width, seed=2)[:, :, 1].transpose(1, 2)
+    grad = _random(rows, heads, queries, width, seed=3)
+    wanted = _attended(reference.attention, [x.double() for x in (q, k, v)], grad, visible)
+    torch.set_num_threads(2)
+    found = _attended(cpp.attention, [q, k, v], grad, visible)
+    for got, exact in zip(found, wanted, strict=True):
+        assert got.dtype == BF16
+        # probabilities and the scores' gradients are rounded before they are multiplied
+        torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=2**-6 * float(exact.abs().max()))
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_what_attention_in_cpp_is_not_for_is_left_to_others() -> None:
+    q, k, v = (_random(1, 2, 6, 7, seed=i) for i in range(3))  # of an odd width
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    exact = reference.attention(q.double(), k.double(), v.double(), mask)
+    for visible in (mask, "before"):
+        torch.testing.assert_close(cpp.attention(q, k, v, visible).double(), exact, rtol=0.02, atol=0.02)
+    one = cpp.attention(q[:, :, -1:], k, v, "before")
+    torch.testing.assert_close(one.double(), exact[:, :, -1:], rtol=0.02, atol=0.02)
+    whole = [x.float() for x in (q, k, v)]
+    torch.testing.assert_close(cpp.attention(*whole, "before").double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 16), (7, 300), (129, 128)])
+def test_gelu_and_its_gradients_are_the_definitions(rows: int, columns: int, with_bias: bool) -> None:
+    x, grad = 4 * _random(rows, columns), _random(rows, columns, seed=1)
+    bias = _random(columns, seed=2) if with_bias else None
+    torch.set_num_threads(2)
+    leaves = [each.requires_grad_() for each in (x, bias) if each is not None]
+    out = cpp.bias_gelu(x, bias, "tanh")
+    grads = torch.autograd.grad(out, leaves, grad)
+    # the sum of x and bias is rounded in both
+    exact = (x if bias is None else x + bias).detach().double().requires_grad_()
+    wanted = reference.bias_gelu(exact, None, "tanh")
+    (slope,) = torch.autograd.grad(wanted, exact, grad.double())
+    torch.testing.assert_close(out.double(), wanted, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(grads[0].double(), slope, rtol=2**-7, atol=1e-6)
+    if with_bias:
+        torch.testing.assert_close(grads[1].double(), slope.sum(0), rtol=2**-6, atol=0.02 * rows**0.5)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_gelu_of_extremes() -> None:
+    x = torch.tensor([torch.nan, torch.inf, 1e30, 200, 0, -200, -1e30]).to(BF16)
+    found = cpp.bias_gelu(x[None], None, "tanh")[0]
+    assert torch.equal(found.nan_to_num(7), torch.tensor([7, *x[1:5], 0, 0]).to(BF16).nan_to_num(7))
+    erf = cpp.bias_gelu(x[None], None, "none")[0]
+    assert torch.equal(erf.nan_to_num(7), reference.bias_gelu(x[None], None, "none")[0].nan_to_num(7))
+
+
+@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.parametrize("scale", [None, 1.0, 1024.0])
+@pytest.mark.parametrize(("tokens", "columns"), [(1, 1), (3, 17), (40, 500), (5, 4096)])
+def test_the_cross_entropy_and_its_gradient_are_the_definitions(
+    tokens: int, columns: int, scale: float | None
+) -> None:
+    logits = 5 * _random(tokens, columns)
+    target = torch.arange(tokens) % columns
+    target[-1] = reference.IGNORED if tokens > 1 else 0
+    exact, found = logits.double(), logits.clone()
+    wanted = reference.cross_entropy(exact, target, ALONE, scale)
+    torch.set_num_threads(2)
+    kernel = cpp.part()["cross_entropy"]
+    loss = kernel(found, target, ALONE, scale)
+    torch.testing.assert_close(loss.double(), wanted.double(), rtol=1e-5, atol=1e-5)
+    if scale is not None:
+        torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=1e-30)
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_logit_that_is_no_number_makes_a_loss_that_is_none(wrong: float) -> None:
+    logits = _random(3, 40)
+    logits[1, 7] = wrong
+    loss = cpp.part()["cross_entropy"](logits, torch.tensor([1, 2, 3]), ALONE, 1.0)
+    assert loss.isnan().tolist() == [False, True, False]
+    assert logits.isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache, on a CPU that has the instructions; programs in `tmp_path` are found first."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(library.INSTRUCTIONS, True))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    library.load.cache_clear()
+    yield tmp_path
+    library.load.cache_clear()
+
+
+def _program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, r"no C\+\+ compiler: .*nosuch is not on PATH; hint: apt-get install g\+\+"),
+        ("echo 'x.h:3: error: unknown type' >&2; exit 1", r"failed: x.h:3: error: unknown type"),
+        ("exit 1", r"failed: it said nothing"),
+        # writes something that is no library to where -o says
+        (
+            'while [ "$1" != -o ]; do shift; done; echo no > "$2"',
+            r"cannot be had: .*invalid ELF header|short",
+        ),
+    ],
+)
+def test_without_a_compiler_that_works_the_definitions_compute(
+    text: str | None, said: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fresh / "nosuch"
+    monkeypatch.setenv("CXX", str(path) if text is None else _program(path, text))
+    monkeypatch.setattr(choice, "native", lambda half: True)
+    with pytest.raises(cpp_library.NotCompiled, match=said):
+        library.load()
+    found = choice.choose("auto", torch.device("cpu"))
+    assert found.kernels.add_product is products.add_product
+    assert found.whose["add_product"] == "reference"
+    with pytest.raises(cpp_library.NotCompiled, match=said):
+        raise cpp_library.NotCompiled(found.why["add_product"])
+
+
+def test_a_cpu_without_the_instructions_has_no_kernels_in_cpp(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    with pytest.raises(cpp_library.NotCompiled, match="no AVX-512 products of bfloat16"):
+        library.load()
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_a_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(library.load(), ctypes.CDLL)
+    (made,) = (fresh / "cache" / "mega").iterdir()  # nothing is left beside it
+    library.load.cache_clear()
+    monkeypatch.setattr(cpp_library, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert isinstance(library.load(), ctypes.CDLL)
+    assert made.suffix == ".so"
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_a_cache_that_cannot_be_written_is_no_error_of_a_run(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh / "cache").write_text("a file", "utf-8")
+    with pytest.raises(cpp_library.NotCompiled, match="cannot be had: .*cache"):
+        library.load()

@@ -8,9 +8,13 @@ KEEP ?=
 # build there is, gigabytes of CUDA among them. A local build such as 2.13.0+cpu satisfies this pin and is preferred.
 TORCH ?= torch==2.13.0
 
+# Files of tests that run at a time; 0: all in one process, as for a debugger
+JOBS ?= 2
+
 BIN := .venv/bin
 # seconds since 1970, for the row of set-up in the table the demo ends with
 BEGAN := $(shell date +%s)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval
@@ -24,10 +28,10 @@ demo: .venv/demo.stamp  ## from text to a chat, on this machine
 	$(BIN)/python demo/run.py --output "$(OUT)" --began $(BEGAN) $(if $(KEEP),--keep)
 
 test: .venv/test.stamp  ## every test but the long ones; shared data is looked for in MEGA_SHARED, by default ../shared
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(PYTEST)
 
 test-long: .venv/test.stamp  ## the long tests: kills by the dozen, thousands of drawn cases, the whole parity matrix
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 test-lowest:  ## the unit tests of the packages with the lowest versions that their metadata allow
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" .ci/test-lowest

@@ -114,7 +114,7 @@ def _on_a_cpu() -> Choice:
         return _with(chosen, "blocked", part, "in float32: this CPU has no products of bfloat16")
     chosen = _with(chosen, "blocked", {"attention": blocked.attention}, "this CPU has products of bfloat16")
     try:
-        return _with(chosen, "c++", cpp.part(), "compiled here, for bfloat16")
+        return _with(chosen, "c++", cpp.part(), "compiled on this machine")
     except cpp.NotCompiled as error:
         return replace(chosen, why={**chosen.why, "add_product": str(error)})
 

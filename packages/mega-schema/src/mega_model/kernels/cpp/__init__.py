@@ -1,6 +1,6 @@
 """Kernels of ours in C++, for CPUs with AVX-512's products of bfloat16.
 
-Each takes what it is for, bfloat16 that lies in rows, and leaves all else to its definition.
+Each takes what it is for, bfloat16 or float32 that lies in rows, and leaves all else to its definition.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from mega_model.kernels.record import Visible
 from mega_schema.cpp_library import NotCompiled
 
 __all__ = ["NotCompiled", "part"]
+
+_KINDS = {torch.bfloat16: "bf16", torch.float32: "f32"}  # what a function's name ends with
 
 
 def part() -> Part:
@@ -51,7 +53,7 @@ def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
     """As `reference.bias_gelu`."""
-    if x_TF.dtype != torch.bfloat16 or approximate != "tanh":
+    if x_TF.dtype not in _KINDS or approximate != "tanh":
         return reference.bias_gelu(x_TF, bias_F, approximate)
     out: Tensor = _Gelu.apply(x_TF, bias_F)
     return out
@@ -59,18 +61,25 @@ def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", 
 
 def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
     """As `reference.softmax_`."""
-    if logits_CV.dtype != torch.bfloat16 or logits_CV.stride(1) != 1:
+    if logits_CV.dtype not in _KINDS or logits_CV.stride(1) != 1:
         return reference.softmax_(logits_CV, scale)
     log_C = torch.empty(len(logits_CV))
-    _call("mega_softmax", _at(logits_CV), logits_CV.stride(0), *logits_CV.shape, float(scale), _at(log_C))
+    _call(
+        f"mega_softmax_{_KINDS[logits_CV.dtype]}",
+        _at(logits_CV),
+        logits_CV.stride(0),
+        *logits_CV.shape,
+        float(scale),
+        _at(log_C),
+    )
     return log_C
 
 
 def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """As `reference.attention`; float32 and odd widths are computed as `blocked` does."""
+    """As `reference.attention`; masks, single queries and odd widths of bfloat16 are left to `blocked`."""
     given, queries = (q_BNsH, k_BKSH, v_BKSH), q_BNsH.shape[2]
-    usual = all(x.dtype == torch.bfloat16 for x in given) and not isinstance(visible, Tensor)
-    if not usual or queries == 1 or q_BNsH.shape[3] % 2 or queries > k_BKSH.shape[2]:
+    usual = q_BNsH.dtype in _KINDS and not isinstance(visible, Tensor) and 1 < queries <= k_BKSH.shape[2]
+    if not usual or (q_BNsH.dtype == torch.bfloat16 and q_BNsH.shape[3] % 2):
         return blocked.attention(q_BNsH, k_BKSH, v_BKSH, visible)
     out: Tensor = _Attention.apply(*given, visible == "before")
     return out
@@ -100,6 +109,7 @@ def _attend(name: str, tensors: Sequence[Tensor], given: Sequence[Tensor], causa
     rows, heads, queries, width = q_BNsH.shape
     steps = [step for x in tensors for step in x.stride()[:3]]
     array = (ctypes.c_long * len(steps))(*steps)
+    name = f"{name}_{_KINDS[q_BNsH.dtype]}"
     sizes = rows, heads, k_BKSH.shape[1], queries, k_BKSH.shape[2], width
     _call(name, *map(_at, tensors), ctypes.cast(array, ctypes.c_void_p), *sizes, width**-0.5, causal)
 
@@ -116,7 +126,8 @@ class _Gelu(torch.autograd.Function):
         ctx.save_for_backward(x_TF, bias_F)
         out_TF = torch.empty_like(x_TF)
         columns = x_TF.shape[-1]
-        _call("mega_gelu", _at(out_TF), _at(x_TF), _at(bias_F), x_TF.numel() // columns, columns)
+        name = f"mega_gelu_{_KINDS[x_TF.dtype]}"
+        _call(name, _at(out_TF), _at(x_TF), _at(bias_F), x_TF.numel() // columns, columns)
         return out_TF
 
     @staticmethod
@@ -127,8 +138,8 @@ class _Gelu(torch.autograd.Function):
         columns = x_TF.shape[-1]
         sum_F = None if bias_F is None else torch.empty(columns)
         given = (_at(x) for x in (grad_x_TF, sum_F, grad_TF, x_TF, bias_F))
-        _call("mega_gelu_backward", *given, x_TF.numel() // columns, columns)
-        return grad_x_TF, None if sum_F is None else sum_F.to(torch.bfloat16)
+        _call(f"mega_gelu_backward_{_KINDS[x_TF.dtype]}", *given, x_TF.numel() // columns, columns)
+        return grad_x_TF, None if sum_F is None else sum_F.to(x_TF.dtype)
 
 
 def _at(x: Tensor | None) -> ctypes.c_void_p:

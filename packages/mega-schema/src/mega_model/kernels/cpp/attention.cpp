@@ -1,4 +1,4 @@
-// Attention over bfloat16, forward and backward, as flash-attention has it (arXiv:2307.08691): a block of queries
+// Attention, forward and backward, as flash-attention has it (arXiv:2307.08691): a block of queries
 // meets all keys that it sees while their scores lie in the cache; scores, softmax and sums are float32; backward
 // makes the probabilities again. With s queries and S keys, query i sees the keys up to i + S - s.
 
@@ -10,16 +10,18 @@ namespace {
 
 constexpr long ROWS = 6, VECTORS = 4, WIDE = 16 * VECTORS;  // 24 sums, 4 of b, one of a: 29 of 32 registers
 
-struct Matrix {  // rows of bfloat16
-    Bf16* at;
+template <typename Item>
+struct Matrix {
+    Item* at;
     long stride;
-    Bf16* row(long i) const { return at + i * stride; }
+    Item* row(long i) const { return at + i * stride; }
 };
 
+template <typename Item>
 struct Tensor {  // (B, heads, tokens, width), the width dense
-    Bf16* at;
+    Item* at;
     const long* strides;
-    Matrix of(long b, long head) const { return {at + b * strides[0] + head * strides[1], strides[2]}; }
+    Matrix<Item> of(long b, long head) const { return {at + b * strides[0] + head * strides[1], strides[2]}; }
 };
 
 long up(long count, long unit) { return (count + unit - 1) / unit * unit; }
@@ -50,37 +52,46 @@ void transpose(__m512i (&x)[16]) {
     }
 }
 
-// the transpose of a matrix in panels of 64 of its rows: panel[pair of columns][64]
-void pack_transposed(Pair* panels, const Matrix& x, long rows, long width) {
-    const long pairs = width / 2;
-    for (long begin = 0; begin < rows; begin += WIDE, panels += pairs * WIDE)
+// the transpose of a matrix in panels of 64 of its rows: panel[word of a row][64]
+template <typename Item, typename Word = typename Words<Item>::Word>
+void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width) {
+    const long words = width / Words<Item>::PER;
+    for (long begin = 0; begin < rows; begin += WIDE, panels += words * WIDE)
         for (long r = 0; r < WIDE; r += 16)
-            for (long p = 0; p < pairs; p += 16) {
+            for (long p = 0; p < words; p += 16) {
                 __m512i some[16];
                 for (long i = 0; i < 16; ++i)
                     some[i] = begin + r + i < rows
-                                  ? _mm512_maskz_loadu_epi32(lanes(pairs - p), x.row(begin + r + i) + 2 * p)
+                                  ? _mm512_maskz_loadu_epi32(lanes(words - p),
+                                                             x.row(begin + r + i) + Words<Item>::PER * p)
                                   : _mm512_setzero_si512();
                 transpose(some);
-                for (long i = 0; i < std::min(16L, pairs - p); ++i)
+                for (long i = 0; i < std::min(16L, words - p); ++i)
                     _mm512_store_si512(panels + (p + i) * WIDE + r, some[i]);
             }
 }
 
-// a matrix in panels of 64 of its columns: panel[pair of rows][64]
-void pack_rows(Pair* panels, const Matrix& x, long rows, long width) {
-    for (long c = 0; c < width; c += WIDE, panels += (rows + 1) / 2 * WIDE)
+// words that so many numbers along a sum fill
+template <typename Item>
+long words(long count) {
+    return (count + Words<Item>::PER - 1) / Words<Item>::PER;
+}
+
+// a matrix in panels of 64 of its columns: panel[word of a column][64]
+template <typename Item, typename Word = typename Words<Item>::Word>
+void pack_rows(Word* panels, const Matrix<Item>& x, long rows, long width) {
+    for (long c = 0; c < width; c += WIDE, panels += words<Item>(rows) * WIDE)
         pack<WIDE>(panels, x.at + c, x.stride, rows, width - c);
 }
 
-// out = a b, or out += a b: float32, of `rows` rows and whole panels of b; the pairs of a's rows as `multiply` has them
-template <bool ADD>
-void product(float* out, long stride, long rows, const Pair* a, long row_step, long pair_step, const Pair* b,
-             long b_pairs, long pairs, long columns) {
-    for (long c = 0; c < columns; c += WIDE, b += b_pairs * WIDE)
+// out = a b, or out += a b: float32, of `rows` rows and whole panels of b; the words of a's rows as `multiply` has them
+template <bool ADD, typename Word>
+void product(float* out, long stride, long rows, const Word* a, long row_step, long word_step, const Word* b,
+             long b_words, long words, long columns) {
+    for (long c = 0; c < columns; c += WIDE, b += b_words * WIDE)
         for (long r = 0; r < rows; r += ROWS) {
             __m512 sums[ROWS][VECTORS];
-            multiply(sums, a + r * row_step, row_step, pair_step, b, pairs);
+            multiply(sums, a + r * row_step, row_step, word_step, b, words);
             for (long i = 0; i < std::min(ROWS, rows - r); ++i)
                 for (long v = 0; v < VECTORS; ++v) {
                     float* at = out + (r + i) * stride + c + 16 * v;
@@ -103,38 +114,42 @@ struct Shape {
 };
 
 // what a block of queries is computed in
+template <typename Item>
 struct Block {
     std::unique_ptr<float, Freed> score, grad;
-    std::unique_ptr<Bf16, Freed> rounded, rows;
+    std::unique_ptr<Item, Freed> rounded, rows;
     std::unique_ptr<float, Freed> out;
 
     explicit Block(const Shape& shape, bool backward)
         : score(room<float>(shape.block() * shape.padded())),
           grad(room<float>(backward ? shape.block() * shape.padded() : 1)),
-          rounded(room<Bf16>((shape.block() + ROWS) * shape.padded())),
-          rows(room<Bf16>((shape.block() + ROWS) * shape.width)),
+          rounded(room<Item>((shape.block() + ROWS) * shape.padded())),
+          rows(room<Item>((shape.block() + ROWS) * shape.width)),
           out(room<float>(shape.block() * shape.wide())) {}
     bool ready() const { return score && grad && rounded && rows && out; }
 };
 
-// rows of a matrix beside each other, and zeros for the rows that a tile has beyond them
-Pair* gather(Bf16* to, const Matrix& from, long begin, long count, long width) {
-    for (long r = 0; r < up(count, ROWS); ++r)
-        for (long c = 0; c < width; c += 16) {
-            const __mmask16 mask = r < count ? lanes(width - c) : __mmask16{0};
-            const __m256i some = _mm256_maskz_loadu_epi16(mask, from.row(begin + r) + c);
-            _mm256_mask_storeu_epi16(to + r * width + c, lanes(width - c), some);
-        }
-    return reinterpret_cast<Pair*>(to);
+template <typename Item>
+const typename Words<Item>::Word* as_words(const Item* x) {
+    return reinterpret_cast<const typename Words<Item>::Word*>(x);
 }
 
-void scale_into(Bf16* to, const float* from, float scale, long width) {
+// rows of a matrix beside each other, and zeros for the rows that a tile has beyond them
+template <typename Item>
+void gather(Item* to, const Matrix<Item>& from, long begin, long count, long width) {
+    for (long r = 0; r < count; ++r) std::copy_n(from.row(begin + r), width, to + r * width);
+    std::fill_n(to + count * width, (up(count, ROWS) - count) * width, Item{});
+}
+
+template <typename Item>
+void scale_into(Item* to, const float* from, float scale, long width) {
     for (long c = 0; c < width; c += 16)
         store(to + c, _mm512_mul_ps(_mm512_loadu_ps(from + c), _mm512_set1_ps(scale)), lanes(width - c));
 }
 
 // one row of scores to probabilities, in place and rounded; zeros after the keys that are seen
-void softmax(float* score, Bf16* rounded, long seen, long end, float scale) {
+template <typename Item>
+void softmax(float* score, Item* rounded, long seen, long end, float scale) {
     __m512 largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     for (long c = 0; c < seen; c += 16)
         largest = _mm512_mask_max_ps(largest, lanes(seen - c), largest, _mm512_loadu_ps(score + c));
@@ -150,62 +165,61 @@ void softmax(float* score, Bf16* rounded, long seen, long end, float scale) {
     for (long c = 0; c < end; c += 16) {
         const __m512 p = _mm512_maskz_mul_ps(lanes(seen - c), _mm512_loadu_ps(score + c), share);
         _mm512_storeu_ps(score + c, p);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + c), narrowed(p));
+        store(rounded + c, p, lanes(16));
     }
 }
 
 // p (grad - sum of p grad) over the keys, rounded
-void softmax_backward(const float* p, const float* grad, Bf16* rounded, long end) {
+template <typename Item>
+void softmax_backward(const float* p, const float* grad, Item* rounded, long end) {
     __m512 sum = _mm512_setzero_ps();
     for (long c = 0; c < end; c += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(p + c), _mm512_loadu_ps(grad + c), sum);
     const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum));
     for (long c = 0; c < end; c += 16) {
         const __m512 made = _mm512_mul_ps(_mm512_loadu_ps(p + c), _mm512_sub_ps(_mm512_loadu_ps(grad + c), mean));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + c), narrowed(made));
+        store(rounded + c, made, lanes(16));
     }
 }
 
 // the probabilities of queries begin to begin + count, in `score` and `rounded`; returns the columns, whole panels
-long probabilities(const Block& block, const Shape& shape, const Matrix& q, const Pair* keys, long begin, long count) {
-    const long padded = shape.padded(), pairs = shape.width / 2;
+template <typename Item, typename Word = typename Words<Item>::Word>
+long probabilities(const Block<Item>& block, const Shape& shape, const Matrix<Item>& q, const Word* keys, long begin,
+                   long count) {
+    const long padded = shape.padded(), size = shape.width / Words<Item>::PER;
     const long end = up(shape.seen(begin + count - 1), WIDE);
-    const Pair* rows = gather(block.rows.get(), q, begin, count, shape.width);
-    product<false>(block.score.get(), padded, count, rows, pairs, 1, keys, pairs, pairs, end);
+    gather(block.rows.get(), q, begin, count, shape.width);
+    product<false>(block.score.get(), padded, count, as_words(block.rows.get()), size, 1, keys, size, size, end);
     for (long r = 0; r < count; ++r)
         softmax(block.score.get() + r * padded, block.rounded.get() + r * padded, shape.seen(begin + r), end,
                 shape.scale);
     return end;
 }
 
-}  // namespace
-
-extern "C" int mega_attention(Bf16* out, Bf16* q, Bf16* k, Bf16* v, const long* strides, long batch, long heads,
-                              long key_heads, long queries, long keys, long width, float scale, int causal,
-                              int threads) {
-    const Shape shape{batch, heads, key_heads, queries, keys, width, scale, causal != 0};
-    const Tensor of_out{out, strides}, of_q{q, strides + 3}, of_k{k, strides + 6}, of_v{v, strides + 9};
-    const long padded = shape.padded(), wide = shape.wide();
+template <typename Item>
+int forward(Item* out, Item* q, Item* k, Item* v, const long* strides, const Shape& shape, int threads) {
+    using Word = typename Words<Item>::Word;
+    constexpr long PER = Words<Item>::PER;
+    const Tensor<Item> of_out{out, strides}, of_q{q, strides + 3}, of_k{k, strides + 6}, of_v{v, strides + 9};
+    const long padded = shape.padded(), wide = shape.wide(), keys = shape.keys, width = shape.width;
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(| : failed)
     {
-        const auto packed_k = room<Pair>(padded * width / 2), packed_v = room<Pair>(padded / 2 * wide);
-        const Block block(shape, false);
-        failed = !packed_k || !packed_v || !block.ready();
+        const auto turned_k = room<Word>(padded * width / PER), packed_v = room<Word>(padded / PER * wide);
+        const Block<Item> block(shape, false);
+        failed = !turned_k || !packed_v || !block.ready();
 #pragma omp for collapse(2) schedule(static)
-        for (long b = 0; b < batch; ++b)
-            for (long head = 0; head < heads; ++head) {
+        for (long b = 0; b < shape.batch; ++b)
+            for (long head = 0; head < shape.heads; ++head) {
                 if (failed) continue;
                 const long group = head / shape.each();
-                pack_transposed(packed_k.get(), of_k.of(b, group), keys, width);
+                pack_transposed(turned_k.get(), of_k.of(b, group), keys, width);
                 pack_rows(packed_v.get(), of_v.of(b, group), keys, width);
-                const Matrix from = of_q.of(b, head), to = of_out.of(b, head);
-                for (long begin = 0; begin < queries; begin += shape.block()) {
-                    const long count = std::min(shape.block(), queries - begin);
-                    const long end = probabilities(block, shape, from, packed_k.get(), begin, count);
-                    // probabilities after the keys are zero, and so may be what the last panel has there
-                    const long pairs = (std::min(end, keys) + 1) / 2;
-                    product<false>(block.out.get(), wide, count, reinterpret_cast<Pair*>(block.rounded.get()),
-                                   padded / 2, 1, packed_v.get(), (keys + 1) / 2, pairs, wide);
+                const Matrix<Item> from = of_q.of(b, head), to = of_out.of(b, head);
+                for (long begin = 0; begin < shape.queries; begin += shape.block()) {
+                    const long count = std::min(shape.block(), shape.queries - begin);
+                    const long end = probabilities<Item>(block, shape, from, turned_k.get(), begin, count);
+                    product<false>(block.out.get(), wide, count, as_words(block.rounded.get()), padded / PER, 1,
+                                   packed_v.get(), words<Item>(keys), words<Item>(std::min(end, keys)), wide);
                     for (long r = 0; r < count; ++r)
                         scale_into(to.row(begin + r), block.out.get() + r * wide, 1.0f, width);
                 }
@@ -214,25 +228,46 @@ extern "C" int mega_attention(Bf16* out, Bf16* q, Bf16* k, Bf16* v, const long* 
     return failed;
 }
 
-extern "C" int mega_attention_backward(Bf16* grad_q, Bf16* grad_k, Bf16* grad_v, Bf16* grad, Bf16* q, Bf16* k, Bf16* v,
-                                       const long* strides, long batch, long heads, long key_heads, long queries,
-                                       long keys, long width, float scale, int causal, int threads) {
-    const Shape shape{batch, heads, key_heads, queries, keys, width, scale, causal != 0};
-    const Tensor to_q{grad_q, strides}, to_k{grad_k, strides + 3}, to_v{grad_v, strides + 6}, of_grad{grad, strides + 9};
-    const Tensor of_q{q, strides + 12}, of_k{k, strides + 15}, of_v{v, strides + 18};
-    const long padded = shape.padded(), wide = shape.wide(), most = shape.block();
+// a block of rows, of which each column is to be a row of a product's first factor
+template <typename Item>
+struct Turned {
+    using Word = typename Words<Item>::Word;
+
+    const Word* words;
+    long step;
+
+    // pairs of rows beside each other, in `room`
+    static Turned of(const Matrix<Bf16>& x, long count, long columns, Pair* room) {
+        for (long p = 0; p < count; p += 2)
+            for (long c = 0; c < columns; c += 16)
+                _mm512_storeu_si512(room + p / 2 * x.stride + c,
+                                    interleaved(x.row(p) + c, p + 1 < count ? x.row(p + 1) + c : nullptr, 16));
+        return {room, x.stride};
+    }
+    static Turned of(const Matrix<float>& x, long, long, float*) { return {x.at, x.stride}; }
+};
+
+template <typename Item>
+int backward(Item* grad_q, Item* grad_k, Item* grad_v, Item* grad, Item* q, Item* k, Item* v, const long* strides,
+             const Shape& shape, int threads) {
+    using Word = typename Words<Item>::Word;
+    constexpr long PER = Words<Item>::PER;
+    const Tensor<Item> to_q{grad_q, strides}, to_k{grad_k, strides + 3}, to_v{grad_v, strides + 6};
+    const Tensor<Item> of_grad{grad, strides + 9}, of_q{q, strides + 12}, of_k{k, strides + 15}, of_v{v, strides + 18};
+    const long padded = shape.padded(), wide = shape.wide(), keys = shape.keys, width = shape.width;
+    const long size = width / PER, most = shape.block();
     int failed = 0;
 #pragma omp parallel num_threads(threads) reduction(| : failed)
     {
-        const auto turned_k = room<Pair>(padded * width / 2), turned_v = room<Pair>(padded * width / 2);
-        const auto packed_k = room<Pair>(padded / 2 * wide), packed_rows = room<Pair>((most + 1) / 2 * wide);
-        const auto paired = room<Pair>((most + 1) / 2 * padded + ROWS);
-        const auto sum_k = room<float>((padded + ROWS) * wide), sum_v = room<float>((padded + ROWS) * wide);
-        const Block block(shape, true);
+        const auto turned_k = room<Word>(padded * size), turned_v = room<Word>(padded * size);
+        const auto packed_k = room<Word>(padded / PER * wide), packed_rows = room<Word>(most / PER * wide);
+        const auto paired = room<Word>(most / PER * padded + ROWS);
+        const auto sum_k = room<float>(padded * wide), sum_v = room<float>(padded * wide);
+        const Block<Item> block(shape, true);
         failed = !turned_k || !turned_v || !packed_k || !packed_rows || !paired || !sum_k || !sum_v || !block.ready();
 #pragma omp for collapse(2) schedule(static)
-        for (long b = 0; b < batch; ++b)
-            for (long group = 0; group < key_heads; ++group) {
+        for (long b = 0; b < shape.batch; ++b)
+            for (long group = 0; group < shape.key_heads; ++group) {
                 if (failed) continue;
                 pack_transposed(turned_k.get(), of_k.of(b, group), keys, width);
                 pack_transposed(turned_v.get(), of_v.of(b, group), keys, width);
@@ -240,41 +275,57 @@ extern "C" int mega_attention_backward(Bf16* grad_q, Bf16* grad_k, Bf16* grad_v,
                 std::fill_n(sum_k.get(), keys * wide, 0.0f);
                 std::fill_n(sum_v.get(), keys * wide, 0.0f);
                 for (long head = group * shape.each(); head < (group + 1) * shape.each(); ++head)
-                    for (long begin = 0; begin < queries; begin += most) {
-                        const long count = std::min(most, queries - begin), pairs = (count + 1) / 2;
-                        const Matrix rounded{block.rounded.get(), padded};
+                    for (long begin = 0; begin < shape.queries; begin += most) {
+                        const long count = std::min(most, shape.queries - begin);
+                        const Matrix<Item> rounded{block.rounded.get(), padded};
+                        const Matrix<Item> from = of_q.of(b, head), grads = of_grad.of(b, head);
                         // sum[key] += sum over the queries of what is rounded there, times a row of theirs
-                        const auto add = [&](float* sum, const Matrix& rows, long end) {
-                            for (long c = 0; c < end; c += 16)
-                                for (long p = 0; p < pairs; ++p) {
-                                    const Bf16* second = 2 * p + 1 < count ? rounded.row(2 * p + 1) + c : nullptr;
-                                    _mm512_storeu_si512(paired.get() + p * padded + c,
-                                                        interleaved(rounded.row(2 * p) + c, second, 16));
-                                }
-                            pack_rows(packed_rows.get(), {rows.row(begin), rows.stride}, count, width);
-                            product<true>(sum, wide, std::min(end, keys), paired.get(), 1, padded, packed_rows.get(),
-                                          pairs, pairs, wide);
+                        const auto add = [&](float* sum, const Matrix<Item>& rows, long end) {
+                            const auto turned = Turned<Item>::of(rounded, count, end, paired.get());
+                            pack_rows(packed_rows.get(), Matrix<Item>{rows.row(begin), rows.stride}, count, width);
+                            product<true>(sum, wide, std::min(end, keys), turned.words, 1, turned.step,
+                                          packed_rows.get(), words<Item>(count), words<Item>(count), wide);
                         };
-                        const Matrix from = of_q.of(b, head), grads = of_grad.of(b, head);
-                        const long end = probabilities(block, shape, from, turned_k.get(), begin, count);
+                        const long end = probabilities<Item>(block, shape, from, turned_k.get(), begin, count);
                         add(sum_v.get(), grads, end);
-                        const Pair* rows = gather(block.rows.get(), grads, begin, count, width);
-                        product<false>(block.grad.get(), padded, count, rows, width / 2, 1, turned_v.get(), width / 2,
-                                       width / 2, end);
+                        gather(block.rows.get(), grads, begin, count, width);
+                        product<false>(block.grad.get(), padded, count, as_words(block.rows.get()), size, 1,
+                                       turned_v.get(), size, size, end);
                         for (long r = 0; r < count; ++r)
                             softmax_backward(block.score.get() + r * padded, block.grad.get() + r * padded,
                                              rounded.row(r), end);
                         add(sum_k.get(), from, end);
-                        product<false>(block.out.get(), wide, count, reinterpret_cast<Pair*>(rounded.at), padded / 2, 1,
-                                       packed_k.get(), (keys + 1) / 2, (std::min(end, keys) + 1) / 2, wide);
+                        product<false>(block.out.get(), wide, count, as_words(rounded.at), padded / PER, 1,
+                                       packed_k.get(), words<Item>(keys), words<Item>(std::min(end, keys)), wide);
                         for (long r = 0; r < count; ++r)
-                            scale_into(to_q.of(b, head).row(begin + r), block.out.get() + r * wide, scale, width);
+                            scale_into(to_q.of(b, head).row(begin + r), block.out.get() + r * wide, shape.scale, width);
                     }
                 for (long key = 0; key < keys; ++key) {
-                    scale_into(to_k.of(b, group).row(key), sum_k.get() + key * wide, scale, width);
+                    scale_into(to_k.of(b, group).row(key), sum_k.get() + key * wide, shape.scale, width);
                     scale_into(to_v.of(b, group).row(key), sum_v.get() + key * wide, 1.0f, width);
                 }
             }
     }
     return failed;
 }
+
+}  // namespace
+
+// of bfloat16 the width is even; `strides` has those of rows, heads and tokens of each tensor, in their order
+#define MEGA_ATTENTION(ITEM, NAME)                                                                                   \
+    extern "C" int mega_attention_##NAME(ITEM* out, ITEM* q, ITEM* k, ITEM* v, const long* strides, long batch,      \
+                                         long heads, long key_heads, long queries, long keys, long width,            \
+                                         float scale, int causal, int threads) {                                     \
+        const Shape shape{batch, heads, key_heads, queries, keys, width, scale, causal != 0};                        \
+        return forward(out, q, k, v, strides, shape, threads);                                                       \
+    }                                                                                                                \
+    extern "C" int mega_attention_backward_##NAME(ITEM* grad_q, ITEM* grad_k, ITEM* grad_v, ITEM* grad, ITEM* q,     \
+                                                  ITEM* k, ITEM* v, const long* strides, long batch, long heads,     \
+                                                  long key_heads, long queries, long keys, long width, float scale,  \
+                                                  int causal, int threads) {                                         \
+        const Shape shape{batch, heads, key_heads, queries, keys, width, scale, causal != 0};                        \
+        return backward(grad_q, grad_k, grad_v, grad, q, k, v, strides, shape, threads);                             \
+    }
+
+MEGA_ATTENTION(Bf16, bf16)
+MEGA_ATTENTION(float, f32)

@@ -22,15 +22,15 @@ Gelu gelu(__m512 u) {
     return {value, slope};
 }
 
-// the sum is rounded to bfloat16, as torch rounds it before it takes GELU
-__m512 biased(const Bf16* x, const Bf16* bias, long c, __mmask16 mask) {
+// the sum is rounded, as torch rounds it before it takes GELU
+template <typename Item>
+__m512 biased(const Item* x, const Item* bias, long c, __mmask16 mask) {
     const __m512 values = load(x + c, mask);
-    return bias == nullptr ? values : widened(narrowed(_mm512_add_ps(values, load(bias + c, mask))));
+    return bias == nullptr ? values : rounded(x, _mm512_add_ps(values, load(bias + c, mask)));
 }
 
-}  // namespace
-
-extern "C" int mega_gelu(Bf16* out, const Bf16* x, const Bf16* bias, long rows, long columns, int threads) {
+template <typename Item>
+int forward(Item* out, const Item* x, const Item* bias, long rows, long columns, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long row = 0; row < rows; ++row)
         for (long c = 0; c < columns; c += 16) {
@@ -41,8 +41,9 @@ extern "C" int mega_gelu(Bf16* out, const Bf16* x, const Bf16* bias, long rows, 
 }
 
 // grad_x, and its sum over the rows where there is a bias: each thread adds up columns of its own
-extern "C" int mega_gelu_backward(Bf16* grad_x, float* grad_bias, const Bf16* grad, const Bf16* x, const Bf16* bias,
-                                  long rows, long columns, int threads) {
+template <typename Item>
+int backward(Item* grad_x, float* grad_bias, const Item* grad, const Item* x, const Item* bias, long rows, long columns,
+             int threads) {
     constexpr long SOME = 8;  // vectors of a row at a time: their sums stay in registers
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long begin = 0; begin < columns; begin += 16 * SOME) {
@@ -53,13 +54,33 @@ extern "C" int mega_gelu_backward(Bf16* grad_x, float* grad_bias, const Bf16* gr
                 const long c = begin + 16 * i, at = row * columns + c;
                 const __mmask16 mask = lanes(columns - c);
                 const __m512 slope = gelu(biased(x + row * columns, bias, c, mask)).slope;
-                const __m256i made = narrowed(_mm512_mul_ps(load(grad + at, mask), slope));
-                _mm256_mask_storeu_epi16(grad_x + at, mask, made);
-                sums[i] = _mm512_add_ps(sums[i], widened(made));
+                const __m512 made = rounded(x, _mm512_mul_ps(load(grad + at, mask), slope));
+                store(grad_x + at, made, mask);
+                sums[i] = _mm512_add_ps(sums[i], made);
             }
         if (grad_bias == nullptr) continue;
         for (long i = 0; i < SOME; ++i)
             _mm512_mask_storeu_ps(grad_bias + begin + 16 * i, lanes(columns - begin - 16 * i), sums[i]);
     }
     return 0;
+}
+
+}  // namespace
+
+extern "C" int mega_gelu_bf16(Bf16* out, const Bf16* x, const Bf16* bias, long rows, long columns, int threads) {
+    return forward(out, x, bias, rows, columns, threads);
+}
+
+extern "C" int mega_gelu_f32(float* out, const float* x, const float* bias, long rows, long columns, int threads) {
+    return forward(out, x, bias, rows, columns, threads);
+}
+
+extern "C" int mega_gelu_backward_bf16(Bf16* grad_x, float* grad_bias, const Bf16* grad, const Bf16* x,
+                                       const Bf16* bias, long rows, long columns, int threads) {
+    return backward(grad_x, grad_bias, grad, x, bias, rows, columns, threads);
+}
+
+extern "C" int mega_gelu_backward_f32(float* grad_x, float* grad_bias, const float* grad, const float* x,
+                                      const float* bias, long rows, long columns, int threads) {
+    return backward(grad_x, grad_bias, grad, x, bias, rows, columns, threads);
 }

@@ -1,4 +1,4 @@
-// softmax over rows of bfloat16 in place, and the logarithm of each row's sum: two passes over a row, which stays
+// softmax over rows in place, and the logarithm of each row's sum: two passes over a row, which stays
 // in the second cache (Milakov and Gimelshein, arXiv:1805.02867: the largest and the sum are found together).
 
 #include <cmath>
@@ -6,11 +6,13 @@
 
 #include "vectors.h"
 
-extern "C" int mega_softmax(Bf16* logits, long stride, long rows, long columns, float scale, float* log_sums,
-                            int threads) {
+namespace {
+
+template <typename Item>
+int softmax(Item* logits, long stride, long rows, long columns, float scale, float* log_sums, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long row = 0; row < rows; ++row) {
-        Bf16* z = logits + row * stride;
+        Item* z = logits + row * stride;
         const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
         __m512 largest = least;
         for (long c = 0; c < columns; c += 16) {
@@ -35,4 +37,16 @@ extern "C" int mega_softmax(Bf16* logits, long stride, long rows, long columns, 
         }
     }
     return 0;
+}
+
+}  // namespace
+
+extern "C" int mega_softmax_bf16(Bf16* logits, long stride, long rows, long columns, float scale, float* log_sums,
+                                 int threads) {
+    return softmax(logits, stride, rows, columns, scale, log_sums, threads);
+}
+
+extern "C" int mega_softmax_f32(float* logits, long stride, long rows, long columns, float scale, float* log_sums,
+                                int threads) {
+    return softmax(logits, stride, rows, columns, scale, log_sums, threads);
 }

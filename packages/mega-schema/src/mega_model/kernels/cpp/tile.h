@@ -1,5 +1,6 @@
-// A tile of a product of bfloat16 matrices, in registers: sums[r][c] = sum over p of a[r][p] * b[p][c], where a and
-// b hold pairs of numbers that follow each other along the sum, for VDPBF16PS multiplies pairs.
+// A tile of a product of two matrices, in registers: sums[r][c] = sum over p of a[r][p] * b[p][c], where a and b
+// hold words of 32 bits. A word is a float32 number, or a pair of bfloat16 numbers that follow each other along the
+// sum, for VDPBF16PS multiplies pairs.
 
 #pragma once
 
@@ -8,7 +9,22 @@
 
 #include "vectors.h"
 
-using Pair = uint32_t;
+template <typename Item>
+struct Words;
+
+template <>
+struct Words<Bf16> {
+    using Word = uint32_t;
+    static constexpr long PER = 2;  // numbers in a word
+};
+
+template <>
+struct Words<float> {
+    using Word = float;
+    static constexpr long PER = 1;
+};
+
+using Pair = Words<Bf16>::Word;
 
 struct Freed {
     void operator()(void* memory) const { std::free(memory); }
@@ -40,20 +56,30 @@ void pack(Pair* panel, const Bf16* from, long stride, long rows, long columns) {
     }
 }
 
-// a[r][p] lies at a + r * row_step + p * pair_step; b in a panel of its own
-template <long ROWS, long VECTORS>
-[[gnu::always_inline]] inline void multiply(__m512 (&sums)[ROWS][VECTORS], const Pair* a, long row_step, long pair_step, const Pair* b, long pairs) {
+template <long WIDTH>
+void pack(float* panel, const float* from, long stride, long rows, long columns) {
+    for (long r = 0; r < rows; ++r, panel += WIDTH)
+        for (long c = 0; c < WIDTH; c += 16)
+            _mm512_store_ps(panel + c, load(from + r * stride + c, lanes(columns - c)));
+}
+
+inline __m512 add_products(__m512 sum, Pair a, const Pair* b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)_mm512_load_si512(b));
+}
+
+inline __m512 add_products(__m512 sum, float a, const float* b) {
+    return _mm512_fmadd_ps(_mm512_set1_ps(a), _mm512_load_ps(b), sum);
+}
+
+// a[r][p] lies at a + r * row_step + p * word_step; b in a panel of its own
+template <long ROWS, long VECTORS, typename Word>
+[[gnu::always_inline]] inline void multiply(__m512 (&sums)[ROWS][VECTORS], const Word* a, long row_step, long word_step,
+                                            const Word* b, long words) {
     for (auto& row : sums)
         for (auto& sum : row) sum = _mm512_setzero_ps();
-    for (long p = 0; p < pairs; ++p, a += pair_step, b += 16 * VECTORS) {
-        __m512bh some[VECTORS];
-#pragma GCC unroll 4
-        for (long v = 0; v < VECTORS; ++v) some[v] = (__m512bh)_mm512_load_si512(b + 16 * v);
+    for (long p = 0; p < words; ++p, a += word_step, b += 16 * VECTORS)
 #pragma GCC unroll 8
-        for (long r = 0; r < ROWS; ++r) {
-            const __m512bh one = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * row_step]));
+        for (long r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-            for (long v = 0; v < VECTORS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], one, some[v]);
-        }
-    }
+            for (long v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], a[r * row_step], b + 16 * v);
 }

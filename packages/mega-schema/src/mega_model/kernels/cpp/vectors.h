@@ -1,4 +1,4 @@
-// Sixteen numbers at a time: bfloat16 in memory, float32 in registers.
+// Sixteen numbers at a time: bfloat16 or float32 in memory, float32 in registers.
 
 #pragma once
 
@@ -20,9 +20,17 @@ inline __m512 widened(__m256i bits) {
 
 inline __m512 load(const Bf16* from, __mmask16 mask) { return widened(_mm256_maskz_loadu_epi16(mask, from)); }
 
+inline __m512 load(const float* from, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, from); }
+
 inline __m256i narrowed(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
 inline void store(Bf16* to, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(to, mask, narrowed(x)); }
+
+inline void store(float* to, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(to, mask, x); }
+
+// x as memory of that kind would give it back
+inline __m512 rounded(const Bf16*, __m512 x) { return widened(narrowed(x)); }
+inline __m512 rounded(const float*, __m512 x) { return x; }
 
 // exp(x) within 2 units in the last place: 2^n times the Taylor polynomial of degree 7 of what is left, which is
 // at most ln 2 / 2; zero below the least normal number, infinity above the largest

@@ -1,6 +1,11 @@
-"""Attention on a CPU: in blocks (`mega_model.kernels.blocked`) against torch's, made in float32.
+"""Attention on a CPU: ours against torch's.
 
     python bench/cpu_attention.py [--dtype bf16] [--rounds 3] [--threads 1] [--json FILE]
+
+torch           scaled_dot_product_attention of the tensors as they are
+torch-float32   the same in float32, which `--kernels reference` takes
+blocked         `mega_model.kernels.blocked`, in torch's operations
+c++             `mega_model.kernels.cpp`; left out where it cannot be compiled
 
 Causal attention, forward and forward with backward, of tensors that lie as they do in a model. A new process
 each time, in turn; the fewest CPU seconds count, since other work can only add to them. Memory is by how much
@@ -11,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -20,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.kernels import REFERENCE, blocked
+from mega_model.kernels import REFERENCE, blocked, cpp
 from mega_train.launch import keep_freed_memory
 
 # rows, heads, key heads, tokens, width
@@ -33,9 +40,19 @@ SHAPES = (
     (1, 16, 4, 2048, 64),
     (1, 8, 8, 4096, 128),
 )
-WAYS = {"torch": REFERENCE.attention, "blocked": blocked.attention}
 
 
+def torchs(q: Tensor, k: Tensor, v: Tensor, _: object) -> Tensor:
+    """torch's own, for causal attention."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+WAYS = {
+    "torch": torchs,
+    "torch-float32": REFERENCE.attention,
+    "blocked": blocked.attention,
+    "c++": cpp.attention,
+}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -94,6 +111,13 @@ def main() -> None:
         print(json.dumps(child(given.child[0], SHAPES[int(given.child[1])], DTYPES[given.dtype])))
         return
 
+    ways = list(WAYS)
+    try:
+        cpp.part()
+    except cpp.NotCompiled as error:
+        print(f"c++ is left out: {error}", file=sys.stderr)
+        ways.remove("c++")
+
     def run(way: str, number: int) -> dict[str, float]:
         words = ["--dtype", given.dtype, "--threads", str(given.threads), "--child", way, str(number)]
         command = [sys.executable, __file__, *words]
@@ -106,11 +130,12 @@ def main() -> None:
         "bfloat16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "torch": torch.__version__,
         "dtype": given.dtype,
+        "load_before": list(os.getloadavg()),
     }
     for number, shape in enumerate(SHAPES):
-        rounds = [{way: run(way, number) for way in WAYS} for _ in range(given.rounds)]
+        rounds = [{way: run(way, number) for way in ways} for _ in range(given.rounds)]
         name = "{} x {}/{} heads x {} x {}".format(*shape)
-        table[name] = {way: {key: min(r[way][key] for r in rounds) for key in rounds[0][way]} for way in WAYS}
+        table[name] = {way: {key: min(r[way][key] for r in rounds) for key in rounds[0][way]} for way in ways}
     text = json.dumps(table, indent=1)
     print(text)
     if given.json:

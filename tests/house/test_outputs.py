@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -209,6 +209,32 @@ def test_an_output_is_no_input_whatever_it_is_called(
             spellings.append("link")
         for spelling in spellings:
             refusal(name, spelling, monkeypatch, capfd)
+
+
+# commands that read every .jsonl file below a folder; the others read no file of theirs again
+READ_AGAIN = ("clean --output", "clean --work", "dedup --output", "dedup --work")
+
+
+@pytest.mark.parametrize("name", [f"mega-data {name}" for name in READ_AGAIN])
+def test_a_folder_that_the_next_run_would_read_is_no_output(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "b.jsonl").write_text(LINE)
+    Path("in/sub").mkdir()
+    Path("in/linked").symlink_to(elsewhere)
+    Path("link").symlink_to("in")
+    for page in Path("in").glob("p.*"):
+        page.unlink()
+    paths = ["in/mine", "in/sub", "in/sub/mine/deeper", "link/mine", "in/sub/../mine", "../elsewhere/mine"]
+    for word in ("in", "in/**/*.jsonl", "in/*"):
+        line = OUTPUTS[name].line.replace("in/a.jsonl", f"'{word}'")
+        with monkeypatch.context() as patch:
+            patch.setitem(OUTPUTS, name, replace(OUTPUTS[name], line=line))
+            for path in paths:
+                refused = refusal(name, path, patch, capfd)
+                assert f"is in a folder that --input reads: found {path}, wanted" in refused, (word, refused)
 
 
 @pytest.mark.parametrize("name", [name for name, output in OUTPUTS.items() if not output.shared])

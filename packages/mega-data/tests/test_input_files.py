@@ -123,6 +123,18 @@ def test_a_folder_with_outputs_of_ours_is_an_input_again(tmp_path, caplog):
     assert mine.name in [one.path.name for one in found([str(folder)])]
 
 
+def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_path):
+    lines(tmp_path / "in/a.jsonl", "one two three")
+    (tmp_path / "in/p.html").write_text("<html><body><p>A paragraph that is long enough to be text.</p>")
+    for name, *flags in (("extract",), ("train-tokenizer", "--vocab-size", "300")):
+        words = [name, "--input", tmp_path / "in", "--output", tmp_path / "in" / name, *flags]
+        first = call(*words)
+        assert first.exit_code == 0, first.exception
+        assert call(*words).stdout == first.stdout
+    assert "1 documents" in call("extract", *words[1:3], "--output", tmp_path / "other").stdout
+    assert names(tmp_path, tmp_path / "in") == ["in/a.jsonl", "in/extract/p.html.jsonl"]
+
+
 def test_files_of_other_forms_in_a_folder_are_counted(tmp_path, caplog):
     lines(tmp_path / "a.jsonl", "1")
     for name in ("b.csv", "c.csv", "README"):

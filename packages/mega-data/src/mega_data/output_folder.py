@@ -16,9 +16,11 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from mega_data.readers.file_tree import read_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
 from mega_data.shards import output_name, shards
 from mega_data.steps import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
@@ -54,22 +56,29 @@ def checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tu
     Raises:
         ConfigError: there are none, or a folder is refused.
     """
-    files = tuple(shards(inputs))
-    check_folder(output, work, files)
+    words = [str(word) for word in inputs]
+    files = tuple(shards(words))
+    check_folder(output, work, files, read_folders(words, files))
     check_stale(output, map(output_name, files))
     return files
 
 
-def check_folder(output: Path, work: Path | None, inputs: Sequence[Path]) -> None:
+def check_folder(
+    output: Path, work: Path | None, inputs: Sequence[Path], read_folders: Sequence[Path] = ()
+) -> None:
     """Refuse an output or work folder that holds an input, or files of other programs.
+
+    Args:
+        read_folders: in which the command would read its own files.
 
     Raises:
         ConfigError: one of them is refused.
     """
-    check_output("--output", output, "folder", inputs=inputs, is_ours=is_ours)
+    check = partial(check_output, kind="folder", inputs=inputs, read_folders=read_folders)
+    check("--output", output, is_ours=is_ours)
     if work is None:
         return
-    check_output("--work", work, "folder", inputs=inputs, is_ours=lambda folder: (folder / PLAN).is_file())
+    check("--work", work, is_ours=lambda folder: (folder / PLAN).is_file())
     if work.resolve() == output.resolve():
         hint = "name another folder, or leave --work out"
         raise ConfigError("--work", "is --output", found=work, hint=hint)

@@ -2,6 +2,7 @@
 
 - An output is a path of this machine. A URL is refused.
 - An output is no input, and an output folder holds no input. Links, hard links and the case of names count.
+- An output folder lies in no folder that its command reads: the next run would read what this one writes.
 - A folder that is not empty, or a file that exists, is replaced only where this toolkit wrote it.
 
 Uses Python's standard library alone, so that every command can check before it imports anything slow.
@@ -33,6 +34,7 @@ def check_output(
     kind: Kind,
     *,
     inputs: Iterable[Path] = (),
+    read_folders: Iterable[Path] = (),
     is_ours: Callable[[Path], bool] = lambda path: False,
     instead: str = "",
 ) -> None:
@@ -41,6 +43,7 @@ def check_output(
     Args:
         option: the command-line option that names the path; begins the message.
         inputs: files, or folders, that the command reads.
+        read_folders: folders of `--input` in which the command would read also files that it writes.
         is_ours: whether an existing file, or a folder that is not empty, was written by this toolkit, so that
             the command may replace it.
         instead: what the hint proposes; "" is another path.
@@ -49,6 +52,9 @@ def check_output(
         ConfigError: the path is refused.
     """
     check_local(option, path)
+    if outer := _reading_folder(path, read_folders):
+        what, hint = "is in a folder that --input reads", "the next run would read what this one writes"
+        raise ConfigError(option, what, found=path, wanted=f"a folder outside {outer}", hint=hint)
     if not path.exists():
         if not path.is_symlink():
             return
@@ -194,6 +200,17 @@ def _overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
             folders[path.parent] = folder = path.parent.resolve()
         if _state(path) == mine or holds(folder) or (path.is_symlink() and holds(path.resolve().parent)):
             yield output if _state(path) == mine else path
+
+
+def _reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
+    """The first folder that the output lies in; None where it is in none, or below a hidden name."""
+    states = {_state(folder): folder for folder in folders}
+    inner = output.resolve()
+    while states and inner != inner.parent and not inner.name.startswith("."):
+        inner = inner.parent
+        if (state := _state(inner)) and state in states:
+            return states[state]
+    return None
 
 
 def _state(path: Path) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ import glob
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,6 +72,31 @@ class FileResolver:
             return False
         self._seen.add(real)
         return True
+
+
+def read_folders(words: Iterable[str], files: Iterable[Path]) -> list[Path]:
+    """The folders in which the words would find new files and folders too.
+
+    Args:
+        files: that the words name; they tell which linked folders were read.
+    """
+    roots = [folder for word in words for folder in _roots(word)]
+    parents = dict.fromkeys(file.parent for file in files)
+    return [*roots, *(folder for folder in parents if any(root in folder.parents for root in roots))]
+
+
+def _roots(word: str) -> list[Path]:
+    path = Path(word)
+    if path.is_dir():
+        return [path]
+    if path.exists() or not glob.has_magic(word):
+        return []
+    cut = path.parts.index("**") if "**" in path.parts else len(path.parts)
+    patterns = [Path(*path.parts[:cut])] if cut else [Path()]
+    if path.name == "*":
+        patterns.append(path.parent)
+    found = [Path(match) for pattern in patterns for match in glob.glob(str(pattern))]  # noqa: PTH207
+    return [folder for folder in found if folder.is_dir()]
 
 
 def is_pipe(path: Path) -> bool:

@@ -213,12 +213,13 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(tmp_path):
     assert done.fresh < done.size
 
 
-def test_a_line_that_is_wrong_leaves_nothing_even_of_a_run_that_was_gone_on_with(tmp_path):
+def test_a_line_that_is_wrong_leaves_no_dataset_even_of_a_run_that_was_gone_on_with(tmp_path):
     path = tmp_path / "a"
     path.write_text('{"text": "1"}\n' * 500 + "oops\n", "utf-8")
-    with pytest.raises(FormatError, match="a:501: not JSON"):
-        preprocess([path], tmp_path / "p", null(), block=100, note=200)
-    assert list(tmp_path.iterdir()) == [path]
+    for _ in range(2):
+        with pytest.raises(FormatError, match="a:501: not JSON"):
+            preprocess([path], tmp_path / "p", null(), block=100, note=200)
+        assert sorted(tmp_path.iterdir()) == [path, tmp_path / "p.unfinished"]
 
 
 BOUNDED = """

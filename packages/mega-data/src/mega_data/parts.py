@@ -6,9 +6,11 @@
         0.lengths        int32, tokens of each sequence
         0.documents      int64, sequence at which each document begins; ends with that of the next
         quarantine       JSON lines of what was passed over
+        inputs           JSON lines, of each input that was begun: its state, and place and sizes before it
 
-A run that was killed cuts the files back to those sizes and goes on from the place. No reader looks there;
-when all is read, the files become a dataset under its name, or not at all.
+A run that was killed cuts the files back to those sizes and goes on from the place. Where an input has since
+changed, as when a wrong line in it was mended, the next run cuts them back to where that input began. No
+reader looks there; when all is read, the files become a dataset under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -33,10 +36,14 @@ from mega_schema.index import CHUNK, Contents
 from mega_schema.indexed import DatasetInfo, beside
 from mega_schema.indexed_writer import write_index
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 JOURNAL: Final = "journal.json"
 LOCK: Final = "lock"
 QUARANTINE: Final = "quarantine"
+INPUTS: Final = "inputs"
+State = (
+    list[str | int] | None
+)  # what tells an input from others and from other versions of it; None: nothing does
 
 
 @dataclass(slots=True)
@@ -87,29 +94,45 @@ class _Part:
 
 @dataclass(slots=True)
 class Parts:
-    """The files of a run, open for more."""
+    """The files of a run, open for more.
+
+    Attributes:
+        run: what tells that the options are the same as before.
+        inputs: state of each.
+        skip: wrong rows are passed over.
+    """
 
     folder: Path
     run: str
     dtype: np.dtype[Any]
+    inputs: Sequence[State] = ()
+    skip: bool = False
     place: Place = field(default_factory=Place)
     resumed: bool = False
     _parts: list[_Part] = field(default_factory=list)
     _quarantine: IO[bytes] | None = None
+    _begun: IO[bytes] | None = None
+    _inputs_begun: int = 0
     _lock: IO[bytes] | None = None
 
     @classmethod
-    def open(cls, folder: Path, run: str, dtype: np.dtype[Any], keys: int) -> Parts:
+    def open(
+        cls,
+        folder: Path,
+        run: str,
+        dtype: np.dtype[Any],
+        keys: int,
+        inputs: Sequence[State] = (),
+        *,
+        skip: bool = False,
+    ) -> Parts:
         """The files in `folder`, as far as they are whole; empty ones where they are of another run.
-
-        Args:
-            run: what tells that inputs and options are the same as before.
 
         Raises:
             ConfigError: a process that lives writes there.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        parts = cls(folder, run, dtype)
+        parts = cls(folder, run, dtype, inputs, skip)
         parts._lock = (folder / LOCK).open("ab")
         try:
             fcntl.flock(parts._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,17 +142,18 @@ class Parts:
             raise ConfigError(
                 "--output-prefix", "another run writes there", found=folder, hint=hint
             ) from None
-        journal = parts._journal()
-        sizes = journal.get("sizes", {})
-        if journal:
-            parts.place, parts.resumed = Place(**journal["place"]), True
+        noted, parts._inputs_begun = parts._noted(inputs)
+        sizes = noted.get("sizes", {})
+        if noted:
+            parts.place, parts.resumed = Place(**noted["place"]), True
         for key in range(keys):
             names = ("ids", "lengths", "documents")
             files = {name: parts._grown(f"{key}.{name}", sizes) for name in names}
-            parts._parts.append(_Part(files, **(journal["parts"][key] if journal else {})))
-            if not journal:
+            parts._parts.append(_Part(files, **(noted["parts"][key] if noted else {})))
+            if not noted:
                 files["documents"].write(np.zeros(1, np.int64).tobytes())
         parts._quarantine = parts._grown(QUARANTINE, sizes)
+        parts._begun = parts._grown(INPUTS, sizes)
         return parts
 
     @property
@@ -141,6 +165,15 @@ class Parts:
     def documents(self) -> int:
         """Of each key."""
         return self._parts[0].documents
+
+    def begin(self, input: int) -> None:
+        """Keep where an input begins, and those before it that had no rows, unless that was done."""
+        assert self._begun is not None
+        for number in range(self._inputs_begun, input + 1):
+            at = Place(number, size=self.place.size, consumed=self.place.consumed, skipped=self.place.skipped)
+            line = {"input": self.inputs[number], **self._at(at)}
+            self._begun.write(json.dumps(line).encode() + b"\n")
+        self._inputs_begun = max(self._inputs_begun, input + 1)
 
     def add(self, key: int, encoded: Encoded) -> None:
         """Write documents; `note` says later how far they are whole."""
@@ -169,23 +202,24 @@ class Parts:
 
     def note(self) -> None:
         """Everything written so far outlasts the process: a later run may go on from `place`."""
-        sizes = {}
-        for name, file in self._named():
+        for _, file in self._named():
             _sync(file)
-            sizes[name] = file.tell()
-        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._parts]
-        journal = {
-            "format": FORMAT,
-            "run": self.run,
-            "place": dataclasses.asdict(self.place),
-            "parts": counts,
-            "sizes": sizes,
-        }
+        journal = {"format": FORMAT, "run": self.run, "skip": self.skip, **self._at(self.place)}
         new = self.folder / f"{JOURNAL}.new"
         with new.open("wb") as written:
             written.write(json.dumps(journal).encode())
             _sync(written)
         new.replace(self.folder / JOURNAL)
+
+    def keep(self, unchanged: int) -> None:
+        """After an error, leave what was done to the next run; nothing where that can use nothing of it.
+
+        Args:
+            unchanged: so many inputs, the first ones, are still as they were.
+        """
+        self.note()
+        if not self._noted(self.inputs[:unchanged])[0]:
+            self.discard()
 
     def publish(
         self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
@@ -243,11 +277,42 @@ class Parts:
         for number, part in enumerate(self._parts):
             for name, file in part.files.items():
                 yield f"{number}.{name}", file
-        if self._quarantine is not None:
-            yield QUARANTINE, self._quarantine
+        for name, grown in ((QUARANTINE, self._quarantine), (INPUTS, self._begun)):
+            if grown is not None:
+                yield name, grown
+
+    def _at(self, place: Place) -> dict[str, Any]:
+        """A place, with what was written before it."""
+        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._parts]
+        sizes = {name: file.tell() for name, file in self._named()}
+        return {"place": dataclasses.asdict(place), "parts": counts, "sizes": sizes}
+
+    def _noted(self, inputs: Sequence[State]) -> tuple[dict[str, Any], int]:
+        """The last place of an earlier process up to which a run of these inputs writes the same.
+
+        Returns:
+            the place as `_at` gives it, empty where there is none; how many inputs were begun before it.
+        """
+        journal = self._journal()
+        if not journal:
+            return {}, 0
+        lines = (self.folder / INPUTS).read_bytes()[: journal["sizes"][INPUTS]].splitlines()
+        begun = [json.loads(line) for line in lines]
+        pairs = zip(begun, inputs, strict=False)
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[1] is not None and pair[0]["input"] == pair[1], pairs)
+        )
+        places = [*enumerate(begun[: same + 1])]
+        if same == len(begun):
+            places.append((same, journal))
+        for count, place in reversed(places):
+            # rows that one run passes over end another
+            if place["place"]["size"] and (journal["skip"] == self.skip or not place["place"]["skipped"]):
+                return place, count
+        return {}, 0
 
     def _journal(self) -> dict[str, Any]:
-        """What an earlier process noted of this very run; nothing where its files are not as noted."""
+        """What an earlier process noted with these options; nothing where its files are not as noted."""
         try:
             journal = json.loads((self.folder / JOURNAL).read_bytes())
             if journal["format"] != FORMAT or journal["run"] != self.run:

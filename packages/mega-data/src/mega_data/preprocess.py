@@ -17,7 +17,7 @@ import numpy as np
 
 from mega_data.documents import Done, Encoder
 from mega_data.encoders import Encode, fastest
-from mega_data.error_limit import ErrorLimit, TooManyErrors
+from mega_data.error_limit import ErrorLimit
 from mega_data.input_stream import InputStream
 from mega_data.parts import Parts, Place, is_unfinished
 from mega_data.readers.blocks import QUARANTINE_KEYS
@@ -156,7 +156,8 @@ def preprocess(
     A row of the input is a document; its text is one sequence of it, or one per sentence where it is a list
     or sentences are split; then the names end in `_sentence`. A text without tokens is an empty document.
     Blank lines are passed over. A run that was killed goes on where its noted parts end, when it is started
-    again with the same inputs and options, and writes the bytes it would have written.
+    again with the same inputs and options, and writes the bytes it would have written. One that a wrong row
+    ended goes on from the first input that has changed since, or from the row where it is now passed over.
 
     Args:
         workers: processes that encode, or so many that were started; 1 is this process.
@@ -166,7 +167,7 @@ def preprocess(
 
     Raises:
         ConfigError: options that do not fit the tokenizer or each other.
-        FormatError: a row is not what it should be and `options.skip` is off; then nothing is left.
+        FormatError: a row is not what it should be and `options.skip` is off; then there is no dataset.
     """
     began, options = time.monotonic(), options or Options()
     given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
@@ -177,7 +178,14 @@ def preprocess(
     versions = [one.version() for one in given]
     stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
     made = _Making.of(tokenizer, options, stream)
-    parts = Parts.open(beside(output_prefix, _UNFINISHED), _run(given, made), dtype, len(options.keys))
+    parts = Parts.open(
+        beside(output_prefix, _UNFINISHED),
+        _run(made),
+        dtype,
+        len(options.keys),
+        [None if one.stream else one.state() for one in given],  # a stream cannot be told from another
+        skip=options.skip,
+    )
     before = parts.place.size
     try:
         if parts.resumed:
@@ -194,11 +202,9 @@ def preprocess(
             DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key)) for key in options.keys
         ]
         parts.publish(prefixes, infos, FORMS[options.form], quarantine)
-    except (ConfigError, FormatError) as error:
-        if isinstance(error, TooManyErrors):
-            parts.note()  # a run with a higher limit goes on from here
-        elif isinstance(error, FormatError) or not parts.resumed:  # a mended input is another one
-            parts.discard()
+    except (ConfigError, FormatError):
+        changed = (n for n, one in enumerate(given) if one.version() != versions[n])
+        parts.keep(unchanged=next(changed, len(given)))
         raise
     except OSError as error:
         if error.filename is not None or error.errno is None:
@@ -280,6 +286,7 @@ def _write(
         if done.faults and (not options.skip or done.faults[0].is_fatal):
             hint = "mend or delete the line, or pass over such lines: --on-error skip"
             raise done.faults[0].error(path, first, hint)
+        parts.begin(done.input)
         for key, documents in enumerate(done.keys):
             parts.add(key, documents)
         for fault in done.faults:
@@ -314,15 +321,8 @@ def _check(options: Options, tokenizer: Tokenizer) -> None:
     assert options.form in FORMS, options.form
 
 
-def _run(given: Sequence[Input], made: _Making) -> str:
-    """What tells whether an unfinished run is this one; a stream cannot be told from another, so never it."""
-    if any(one.stream for one in given):
-        return f"stdin at {time.time_ns()}"
+def _run(made: _Making) -> str:
+    """What tells, beside the inputs, whether an unfinished run would have written the same as this one."""
     options = made.options
-    told = [
-        [one.state() for one in given],
-        made.tokenizer.identity.to_dict(),
-        [made.told(key) for key in options.keys],
-        [options.skip, options.form],
-    ]
+    told = [made.tokenizer.identity.to_dict(), [made.told(key) for key in options.keys], options.form]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()

@@ -13,7 +13,7 @@ from mega_data.error_limit import errors_of
 from mega_data.jsonl import dump_line, exact_numbers, text_of
 from mega_data.readers.blocks import Fault, parse_json
 from mega_data.readers.inputs import NAMED, form_of, found
-from mega_data.readers.packed import opened, unpacked_name
+from mega_data.readers.packed import changed_error, opened, unchanged, unpacked_name
 from mega_data.readers.tables import rows
 from mega_schema.disk import own_partial_file, replacing, reporting_full_disk
 from mega_schema.errors import ConfigError, DamageError, FormatError
@@ -54,8 +54,9 @@ def lines(path: Path) -> Iterator[bytes]:
         FormatError: the file is damaged.
     """
     if form_of(path) == "table":
-        for row in rows(path):
-            yield orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+        with unchanged(path):
+            for row in rows(path):
+                yield orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
     else:
         with opened(path) as file:
             yield from file
@@ -210,6 +211,19 @@ def _document(
 def identity(files: Sequence[Path]) -> list[list[str | int]]:
     """What tells that the inputs of a run are still the same: names, sizes and times of change."""
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def check_identity(inputs: Iterable[Sequence[Any]]) -> None:
+    """See that files are still what `identity` told.
+
+    Raises:
+        FormatError: one was written, replaced or removed since.
+    """
+    for name, size, time in inputs:
+        path = Path(name)
+        stat = path.stat() if path.exists() else None
+        if stat is None or (stat.st_size, stat.st_mtime_ns) != (size, time):
+            raise changed_error(path, size, None if stat is None else stat.st_size)
 
 
 def size(file: Path) -> int:

@@ -97,6 +97,12 @@ def plan(folder: Path, wanted: Result, reuse: Reuse | None = None) -> None:
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 
+def planned_inputs(folder: Path) -> list[list[str | int]]:
+    """The inputs of the run that has a work folder, as they were when it began."""
+    inputs: list[list[str | int]] = json.loads((folder / PLAN).read_bytes())["inputs"]
+    return inputs
+
+
 def _keep_done(folder: Path, before: Result, now: Result, other: Sequence[str], reuse: Reuse) -> None:
     """Remove the markers of the tasks that have to be done again, as their input or an option has changed."""
     kept = set[Path]()

@@ -18,6 +18,7 @@ from mega_data.commands.common import (
     exit_if_nothing_left,
     run_stages,
     tell_skipped,
+    unchanged_inputs,
     work_folder,
 )
 from mega_schema.output_option import OUTPUT_FOLDER
@@ -92,17 +93,18 @@ def clean(
         passes = {one.work.name: one for one in job.passes()}
         if only and wanted not in {"plan", *passes}:
             raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
-        for name, one in passes.items():
-            if not only or name == wanted:
-                run_stages(
-                    one.stages(),
-                    one.work,
-                    executor=executor,
-                    workers=workers,
-                    only=stage or None,
-                    errors=errors,
-                    told=f"{name}: ",
-                )
+        with unchanged_inputs(folder):
+            for name, one in passes.items():
+                if not only or name == wanted:
+                    run_stages(
+                        one.stages(),
+                        one.work,
+                        executor=executor,
+                        workers=workers,
+                        only=stage or None,
+                        errors=errors,
+                        told=f"{name}: ",
+                    )
         if not only:
             _finish(job, output, keep_work=work is not None)
 

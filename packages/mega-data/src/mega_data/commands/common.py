@@ -116,6 +116,28 @@ def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool, l
         yield folder
 
 
+@contextmanager
+def unchanged_inputs(folder: Path) -> Iterator[None]:
+    """Around the tasks of a run: an input that changes between or during them ends the run.
+
+    Args:
+        folder: work folder of the run.
+
+    Raises:
+        FormatError: an input is not what it was when the run began.
+    """
+    from mega_data.shards import check_identity
+    from mega_data.steps import planned_inputs
+
+    inputs = planned_inputs(folder)
+    try:
+        yield
+    except Exception:  # may be what comes of the change, whatever it is
+        check_identity(inputs)
+        raise
+    check_identity(inputs)
+
+
 def run_stages(
     stages: Sequence[Stage],
     folder: Path,

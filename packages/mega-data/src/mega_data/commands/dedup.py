@@ -16,6 +16,7 @@ from mega_data.commands.common import (
     exit_if_nothing_left,
     run_stages,
     tell_skipped,
+    unchanged_inputs,
     work_folder,
 )
 from mega_schema.output_option import OUTPUT_FOLDER
@@ -95,7 +96,10 @@ def dedup(
         )
         job.begin()
         mark(output, "dedup")
-        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors)
+        with unchanged_inputs(folder):
+            found = run_stages(
+                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
+            )
         if found is None:
             return
         publish(output, "dedup", folder)

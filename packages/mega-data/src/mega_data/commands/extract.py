@@ -17,6 +17,7 @@ from mega_data.commands.common import (
     inputs_option,
     max_errors_option,
     run_stages,
+    unchanged_inputs,
     work_folder,
 )
 from mega_schema.output_option import OUTPUT_ANY, OUTPUT_FOLDER
@@ -96,7 +97,10 @@ def extract(
         job.begin()
         if not one_file:
             mark(output, "extract")
-        found = run_stages(job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors)
+        with unchanged_inputs(folder):
+            found = run_stages(
+                job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
+            )
         if found is None:
             return
         if not one_file:

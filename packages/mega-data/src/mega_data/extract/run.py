@@ -16,7 +16,7 @@ from mega_data.error_limit import errors_of
 from mega_data.extract.forms import Part, pages
 from mega_data.extract.pages import Gap, LeftOut, Page
 from mega_data.output_folder import check_file, check_folder, check_stale, is_ours
-from mega_data.readers.packed import unpacked_name
+from mega_data.readers.packed import unchanged, unpacked_name
 from mega_data.shards import identity, writing
 from mega_data.steps import Result, Reuse, Stage, plan
 from mega_schema.errors import ConfigError, FormatError
@@ -134,6 +134,7 @@ class Extraction:
             gone = None
             if self.keep_dropped:
                 gone = stack.enter_context(writing(self._written(task, self.dropped)))
+            stack.enter_context(unchanged(part.path))
             for page in pages(part, self.form, whole=self.whole):
                 if isinstance(page, Page):
                     row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import PREFIX, Named
 from mega_data.readers.magic import HEAD_BYTES, check_form, compression
-from mega_data.readers.packed import changed_error, unpacked_name
+from mega_data.readers.packed import Version, check_version, file_version, unpacked_name
 
 __all__ = ["DROPPED", "FORMS", "NAMED", "QUARANTINE", "REPORT", "STDIN", "Input", "form_of", "found"]
 
@@ -72,21 +72,18 @@ class Input:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
 
-    def version(self) -> tuple[int, ...]:
+    def version(self) -> Version:
         """Size, inode and time of change of a file; () of one that is gone, of a stream and of a name."""
-        if self.stream or self.form == NAMED or not self.path.exists():
-            return ()
-        stat = self.path.stat()
-        return stat.st_size, stat.st_ino, stat.st_mtime_ns
+        return () if self.stream or self.form == NAMED else file_version(self.path)
 
-    def check_version(self, before: tuple[int, ...]) -> None:
+    def check_version(self, before: Version) -> None:
         """See that no other process changed the file since `version` was `before`.
 
         Raises:
             FormatError: it was rewritten, cut off, replaced or removed.
         """
-        if before and (now := self.version()) != before:
-            raise changed_error(self.path, before[0], now[0] if now else None)
+        if before:
+            check_version(self.path, before)
 
 
 def found(words: Sequence[str], form: str | None = None) -> list[Input]:

@@ -18,7 +18,7 @@ from mega_data.readers.magic import HEAD_BYTES, head_compression, name_compressi
 from mega_schema.errors import ConfigError, DamageError, FormatError
 from mega_schema.install_hint import install_hint
 
-_VERSION = ("st_ino", "st_size", "st_mtime_ns")
+Version = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
 
 
 def unpacked_name(path: Path) -> str:
@@ -42,10 +42,10 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """As `opened`, and how many bytes of the file on disk were read so far."""
     with path.open("rb", buffering=1 << 20) as raw, unpacked(raw, path) as file:
-        before = os.fstat(raw.fileno())
+        before = _version(os.fstat(raw.fileno()))
         yield file, raw.tell if raw.seekable() else lambda: 0
         if raw.seekable():
-            _check_unchanged(path, before)
+            check_version(path, before)
 
 
 @contextmanager
@@ -78,15 +78,39 @@ def _peek(raw: IO[bytes]) -> bytes:
     return bytes(raw.peek(HEAD_BYTES)[:HEAD_BYTES]) if isinstance(raw, io.BufferedReader) else b""
 
 
-def _check_unchanged(path: Path, before: os.stat_result) -> None:
-    """See that the name still leads to the file that was opened, with the size and time it had.
+def file_version(path: Path) -> Version:
+    """The version of the file that a name leads to."""
+    return _version(path.stat()) if path.exists() else ()
+
+
+def _version(stat: os.stat_result) -> Version:
+    return stat.st_size, stat.st_ino, stat.st_mtime_ns
+
+
+def check_version(path: Path, before: Version) -> None:
+    """See that the name still leads to the file of a version.
 
     Raises:
         FormatError: another process wrote it, replaced it or removed it meanwhile.
     """
-    now = path.stat() if path.exists() else None
-    if now is None or any(getattr(now, name) != getattr(before, name) for name in _VERSION):
-        raise changed_error(path, before.st_size, None if now is None else now.st_size)
+    if (now := file_version(path)) != before:
+        raise changed_error(path, before[0], now[0] if now else None)
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Around the reading of a file, however it ends.
+
+    Raises:
+        FormatError: another process wrote it, replaced it or removed it meanwhile.
+    """
+    before = _version(path.stat())
+    try:
+        yield
+    except (FormatError, OSError):
+        check_version(path, before)
+        raise
+    check_version(path, before)
 
 
 def changed_error(path: Path, before: int, now: int | None) -> FormatError:

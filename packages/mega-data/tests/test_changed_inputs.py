@@ -1,0 +1,113 @@
+"""An input of clean, dedup or extract that changes between or during the tasks of a run ends the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mega_data.cli import commands
+from mega_data.commands.common import Tasks
+from mega_data.extract.dump import dump_pages
+from mega_schema.errors import FormatError
+
+FLAGS = {
+    "clean": ("--step", "duplicates", "--step", "spans"),
+    "dedup": ("--jaccard", "0.5"),
+    "extract": ("--part-mb", "1"),
+}
+
+
+def document(number: int) -> str:
+    return " ".join(str(number * word) for word in range(1, 60))
+
+
+def make_inputs(folder: Path, command: str) -> list[Path]:
+    folder.mkdir()
+    if command != "extract":
+        for shard in range(3):
+            rows = (json.dumps({"text": document(shard % 2 + n)}) + "\n" for n in range(20))
+            (folder / f"{shard}.jsonl").write_text("".join(rows))
+        return sorted(folder.iterdir())
+    for shard, numbers in enumerate((range(2600), range(50))):  # the first is two tasks
+        (folder / f"{shard}.xml").write_text(dump(numbers))
+    return sorted(folder.iterdir())
+
+
+def dump(numbers: range) -> str:
+    pages = (
+        f"<page><title>{n}</title><ns>0</ns><id>{n}</id><text>{document(n)}</text></page>\n" for n in numbers
+    )
+    return f"<mediawiki>{''.join(pages)}</mediawiki>"
+
+
+def change(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "longer":
+        path.write_bytes(data + data)
+    elif how == "shorter":
+        lines = data.splitlines(keepends=True)
+        path.write_bytes(b"".join([*lines[: len(lines) // 2], *lines[-1:]]))
+    elif how == "replaced":
+        other = path.with_name("new")
+        other.write_bytes(data.replace(b"1", b"2"))
+        other.replace(path)
+    else:
+        path.unlink()
+
+
+def call(command: str, inputs: Path, output: Path) -> None:
+    words = [command, "--input", str(inputs), "--output", str(output), *FLAGS[command]]
+    commands.main(words, standalone_mode=False)
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+
+
+@pytest.mark.parametrize("how", ["longer", "shorter", "replaced", "deleted"])
+@pytest.mark.parametrize(("command", "after"), [("clean", 2), ("dedup", 4), ("dedup", 20), ("extract", 1)])
+def test_an_input_that_changes_between_tasks_ends_the_run_and_the_next_is_of_the_new_file(
+    command: str, after: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = make_inputs(tmp_path / "in", command)
+    tell, told = Tasks.__call__, 0
+
+    def change_after_some(self: Tasks, result: dict[str, object]) -> None:
+        nonlocal told
+        tell(self, result)
+        told += 1
+        if told == after:
+            change(inputs[0], how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tasks, "__call__", change_after_some)
+        with pytest.raises(
+            FormatError, match=rf"{inputs[0].name}: changed while it was read: found .* bytes"
+        ):
+            call(command, tmp_path / "in", tmp_path / "out")
+    assert shown(tmp_path / "out") == {}
+    call(command, tmp_path / "in", tmp_path / "out")
+    call(command, tmp_path / "in", tmp_path / "whole")
+    assert shown(tmp_path / "out") == shown(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", ["longer", "shorter", "replaced", "deleted"])
+def test_an_input_that_changes_while_a_task_of_extract_reads_it_ends_the_run_there(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, read = make_inputs(tmp_path / "in", "extract"), list[Path]()
+
+    def change_while_it_is_read(path: Path, *places: int | None):
+        read.append(path)
+        for number, page in enumerate(dump_pages(path, *places)):
+            if number == 5:
+                change(inputs[0], how)
+            yield page
+
+    monkeypatch.setattr("mega_data.extract.dump.dump_pages", change_while_it_is_read)
+    with pytest.raises(FormatError, match=r"0\.xml: changed while it was read"):
+        call("extract", tmp_path / "in", tmp_path / "out")
+    assert read == inputs[:1]
+    assert shown(tmp_path / "out") == {}

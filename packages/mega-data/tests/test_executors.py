@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.commands.common import Tasks
 from mega_data.executors.slurm import place
+from mega_data.output_folder import locked
 from mega_data.steps import Stage, plan
 from mega_schema.errors import ConfigError, MegaError
 
@@ -81,9 +83,37 @@ def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path:
     gaps = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2"}
     with pytest.raises(ConfigError, match=r"element 7 of 2: the numbers have gaps"):
         place(gaps)
-    inputs = corpus(tmp_path / "in", 2)
-    with pytest.raises(ConfigError, match=r"--only: an element of a job array does one stage.*keys \| pairs"):
-        deduplicated(inputs, tmp_path / "out", "--executor", "slurm-array")
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "stages"),
+    [
+        ("dedup", [], "keys | pairs | groups | filter"),
+        ("extract", ["--from", "html"], "extract | join"),
+        ("clean", ["--step", "whitespace"], "00-pass/pass"),
+        (
+            "clean",
+            ["--step", "whitespace", "--step", "spans"],
+            "00-pass/pass | 01-spans/spans | 01-spans/repeats | 01-spans/cut",
+        ),
+    ],
+)
+def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
+    command: str, more: list[str], stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("ID", "1"), ("MIN", "0"), ("COUNT", "2")):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    inputs, output = str(corpus(tmp_path / "in", 2)), tmp_path / "out"
+    words = ["--input", f"{inputs}/*.jsonl", "--output", str(output), *more, "--executor", "slurm-array"]
+    for others in (False, True):  # elements that began at the same time
+        lock = locked(output, shared=True) if others else nullcontext()
+        with lock, pytest.raises(ConfigError) as refused:
+            invoked(command, *words)
+        assert str(refused.value) == (
+            f"--only: an element of a job array does one stage: wanted {stages}; "
+            "hint: infra/slurm/data.sh submits an array per stage, and a job that ends the run"
+        )
+        assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
 
 
 def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from mega_data.commands.common import (
     LAST_CALL,
     WORKERS,
     Spreading,
+    check_has_stage,
     documents_options,
     error_limit,
     exit_if_nothing_left,
+    is_alone,
     run_stages,
     tell_skipped,
     unchanged_inputs,
@@ -74,7 +76,7 @@ def clean(
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
     files, skip = checked_shards(inputs, output, work), on_error == "skip"
-    alone, staged = only is None, staging(output)
+    alone, staged = is_alone(executor, only), staging(output)
     with work_folder(work, output / ".work", output, alone=alone, lock=output) as folder:
         job = Cleaning(
             files,
@@ -87,10 +89,12 @@ def clean(
             id_key=id_key,
             memory=memory << 20,
         )
+        passes = {one.work.name: one for one in job.passes()}
+        stages = (f"{name}/{stage.name}" for name, one in passes.items() for stage in one.stages())
+        check_has_stage(executor, only, stages)
         job.begin()
         mark(output, "clean")
         wanted, _, stage = (only or "").partition("/")
-        passes = {one.work.name: one for one in job.passes()}
         if only and wanted not in {"plan", *passes}:
             raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
         with unchanged_inputs(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,6 +114,23 @@ def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool, l
     folder = given or usual
     with locked(lock, shared=not alone), keeping_good_shards(folder, output, alone=alone and given is None):
         yield folder
+
+
+def is_alone(executor: str, only: str | None) -> bool:
+    """Whether a process is to do all of a run."""
+    return only is None and executor != "slurm-array"
+
+
+def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> None:
+    """Refuse an element of a job array that is told no stage, before it makes the folder of the run.
+
+    Raises:
+        ConfigError: it is told none; it cannot know when the others have done theirs.
+    """
+    from mega_data.executors.slurm import refuse_all
+
+    if only is None and not is_alone(executor, only):
+        refuse_all(stages)
 
 
 @contextmanager

@@ -11,9 +11,11 @@ from mega_data.commands.common import (
     LAST_CALL,
     WORKERS,
     Spreading,
+    check_has_stage,
     documents_options,
     error_limit,
     exit_if_nothing_left,
+    is_alone,
     run_stages,
     tell_skipped,
     unchanged_inputs,
@@ -82,7 +84,8 @@ def dedup(
     dropped = staged / DROPPED if keep_dropped else None
     quarantine = staged / QUARANTINE if on_error == "skip" else None
     files = checked_shards(inputs, output, work)
-    with work_folder(work, output / ".work", output, alone=only is None, lock=output) as folder:
+    alone = is_alone(executor, only)
+    with work_folder(work, output / ".work", output, alone=alone, lock=output) as folder:
         job = Deduplication(
             files,
             staged,
@@ -94,6 +97,7 @@ def dedup(
             quarantine=quarantine,
             id_key=id_key,
         )
+        check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         mark(output, "dedup")
         with unchanged_inputs(folder):

@@ -12,9 +12,11 @@ from mega_data.commands.common import (
     ON_ERROR,
     WORKERS,
     Spreading,
+    check_has_stage,
     error_limit,
     exit_if_nothing_left,
     inputs_option,
+    is_alone,
     max_errors_option,
     run_stages,
     unchanged_inputs,
@@ -90,10 +92,11 @@ def extract(
     usual = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
     lock = work or usual if one_file else output
-    with work_folder(work, usual, output, alone=only is None, lock=lock) as folder:
+    with work_folder(work, usual, output, alone=is_alone(executor, only), lock=lock) as folder:
         to = output if one_file else staging(output)
         skip, dropped = on_error == "skip", dropped_path(output)
         job = Extraction(parts, to, folder, form, whole_page, skip, keep_dropped, dropped)
+        check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:
             mark(output, "extract")

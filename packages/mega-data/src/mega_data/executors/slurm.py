@@ -6,8 +6,9 @@ that are done stay done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from mega_data.steps import Stage
 from mega_schema.errors import ConfigError
@@ -36,6 +37,19 @@ def place(environment: Mapping[str, str]) -> tuple[int, int]:
     return index, count
 
 
+def refuse_all(stages: Iterable[str]) -> NoReturn:
+    """Refuse an element of an array that is to do all of a run.
+
+    Raises:
+        ConfigError: always; it names the stages.
+    """
+    what, hint = (
+        "an element of a job array does one stage",
+        "infra/slurm/data.sh submits an array per stage, and a job that ends the run",
+    )
+    raise ConfigError("--only", what, wanted=" | ".join(stages), hint=hint)
+
+
 def shares(stages: Sequence[Stage], environment: Mapping[str, str]) -> list[Stage]:
     """The stages with this element's tasks.
 
@@ -43,12 +57,6 @@ def shares(stages: Sequence[Stage], environment: Mapping[str, str]) -> list[Stag
         ConfigError: as `place`; or several stages, of which only the first could begin.
     """
     if len(stages) > 1:
-        names = " | ".join(stage.name for stage in stages)
-        raise ConfigError(
-            "--only",
-            "an element of a job array does one stage",
-            wanted=names,
-            hint="infra/slurm/data.sh submits an array per stage",
-        )
+        refuse_all(stage.name for stage in stages)
     mine = place(environment)
     return [replace(stage, share=mine) for stage in stages]

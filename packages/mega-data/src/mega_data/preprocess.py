@@ -178,14 +178,7 @@ def preprocess(
     versions = [one.version() for one in given]
     stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
     made = _Making.of(tokenizer, options, stream)
-    parts = Parts.open(
-        beside(output_prefix, _UNFINISHED),
-        _run(made),
-        dtype,
-        len(options.keys),
-        [None if one.stream else one.state() for one in given],  # a stream cannot be told from another
-        skip=options.skip,
-    )
+    parts = _open_parts(output_prefix, given, made, dtype)
     before = parts.place.size
     try:
         if parts.resumed:
@@ -321,8 +314,11 @@ def _check(options: Options, tokenizer: Tokenizer) -> None:
     assert options.form in FORMS, options.form
 
 
-def _run(made: _Making) -> str:
-    """What tells, beside the inputs, whether an unfinished run would have written the same as this one."""
+def _open_parts(output_prefix: Path, given: Sequence[Input], made: _Making, dtype: np.dtype[Any]) -> Parts:
+    """The files of an unfinished run, as far as it has written what this one would."""
     options = made.options
     told = [made.tokenizer.identity.to_dict(), [made.told(key) for key in options.keys], options.form]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    run = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    states = [None if one.stream else one.state() for one in given]  # a stream cannot be told from another
+    folder = beside(output_prefix, _UNFINISHED)
+    return Parts.open(folder, run, dtype, len(options.keys), states, skip=options.skip)

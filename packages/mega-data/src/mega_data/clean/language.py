@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from mega_data.clean.rows import Row, Verdict, Work, library
+from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
 
 CHARACTERS = 1000  # of a text that are looked at: more do not change the answer
@@ -50,8 +53,7 @@ class Language:
 
 
 def _langid(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
-    langid = library("language", "py3langid.langid")
-    identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    identifier = _identifier(library("language", "py3langid.langid"))
     known = sorted(map(str, identifier.nb_classes))
     if unknown := next((code for code in keep if code not in known), None):
         close = get_close_matches(unknown, known, 1, 0.5) or [c for c in known if c == unknown[:2].lower()]
@@ -65,13 +67,23 @@ def _langid(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
     return identify
 
 
+@cache
+def _identifier(langid: Any) -> Any:
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
 def _fasttext(path: str) -> Callable[[str], tuple[str, float]]:
     if not Path(path).is_file():
         raise ConfigError("step language: model", "no such file", found=path)
-    model = library("language", "fasttext", "fasttext-predict").load_model(path)
+    model = _fasttext_model(path, file_version(Path(path)))
 
     def identify(text: str) -> tuple[str, float]:
         labels, scores = model.predict(text)
         return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else ("und", 0.0)
 
     return identify
+
+
+@lru_cache(maxsize=1)
+def _fasttext_model(path: str, version: Version) -> Any:
+    return library("language", "fasttext", "fasttext-predict").load_model(path)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mega_data.clean.rows import Row, Verdict, Work
+from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # the pieces GPT-2's encoder merges bytes in: a text has at least as many tokens
 _PIECES = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+")
@@ -65,11 +71,9 @@ class Tokens:
     def start(self) -> Work:
         tokenizer = None
         if self.tokenizer:
-            from tokenizers import Tokenizer
-
             if not Path(self.tokenizer).is_file():
                 raise ConfigError("step tokens: tokenizer", "no such file", found=self.tokenizer)
-            tokenizer = Tokenizer.from_file(self.tokenizer)
+            tokenizer = _tokenizer(self.tokenizer, file_version(Path(self.tokenizer)))
 
         def work(row: Row) -> Verdict:
             text = row.text
@@ -79,6 +83,13 @@ class Tokens:
             return [row] if count >= self.minimum else f"fewer than {self.minimum} tokens"
 
         return work
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: str, version: Version) -> Tokenizer:
+    from tokenizers import Tokenizer as Library
+
+    return Library.from_file(path)
 
 
 @dataclass(frozen=True, slots=True)

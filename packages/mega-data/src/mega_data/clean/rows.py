@@ -46,7 +46,10 @@ class Step(Protocol):
     """A step's options; a dataclass whose fields are the keys of its table in TOML."""
 
     def start(self) -> Work:
-        """Make what the step needs, once in each process; the result depends on the document alone."""
+        """Make what the step needs; what it says of a document depends on the document alone.
+
+        Each task calls it: what takes time to make is kept for the next task of the process.
+        """
         ...
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from mega_data.clean.rows import Row, Verdict, Work, library
+from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
 
 SHORTEST = 9  # characters
@@ -61,12 +64,11 @@ class Urls:
     def start(self) -> Work:
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
-        more = _listed(Path(self.domains).read_text("utf-8", "replace")) if self.domains else frozenset[str]()
+        listed = Path(self.domains)
+        more = _listed_in(listed, file_version(listed)) if self.domains else frozenset[str]()
         names = more.union(_DOMAINS.split())
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
-        extract = library("urls", "tldextract").TLDExtract(
-            suffix_list_urls=(), cache_dir=None
-        )  # the list of suffixes its wheel carries
+        extract = _extractor(library("urls", "tldextract"))
 
         def work(row: Row) -> Verdict:
             url = row.values.get(self.key)
@@ -85,6 +87,17 @@ class Urls:
             return [row] if _ADDRESS.fullmatch(url) else "not an address"
 
         return work
+
+
+@cache
+def _extractor(tldextract: Any) -> Any:
+    """What finds the registered name in an address, by the list of suffixes that its wheel carries."""
+    return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+
+@lru_cache(maxsize=1)
+def _listed_in(path: Path, version: Version) -> frozenset[str]:
+    return _listed(path.read_text("utf-8", "replace"))
 
 
 def _listed(text: str) -> frozenset[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +24,9 @@ from mega_data.commands.common import (
     work_folder,
 )
 from mega_schema.output_option import OUTPUT_FOLDER
+
+if TYPE_CHECKING:
+    from mega_data.steps import Result
 
 
 @click.command(cls=Spreading)
@@ -109,7 +114,18 @@ def dedup(
         publish(output, "dedup", folder)
         if not work:
             remove_folder(folder)
-    counts = {name: sum(shard[name] for shard in found[-1]) for name in found[-1][0]}
+    _finish(found[-1], output)
+
+
+def _finish(shards: Sequence[Result], output: Path) -> None:
+    """Print what was kept of the shards.
+
+    Raises:
+        SystemExit: nothing was: exit code 1.
+    """
+    from mega_data.readers.inputs import QUARANTINE
+
+    counts = {name: sum(shard[name] for shard in shards) for name in shards[0]}
     click.echo(
         f"{output}: kept {counts['kept']:,} of {counts['documents']:,} documents, "
         f"{counts['kept_bytes'] / 1e6:.2f} of {counts['bytes'] / 1e6:.2f} MB"

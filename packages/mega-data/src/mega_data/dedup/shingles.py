@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -142,12 +143,14 @@ def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
 
 
+@cache
 def _classes() -> NDArray[np.uint8]:
-    """What each of the first 2^16 characters is in a word."""
+    """What each of the first 2^16 characters is in a word; a process makes it once."""
     named = {"L": LETTER, "N": DIGIT, "M": LETTER}
     kinds = (unicodedata.category(chr(code)) for code in range(_TABLE))
     table = np.array([DROPPED if k == "Mn" else named.get(k[0], SPACE) for k in kinds], np.uint8)
     for first, end in ((0x3040, 0x3100), (0x3400, 0xA000), (0xF900, 0xFB00)):  # kana and ideographs
         table[first:end] = np.where(table[first:end] == LETTER, ALONE, table[first:end])
     table[-1] = LETTER  # stands for all characters beyond
+    table.flags.writeable = False
     return table

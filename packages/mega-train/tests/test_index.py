@@ -303,7 +303,10 @@ def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_p
     beside(tmp_path / "c3", ".bin").unlink()
     with pytest.raises(FormatError) as caught:
         Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))
-    assert str(caught.value) == (f"{tmp_path / 'c3.bin'}: no such file; of 21 datasets 2 cannot be opened")
+    assert str(caught.value) == (
+        f"{tmp_path / 'c3.bin'}: no such file; of 21 datasets 2 cannot be opened; "
+        "hint: copy it to the folder of c3.idx, or preprocess the text again"
+    )
     with pytest.raises(ConfigError, match="--num-dataset-builder-threads: not a number of threads: found 0"):
         Corpora.open(Data(path=tuple(names), threads=0))
 

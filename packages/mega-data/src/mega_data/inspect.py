@@ -9,7 +9,7 @@ import numpy as np
 
 from mega_data.lengths import at_percentiles
 from mega_schema.errors import FormatError
-from mega_schema.index import CHUNK, check_pointers
+from mega_schema.index import CHUNK, CUT_OFF, check_pointers
 from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 
@@ -97,15 +97,16 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
     """
     check_pointers(beside(data.prefix, ".idx"), data.lengths, data.pointers, data.dtype.itemsize)
     opened_tokenizer(data)
+    hint = "--vocab-size of the tokenizer that made the ids, or leave it out" if vocab_size else CUT_OFF
     if vocab_size is None and data.info is not None:
         vocab_size = data.info.tokenizer.vocab_size
     if vocab_size is None or data.dtype.kind not in "iu":
         return 0
-    _verify_ids(data, vocab_size)
+    _verify_ids(data, vocab_size, hint)
     return vocab_size
 
 
-def _verify_ids(data: IndexedDataset, vocab_size: int) -> None:
+def _verify_ids(data: IndexedDataset, vocab_size: int, hint: str) -> None:
     for at in range(0, data.tokens, _AT_A_TIME):
         part = data.loaded(at, min(at + _AT_A_TIME, data.tokens))
         if int(part.min()) >= 0 and int(part.max()) < vocab_size:
@@ -115,4 +116,5 @@ def _verify_ids(data: IndexedDataset, vocab_size: int) -> None:
         i = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, "right")) - 1
         offset = place - int(data.pointers[i]) // data.dtype.itemsize
         path, wanted = beside(data.prefix, ".bin"), f"0 to {vocab_size - 1}, the vocabulary"
-        raise FormatError(path, f"token {offset} of sequence {i}", found=int(part[place - at]), wanted=wanted)
+        what, found = f"token {offset} of sequence {i}", int(part[place - at])
+        raise FormatError(path, what, found=found, wanted=wanted, hint=hint)

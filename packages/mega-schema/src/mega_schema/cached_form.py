@@ -31,6 +31,8 @@ from mega_schema.index import (
     CODES,
     CUT_OFF,
     FAIRSEQ_CODES,
+    NO_INDEX,
+    OTHER_VERSION,
     Contents,
     Index,
     begins,
@@ -59,9 +61,9 @@ def read(path: Path) -> Index:
         raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
     magic, version, code, width, sequences, sizes = HEADER.unpack(head[: HEADER.size])
     if magic != MAGIC:
-        raise FormatError(path, "not an index: magic", found=magic, wanted=MAGIC)
+        raise FormatError(path, "not an index: magic", found=magic, wanted=MAGIC, hint=NO_INDEX)
     if version != VERSION:
-        raise FormatError(path, "version", found=version, wanted=VERSION)
+        raise FormatError(path, "version", found=version, wanted=VERSION, hint=OTHER_VERSION)
     common = HEADER.size + 8 * (2 * (sequences + 1) + sizes)
     fairseq = size == common
     boundaries = 0 if fairseq or len(head) < HEADER.size + 8 else DOCUMENTS.unpack(head[HEADER.size :])[0]
@@ -71,11 +73,12 @@ def read(path: Path) -> Index:
     dtype = dtype_of(path, code, FAIRSEQ_CODES if fairseq else CODES)
     if dtype.kind not in "iu" or width != dtype.itemsize:
         wanted = f"{dtype.itemsize} of {dtype.name}" if dtype.kind in "iu" else "whole numbers"
-        raise FormatError(path, "bytes of an id", found=f"{width} of {dtype.name}", wanted=wanted)
+        found = f"{width} of {dtype.name}"
+        raise FormatError(path, "bytes of an id", found=found, wanted=wanted, hint=CUT_OFF)
     if sizes != sequences:
-        raise FormatError(path, "sizes", found=sizes, wanted=f"{sequences}, one a sequence")
+        raise FormatError(path, "sizes", found=sizes, wanted=f"{sequences}, one a sequence", hint=CUT_OFF)
     if not fairseq and boundaries < 1:
-        raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1")
+        raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
     return _arrays(path, dtype, sequences, None if fairseq else boundaries)
 
 
@@ -86,19 +89,21 @@ def _arrays(path: Path, dtype: np.dtype[Any], sequences: int, boundaries: int | 
         numbers, np.cumsum([sequences + 1, sequences + 1, sequences])
     )
     if any((part != np.arange(place, place + len(part))).any() for place, part in _placed(first_sizes)):
-        raise FormatError(path, "dimensions", wanted="one of each sequence")
+        raise FormatError(path, "dimensions", wanted="one of each sequence", hint=CUT_OFF)
     low, high = (int(lengths.min()), int(lengths.max())) if sequences else (0, 0)
     if low < 0 or high > LONGEST:
         found = low if low < 0 else high
-        raise FormatError(path, "length of a sequence", found=found, wanted=f"0 to {LONGEST}")
+        raise FormatError(path, "length of a sequence", found=found, wanted=f"0 to {LONGEST}", hint=CUT_OFF)
     if int(offsets[0]) != 0:
-        raise FormatError(path, "pointer of sequence 0", found=int(offsets[0]), wanted=0)
+        raise FormatError(path, "pointer of sequence 0", found=int(offsets[0]), wanted=0, hint=CUT_OFF)
     for place, part in _placed(lengths):
         ends, wanted = offsets[place + 1 : place + 1 + len(part)], offsets[place : place + len(part)] + part
         if len(wrong := np.flatnonzero(ends != wanted)):
             i = int(wrong[0])
             found, end = int(ends[i]), int(wanted[i])
-            raise FormatError(path, f"end of sequence {place + i}, in ids", found=found, wanted=end)
+            raise FormatError(
+                path, f"end of sequence {place + i}, in ids", found=found, wanted=end, hint=CUT_OFF
+            )
     form, shift = ("fairseq-cached", 1) if boundaries is None else ("cached", 0)
     bounds: NDArray[np.int64] = np.arange(sequences + 1) if boundaries is None else documents
     pointers = offsets[:-1] * dtype.itemsize

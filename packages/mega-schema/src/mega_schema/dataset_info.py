@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer_identity import TokenizerIdentity
 
 INFO_FORMAT = 1
+COPY_AGAIN: Final = "copy it again; a dataset without this file opens too, and its tokenizer is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,16 @@ class DatasetInfo:
         names = {f.name for f in dataclasses.fields(cls)}
         number = values.get("format") if isinstance(values, dict) else None
         if number != INFO_FORMAT:
-            raise FormatError(where, "format number", found=number, wanted=INFO_FORMAT)
+            raise FormatError(where, "format number", found=number, wanted=INFO_FORMAT, hint=COPY_AGAIN)
         assert isinstance(values, dict)
         if set(values) != names:
-            raise FormatError(where, "keys", found=sorted(values), wanted=sorted(names))
+            raise FormatError(where, "keys", found=sorted(values), wanted=sorted(names), hint=COPY_AGAIN)
         for name in ("documents", "sequences", "tokens"):
             if type(values[name]) is not int or values[name] < 0:
-                raise FormatError(f"{where}: {name}", "not a count", found=values[name])
+                raise FormatError(f"{where}: {name}", "not a count", found=values[name], hint=COPY_AGAIN)
         if not isinstance(values["options"], dict) or not isinstance(values["sources"], list):
-            raise FormatError(where, "options and sources", wanted="an object and a list")
+            wanted = "an object and a list"
+            raise FormatError(where, "options and sources", wanted=wanted, hint=COPY_AGAIN)
         tokenizer = TokenizerIdentity.from_dict(values["tokenizer"], f"{where}: tokenizer")
         return cls(**{**values, "tokenizer": tokenizer, "sources": tuple(map(str, values["sources"]))})
 

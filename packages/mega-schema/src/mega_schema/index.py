@@ -29,6 +29,8 @@ CODES: Final = MappingProxyType(
 FAIRSEQ_CODES: Final = MappingProxyType({**CODES, 7: "float64", 9: "uint32", 10: "uint64"})
 CHUNK: Final = 1 << 18  # numbers of an index handled together
 CUT_OFF: Final = "the file was cut off or written to; copy or preprocess it again"
+NO_INDEX: Final = "mega-data preprocess makes an index of text; Megatron's and fairseq's are read too"
+OTHER_VERSION: Final = "another version of its format; preprocess the text again"
 
 # chunks of one of an index's arrays, from its beginning each time it is called: some forms need two passes
 Stream = Callable[[], Iterable[NDArray[Any]]]
@@ -82,7 +84,7 @@ def dtype_of(path: Path, code: int, codes: MappingProxyType[int, str]) -> np.dty
     """
     if code not in codes:
         wanted = ", ".join(f"{code} ({name})" for code, name in codes.items())
-        raise FormatError(path, "dtype code", found=code, wanted=wanted)
+        raise FormatError(path, "dtype code", found=code, wanted=wanted, hint=CUT_OFF)
     return np.dtype(codes[code]).newbyteorder("<")
 
 
@@ -112,7 +114,6 @@ def check_pointers(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.
         found = pointers[at : at + len(wanted)]
         if len(wrong := np.flatnonzero(found != wanted)):
             i = int(wrong[0])
-            raise FormatError(
-                path, f"pointer of sequence {at + i}", found=int(found[i]), wanted=int(wanted[i])
-            )
+            what = f"pointer of sequence {at + i}"
+            raise FormatError(path, what, found=int(found[i]), wanted=int(wanted[i]), hint=CUT_OFF)
         at += len(wanted)

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema import cached_form, mmap_form
-from mega_schema.dataset_info import DatasetInfo, beside
+from mega_schema.dataset_info import COPY_AGAIN, DatasetInfo, beside
 from mega_schema.errors import FormatError
-from mega_schema.index import CHUNK, CODES, FORMS, Index
+from mega_schema.index import CHUNK, CODES, CUT_OFF, FORMS, Index
 from mega_schema.indexed_writer import IndexedWriter
 from mega_schema.mmap_form import HEADER, MAGIC, VERSION
+from mega_schema.path_hints import suggest
 
 __all__ = [
     "CODES",
@@ -50,11 +51,16 @@ def open_dataset(path: Path, *, multimodal: bool = False) -> IndexedDataset:
     """The dataset that a person named: by its prefix, or by its `.idx` or `.bin`.
 
     Raises:
-        FormatError: as IndexedDataset.
+        FormatError: as IndexedDataset; where there is no index, with what lies near the path.
     """
     if path.suffix in (".idx", ".bin") and not beside(path, ".idx").exists():
         path = path.with_suffix("")
-    return IndexedDataset(path, multimodal=multimodal)
+    try:
+        return IndexedDataset(path, multimodal=multimodal)
+    except FormatError as error:
+        if error.hint or beside(path, ".idx").is_file() or not (hint := suggest(path)):
+            raise
+        raise FormatError(error.where, error.what, hint=hint) from None
 
 
 def read_index(path: Path, *, multimodal: bool = False) -> Index:
@@ -72,9 +78,11 @@ def read_index(path: Path, *, multimodal: bool = False) -> Index:
     ordered = all((part[1:] >= part[:-1]).all() for part in _overlapping(bounds))
     if bounds[0] != 0 or bounds[-1] != sequences or not ordered:
         wanted = f"ascending from 0 to {sequences}, the number of sequences"
-        raise FormatError(path, "document index", found=f"{bounds[0]} to {bounds[-1]}", wanted=wanted)
+        raise FormatError(
+            path, "document index", found=f"{bounds[0]} to {bounds[-1]}", wanted=wanted, hint=CUT_OFF
+        )
     if sequences and (shortest := int(index.lengths.min())) < 0:
-        raise FormatError(path, "length of a sequence", found=shortest, wanted="0 or more")
+        raise FormatError(path, "length of a sequence", found=shortest, wanted="0 or more", hint=CUT_OFF)
     return index
 
 
@@ -109,7 +117,8 @@ class IndexedDataset:
             raise FormatError(index_path, "no such file", hint=hint)
         if not payload_path.is_file():
             wanted = f"the tokens that {index_path.name} describes"
-            raise FormatError(payload_path, "no such file", wanted=wanted)
+            hint = f"copy it to the folder of {index_path.name}, or preprocess the text again"
+            raise FormatError(payload_path, "no such file", wanted=wanted, hint=hint)
         index = read_index(index_path, multimodal=multimodal)
         self.form, self.dtype, self.shift = index.form, index.dtype, index.shift
         self.lengths, self.pointers, self.documents = index.lengths, index.pointers, index.documents
@@ -152,7 +161,7 @@ class IndexedDataset:
         if rest or not 0 <= first <= first + whole <= self.tokens:
             path = beside(self.prefix, ".idx")
             wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
-            raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted)
+            raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted, hint=CUT_OFF)
         take = self.loaded if copy else self.between
         return take(first + offset, first + offset + length)
 
@@ -194,7 +203,7 @@ class IndexedDataset:
         try:
             values = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
-            raise FormatError(path, "not JSON", found=str(error)) from None
+            raise FormatError(path, "not JSON", found=str(error), hint=COPY_AGAIN) from None
         info = DatasetInfo.from_dict(values, path)
         told = (info.documents, info.sequences, info.tokens)
         counted = (len(self.documents) - 1, len(self), self.tokens)

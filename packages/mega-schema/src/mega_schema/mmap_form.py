@@ -25,6 +25,8 @@ from mega_schema.index import (
     CODES,
     CUT_OFF,
     FAIRSEQ_CODES,
+    NO_INDEX,
+    OTHER_VERSION,
     Contents,
     Index,
     begins,
@@ -49,12 +51,12 @@ def read(path: Path, multimodal: bool) -> Index:
     with path.open("rb") as file:
         head = file.read(HEADER.size)
     if not head.startswith(MAGIC):
-        raise FormatError(path, "not an index: magic", found=head[: len(MAGIC)], wanted=MAGIC)
+        raise FormatError(path, "not an index: magic", found=head[: len(MAGIC)], wanted=MAGIC, hint=NO_INDEX)
     if len(head) < FAIRSEQ_HEADER.size:
-        raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more")
+        raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
     _, version, code, sequences = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
     if version != VERSION:
-        raise FormatError(path, "version", found=version, wanted=VERSION)
+        raise FormatError(path, "version", found=version, wanted=VERSION, hint=OTHER_VERSION)
     # Megatron's has at least 8 bytes more; an empty fairseq index is not told from one that was cut there
     if size == FAIRSEQ_HEADER.size + 12 * sequences and sequences:
         return _read_fairseq(path, code, sequences)
@@ -62,7 +64,7 @@ def read(path: Path, multimodal: bool) -> Index:
         raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
     dtype, boundaries = dtype_of(path, code, CODES), HEADER.unpack(head)[-1]
     if boundaries < 1:
-        raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1")
+        raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
     _check_size(path, size, sequences, boundaries, multimodal)
     raw, at = np.memmap(path, np.uint8, "r"), HEADER.size
     # 34 is no multiple of 4 or 8, so these views are unaligned: numpy reads them, C code must copy first

@@ -29,6 +29,7 @@ from mega_schema.errors import ConfigError, FormatError, RequestError
 from mega_schema.outputs import is_tokenizer
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_files import bytes_of_letters
+from mega_schema.tokenizer_hints import hint_of_content, hint_of_path
 from mega_schema.tokenizer_identity import (
     ALIASES,
     BERT_TYPES,
@@ -317,9 +318,9 @@ def _open_hugging_face(model: Path) -> Tokenizer:
 def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
     vocab = _read_json(vocab_file)
     if not isinstance(vocab, dict) or type(vocab.get(_EOD[0])) is not int:
-        raise FormatError(
-            vocab_file, "not a GPT-2 vocabulary", wanted=f"an object of token: id with {_EOD[0]!r}"
-        )
+        hint = hint_of_content(vocab_file, _read(vocab_file), "GPT2BPETokenizer")
+        wanted = f"an object of token: id with {_EOD[0]!r}"
+        raise FormatError(vocab_file, "not a GPT-2 vocabulary", wanted=wanted, hint=hint)
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
@@ -349,7 +350,8 @@ def _library(source: str, where: object) -> tokenizers.Tokenizer:
     except BaseException as error:  # the library's panics are no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise FormatError(where, "not a tokenizer.json", found=str(error)) from None
+        hint = "copy the files of one tokenizer again"
+        raise FormatError(where, "not a tokenizer.json", found=str(error), hint=hint) from None
     # a file may ask for both; ids must not depend on how long a text or its neighbours are
     opened.no_truncation()
     opened.no_padding()
@@ -376,7 +378,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FormatError(path, "not readable", found=error.strerror, wanted="a tokenizer file") from None
+        wanted, hint = "a tokenizer file", hint_of_path(path)
+        raise FormatError(path, "not readable", found=error.strerror, wanted=wanted, hint=hint) from None
 
 
 def _read(path: Path) -> str:
@@ -387,7 +390,8 @@ def _read(path: Path) -> str:
 
 
 def _read_json(path: Path) -> Any:
+    text = _read(path)
     try:
-        return json.loads(_read(path))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, "not JSON", found=str(error)) from None
+        raise FormatError(path, "not JSON", found=str(error), hint=hint_of_content(path, text)) from None

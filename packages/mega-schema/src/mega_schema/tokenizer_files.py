@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.tokenizer_hints import hint_of_content
 
 GPT2_EOD: Final = "<|endoftext|>"
 BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -67,9 +68,13 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
     if len(vocab) != len(words):
         seen = set[str]()
         twice = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise FormatError(path, "a word is there twice", found=repr(twice), wanted="each word on one line")
+        hint = hint_of_content(path, text, "BertWordPiece")
+        wanted = "each word on one line"
+        raise FormatError(path, "a word is there twice", found=repr(twice), wanted=wanted, hint=hint)
     if lacking := [word for word in BERT_SPECIAL if word not in vocab]:
-        raise FormatError(path, f"no {lacking[0]}", wanted="BERT's vocab.txt, with " + " ".join(BERT_SPECIAL))
+        hint = hint_of_content(path, text, "BertWordPiece")
+        wanted = "BERT's vocab.txt, with " + " ".join(BERT_SPECIAL)
+        raise FormatError(path, f"no {lacking[0]}", wanted=wanted, hint=hint)
     special, found = dict[str, int](), {word: vocab[word] for word in BERT_SPECIAL}
     for word in (*BERT_ADDED, *(f"<extra_id_{i}>" for i in range(extra_ids))):
         special[word] = vocab.setdefault(word, len(vocab))

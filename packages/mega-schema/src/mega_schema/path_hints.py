@@ -1,0 +1,51 @@
+"""Suggest what a person meant by the prefix of a dataset where none is."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+_MOST = 3  # datasets that a hint names
+
+
+def suggest(prefix: Path, option: str = "") -> str:
+    """A hint for a prefix without an index; empty where nothing is near.
+
+    Args:
+        option: of the command, which takes the prefix; "" where it is an argument.
+    """
+    if prefix.is_file():
+        stem = _stem(prefix)
+        then = f"{option} {stem}_text_document".strip()
+        return (
+            f"{prefix} is a file, not the prefix of a dataset: mega-data preprocess --input {prefix} "
+            f"--output-prefix {stem} --tokenizer-type TYPE, then {then}"
+        )
+    if prefix.is_dir():
+        inside = _datasets(prefix)
+        if inside:
+            return f"datasets in this folder: {_list(inside)}"
+        return "a folder without datasets; mega-data preprocess makes one of text"
+    near = [path for path in _datasets(prefix.parent) if path.name.startswith(f"{prefix.name}_")]
+    if not near:
+        names = {path.name: path for path in _datasets(prefix.parent)}
+        near = [names[name] for name in get_close_matches(prefix.name, list(names), _MOST, 0.7)]
+    return f"did you mean {_list(near)}?" if near else ""
+
+
+def _datasets(folder: Path) -> list[Path]:
+    """Prefixes of the datasets in a folder, by name."""
+    try:
+        return sorted(path.with_suffix("") for path in folder.iterdir() if path.suffix == ".idx")
+    except OSError:
+        return []
+
+
+def _list(paths: list[Path]) -> str:
+    more = f" and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
+    return ", ".join(map(str, paths[:_MOST])) + more
+
+
+def _stem(path: Path) -> Path:
+    """The path without the endings of its name: corpus.jsonl.zst is corpus."""
+    return path.with_name(path.name.partition(".")[0] or path.name)

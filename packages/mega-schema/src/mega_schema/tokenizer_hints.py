@@ -1,0 +1,49 @@
+"""Suggest what a person meant by a file that is no vocabulary of the tokenizer's type."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+
+_BERT = frozenset({"[UNK]", "[CLS]", "[SEP]"})
+_MOST = 4  # files that a hint names
+_NONE_FOUND = "take the files that the model was trained with"
+
+
+def hint_of_content(path: Path, text: str, asked: str = "") -> str:
+    """What a vocabulary's content is, by the flags that take it.
+
+    Args:
+        asked: the type of tokenizer that the content is not of, where its form would fit.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if isinstance(values, dict) and "model" in values:
+        return f"a tokenizer.json: --tokenizer-type HuggingFaceTokenizer --tokenizer-model {path}"
+    if isinstance(values, list):
+        return f"a list, as tiktoken has: --tokenizer-type TikTokenizer --tokenizer-model {path}"
+    if isinstance(values, dict) and asked == "GPT2BPETokenizer":
+        return "not GPT-2's? --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json"
+    if isinstance(values, dict) and {*map(type, values.values())} == {int}:
+        return f"--tokenizer-type GPT2BPETokenizer --vocab-file {path} --merge-file merges.txt"
+    if text.startswith("#version"):
+        return f"the merges: --merge-file {path}"
+    if asked != "BertWordPiece" and set(text.split("\n")) >= _BERT:
+        return f"--tokenizer-type BertWordPieceLowerCase, or BertWordPieceCase, --vocab-file {path}"
+    return _NONE_FOUND
+
+
+def hint_of_path(path: Path) -> str:
+    """What there is instead of a file that cannot be read."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        names = sorted(one.name for one in folder.iterdir() if one.is_file())
+    except OSError:
+        return f"there is no folder {folder}"
+    if close := get_close_matches(path.name, names, 1, 0.5):
+        return f"did you mean {folder / close[0]}?"
+    files = [name for name in names if name.endswith((".json", ".txt", ".model"))]
+    return f"in {folder}: {', '.join(files[:_MOST])}" if files else f"no vocabulary is in {folder}"

@@ -178,6 +178,33 @@ def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_d
         )
 
 
+def test_progress_of_tasks_whose_bytes_are_not_known_has_the_time_left_and_few_lines_in_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage("pairs", 14, lambda task: {})
+    ends = [102.0, 104.0, 112.0, 113.0, 128.0, 129.0, 130.0]
+    for terminal, shown in ((False, (2, 4, 6)), (True, range(7))):
+        clock = iter([100.0, *ends])
+        told = Tasks("pairs", stage, range(7, 14), lambda times=clock: next(times))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for _ in ends:
+            told({"pairs": 1})
+        seconds = (12, 10, 16, 10, 11, 5, 0)
+        lines = [f"pairs {8 + task}/14: {seconds[task]} s left" for task in shown]
+        found = capsys.readouterr().err
+        assert found == (
+            "".join(f"\r\x1b[K{line}" for line in lines) + "\n" if terminal else "\n".join([*lines, ""])
+        )
+
+
+def test_a_stage_that_takes_no_time_is_one_line_in_a_log(tmp_path: Path) -> None:
+    words = ["dedup", *flags(corpus(tmp_path / "in", 2), tmp_path / "out")]
+    told = CliRunner().invoke(commands, words).stderr
+    names = [line.partition(":")[0] for line in told.splitlines()]
+    stages = ["keys 1/2", "keys 2/2", "pairs 10/10", "sets 1/2", "sets 2/2", "groups 1/1", "filter 1/2"]
+    assert names == [*stages, "filter 2/2"]
+
+
 def test_without_ray_the_flag_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"--executor: ray is not installed.*mega-data\[ray\]"):

@@ -204,20 +204,21 @@ def run_stages(
 
 
 class Tasks:
-    """Tasks done of a stage, and where its bytes are known their rate and the time left.
+    """Tasks done of a stage and the time left, and where its bytes are known their rate.
 
-    A terminal has one line, written again. A log has a line for each task; where a stage has more
-    than LINES of them, one every SECONDS_A_LINE.
+    A terminal has one line, written again. A log has a line for each task. Where a stage has more than LINES
+    of them, or their bytes are not known, a log has one every SECONDS_A_LINE, and the last.
     """
 
     def __init__(
         self, what: str, stage: Stage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
     ) -> None:
         self.what, self.now, self.began = what, now, now()
-        self.tasks, self.count = len(stage.mine), len(stage.mine) - len(tasks)
+        self.tasks, self.before = len(stage.mine), len(stage.mine) - len(tasks)
+        self.count = self.before
         self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
         self.read = self.documents = 0
-        self.last = float("-inf")
+        self.last = float("-inf") if self.size else self.began
 
     def __call__(self, result: Result) -> None:
         self.count += 1
@@ -231,11 +232,18 @@ class Tasks:
             line += f", {rate / 1e6:.1f} MB/s"
             if rate:  # empty files tell none
                 line += f", {(self.size - self.read) / rate:.0f} s left"
+        else:
+            seconds = (now - self.began) / (self.count - self.before)
+            line += f": {(self.tasks - self.count) * seconds:.0f} s left"
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
-        elif self.tasks <= LINES or self.count == self.tasks or now - self.last >= SECONDS_A_LINE:
+        elif self._is_due(now):
             self.last = now
             click.echo(line, err=True)
+
+    def _is_due(self, now: float) -> bool:
+        each = self.size and self.tasks <= LINES
+        return bool(each) or self.count == self.tasks or now - self.last >= SECONDS_A_LINE
 
 
 class Spreading(click.Command):

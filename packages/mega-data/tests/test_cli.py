@@ -101,7 +101,8 @@ def test_a_fault_in_a_dataset_is_one_line_on_stderr(tmp_path, capsys):
     payload = tmp_path / "p_text_document.bin"
     payload.write_bytes(b"\1\0\2\0\x77\0")
     line = refused(capsys, "verify", tmp_path / "p_text_document")
-    assert line == f"error: {payload}: token 2 of sequence 0: found 119, wanted 0 to 9, the vocabulary\n"
+    fault = f"error: {payload}: token 2 of sequence 0: found 119, wanted 0 to 9, the vocabulary"
+    assert line == f"{fault}; hint: the file was cut off or written to; copy or preprocess it again\n"
     payload.write_bytes(b"\1\0\2\0")
     for command in ("verify", "inspect"):
         assert f"{payload}: size in bytes: found 4, wanted 6" in refused(

@@ -279,9 +279,11 @@ def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Pa
     import os
 
     path = jsonl(tmp_path / "a.jsonl", ['{"text": "one"}'] * 2)
-    odd = tmp_path / os.fsdecode(b"\xff.jsonl")
+    (tmp_path / "in").mkdir()
+    odd = tmp_path / "in" / os.fsdecode(b"\xff.jsonl")
     path.rename(odd)
-    done("dedup", "--input", tmp_path, "--output", tmp_path / "out", "--preset", "exact", "--keep-dropped")
+    words = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--preset", "exact", "--keep-dropped"]
+    done("dedup", *words)
     (row,) = (json.loads(line) for line in (tmp_path / "out/dropped" / odd.name).read_bytes().splitlines())
     assert row["dropped"].startswith("like ")
 

@@ -146,14 +146,17 @@ def test_the_sentence_model_is_in_the_sidecar_and_models_are_not_mixed(tmp_path,
 
 
 def test_a_run_goes_on_only_with_the_sentence_model_it_began_with(tmp_path):
-    from mega_data.input_stream import InputStream
-    from mega_data.preprocess import _Making, _run
-    from mega_data.readers.inputs import Input
-
-    path = tmp_path / "a"
-    path.write_text('{"text": "1 2. 3 4."}\n')
-    given, null = [Input(path, "jsonl")], open_tokenizer("NullTokenizer", vocab_size=9)
-    options = Options(language="klingon")
-    made = _Making.of(null, options, InputStream(given, options.keys, options.unit, 100, skip=False))
-    other = Splitter(made.split.model, made.split.keep_newlines, "punkt (klingon), sha256 0")
-    assert _run(given, made) != _run(given, _Making(null, options, made.added, other))
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "."]))
+    bert = open_tokenizer("BertWordPieceCase", vocab_file=tmp_path / "vocab.txt")
+    inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    texts = [json.dumps({"text": "a a. a a. A b. "}) + "\n", json.dumps({"text": "a etc. a etc. "}) + "\n"]
+    other = json.dumps({"text": "A. a. a vol. a vol. a vol. a no. a no. " * 40}) + "\n"
+    options = Options(language="klingon")  # whose model is trained on the inputs
+    inputs[0].write_text(texts[0])
+    for name, mended, again in (("same", texts[1], len(texts[1])), ("other", other, len(texts[0] + other))):
+        inputs[1].write_text(texts[1] + "oops\n")
+        with pytest.raises(FormatError, match=r"b\.jsonl:2"):
+            preprocess(inputs, tmp_path / name, bert, options)
+        inputs[1].write_text(mended)
+        done = preprocess(inputs, tmp_path / name, bert, options)
+        assert (done.size, done.fresh) == (len(texts[0] + mended), again)

@@ -14,6 +14,7 @@ from mega_schema.checkpoint import MODEL, OPTIMIZER, boxes
 from mega_schema.commit import Save
 from mega_schema.indexed import beside
 from mega_schema.layout import WHOLE
+from mega_schema.run_folder import LATEST
 from mega_schema.spec import gpt
 from mega_schema.tokenizer import open_tokenizer
 
@@ -58,6 +59,8 @@ def _checkpoints(folder: Path) -> None:
         weights = runs / name / "iter_0000010/model-00000.safetensors"
         data = weights.read_bytes()
         weights.write_bytes(data[:1000] if name == "torn" else data[:-1] + b"\1")
+    shutil.copytree(runs / "small", runs / "untold")
+    (runs / "untold" / LATEST).write_bytes(b"")
     (runs / "begun/.iter_0000005.partial").mkdir(parents=True)
     (runs / "empty").mkdir()
 

@@ -33,7 +33,7 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
     [
         (
             ("verify", "nowhere"),
-            "error: nowhere: no such folder: wanted a checkpoint or the folder of a run\n",
+            "error: nowhere: no such folder: wanted a checkpoint or the folder of a run; hint: ls .\n",
         ),
         (("inspect", "."), "error: .: holds no finished checkpoint: found no checkpoint"),
         (("reshard", "--load", "nowhere", "--save", "new"), "error: nowhere: no such folder"),

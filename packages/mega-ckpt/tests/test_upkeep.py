@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from mega_ckpt.hf_tokenizer import export
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import FORMAT, LATEST, iterations
-from mega_schema.run_lock import hold_run_folder
 from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import open_tokenizer
@@ -135,6 +135,22 @@ def test_what_hugging_face_has_not_is_refused(run_folder: Any, small_gpt: ModelS
         export(numbers, tmp_path / "out")
 
 
+def test_the_hint_of_a_checkpoint_without_tokenizer_gives_it_one(
+    mega: Any, hf_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    mega("convert", "--from", "hf", "--to", "mega", "--load", hf_folder(small_gpt), "--save", run)
+    with pytest.raises(FormatError) as caught:
+        export(Checkpoint.open(run), tmp_path / "out")
+    open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "corpus.tokenizer")
+    copy, _, accept = caught.value.hint.partition(" && mega-ckpt ")
+    words = copy.replace("PREFIX", str(tmp_path / "corpus")).split()
+    assert words[:2] == ["cp", "-r"]
+    shutil.copytree(*words[2:])
+    assert "accepted: tokenizer/identity.json" in mega(*accept.split()).output
+    assert Checkpoint.open(run).tokenizer_folder.is_dir()
+
+
 EDITS = {
     "trainer.json": b'{"iteration": 3, "consumed_samples": 80}',
     "run.toml": b"# another run\n",
@@ -204,37 +220,3 @@ def test_sha256sum_reads_the_digest(run_folder: Any, small_gpt: ModelSpec) -> No
     content = (folder / "manifest.json").read_bytes()
     line = (folder / "manifest.sha256").read_text("utf-8")
     assert line == f"{hashlib.sha256(content).hexdigest()}  manifest.json\n"
-
-
-def test_one_process_at_a_time_writes_into_a_run_folder(
-    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
-) -> None:
-    run, busy = run_folder(small_gpt), tmp_path / "busy"
-    partial = busy / ".iter_0000009.partial"
-    partial.mkdir(parents=True)
-    commands = (
-        ["reshard", "--load", run, "--save", busy],
-        ["average", run, "--save", busy],
-    )
-    with hold_run_folder(busy):
-        for command in commands:
-            said = str(mega(*command).exception)
-            assert said.startswith(f"--save: another process writes to this folder: found {busy}")
-            assert partial.is_dir(), "that of the process that writes"
-    assert mega(*commands[0]).exit_code == 0
-    assert not partial.exists(), "nobody writes it any more"
-
-
-def test_prune_leaves_a_run_alone_that_another_process_writes_to(mega: Any, run: Path) -> None:
-    with hold_run_folder(run):
-        done = mega("prune", run, "--keep-last", 1)
-        assert str(done.exception) == (
-            f"RUN: another process writes to this folder: found {run}, wanted one writer at a time, "
-            "a run or mega-ckpt; hint: wait for it, or end it"
-        )
-        assert iterations(run) == [10, 20, 30, 40, 50]
-        assert mega("prune", run, "--keep-last", 1, "--dry-run").exit_code == 0, "reads only"
-    assert mega("prune", run, "--keep-last", 1).exit_code == 0
-    assert iterations(run) == [50]
-    missing = str(mega("prune", run / "nowhere", "--keep-last", 1).exception)
-    assert missing.startswith(f"{run / 'nowhere'}")

@@ -284,7 +284,10 @@ def test_a_mistake_in_the_files_is_one_line(corpus: Path, trained: tuple[Path, D
     assert _refused(_gpt(cut, code=2)).startswith(f"{cut}.idx: size in bytes: found 60, wanted ")
     assert _refused(_gpt(tmp_path / "none", code=2)).startswith(f"{tmp_path / 'none'}.")
     missing = _refused(_gpt(corpus, "--load", str(tmp_path / "nowhere"), code=2))
-    assert missing == f"{tmp_path / 'nowhere'}: no such folder: wanted a checkpoint or the folder of a run"
+    assert missing == (
+        f"{tmp_path / 'nowhere'}: no such folder: wanted a checkpoint or the folder of a run; "
+        f"hint: ls {tmp_path}"
+    )
     assert _refused(_run("gpt", *TINY, *COURSE, code=2)) == (
         "--data-path: missing: wanted prefix of an indexed dataset; hint: --data-path P"
     )

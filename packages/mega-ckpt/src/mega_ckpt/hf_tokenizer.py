@@ -10,7 +10,6 @@ from mega_ckpt.new_folder import check_free, holds
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.disk import on_disk, write_text
 from mega_schema.errors import FormatError
-from mega_schema.run_folder import TOKENIZER
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder
 from mega_schema.tokenizer_sentencepiece import MODEL, SentencePiece
@@ -30,9 +29,7 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
         ConfigError: `folder` is there already.
         FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries have not.
     """
-    stored = checkpoint.folder / TOKENIZER
-    if not stored.is_dir():
-        raise FormatError(stored, "the checkpoint has no tokenizer")
+    stored = checkpoint.tokenizer_folder
     tokenizer = open_folder(stored)
     check_free(folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder])
     if not _is_known(tokenizer):

@@ -22,7 +22,6 @@ from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import Tokenizer, open_folder
 
 LOGITS = 1 << 23  # most logits held at once, in elements: 32 MiB of float32, quicker on a CPU than more
@@ -145,14 +144,7 @@ def open_checkpoint(folder: Path, *, device: str | None = None) -> tuple[Checkpo
         ConfigError: the machine does not have the device.
     """
     checkpoint = Checkpoint.open(folder)
-    spec, files = checkpoint.spec, checkpoint.folder / TOKENIZER
-    if not files.is_dir():
-        raise FormatError(
-            checkpoint.folder,
-            "the checkpoint has no tokenizer",
-            wanted=files,
-            hint=f"cp -r PREFIX.tokenizer {files}",
-        )
+    spec, files = checkpoint.spec, checkpoint.tokenizer_folder
     tokenizer = open_folder(files)
     if tokenizer.identity.vocab_size > spec.vocab:
         raise FormatError(

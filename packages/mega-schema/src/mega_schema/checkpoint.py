@@ -30,6 +30,7 @@ from mega_schema.run_folder import (
     MANIFEST,
     READABLE,
     RUN_CONFIG,
+    TOKENIZER,
     TRAINER,
 )
 from mega_schema.shard import Overlap, Shape, Slab, overlap
@@ -160,6 +161,19 @@ class Checkpoint:
         if (path / MANIFEST).is_file():
             return cls(path)
         return cls(latest(path))
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer is.
+
+        Raises:
+            FormatError: it has none; the hint gives it that of a dataset PREFIX.
+        """
+        folder = self.folder / TOKENIZER
+        if not folder.is_dir():
+            hint = f"cp -r PREFIX.tokenizer {folder} && mega-ckpt verify {self.folder} --accept"
+            raise FormatError(folder, "the checkpoint has no tokenizer", hint=hint)
+        return folder
 
     def model_slab(self, name: str, slab: Slab) -> np.ndarray:
         """A box of a model weight, bfloat16 as float32."""

@@ -37,3 +37,8 @@ def detect_format(path: Path) -> str | None:
         if any(next(path.glob(mark), None) is not None for mark in marks):
             return name
     return None
+
+
+def conversion_command(source: Path, form: str) -> str:
+    """The command that makes a checkpoint of Mega out of one of this format, to be pasted."""
+    return f"mega-ckpt convert --from {form} --to mega --load {source} --save CONVERTED"

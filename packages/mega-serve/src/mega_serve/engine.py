@@ -12,7 +12,6 @@ from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError, RequestError
-from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import Tokenizer, open_folder
 from mega_serve.app import Gone
 from mega_serve.request import BeamSearch, Refused, Sampling
@@ -159,10 +158,7 @@ def load(checkpoint: Checkpoint, *, most_tokens: int, device: str, dtype: torch.
         FormatError: the checkpoint has no tokenizer, or one with more ids than its model has words, or lacks
             a weight.
     """
-    folder = checkpoint.folder / TOKENIZER
-    if not folder.is_dir():
-        hint = "copy the tokenizer folder that lies beside the training data to this place"
-        raise FormatError(folder, "the checkpoint has no tokenizer", hint=hint)
+    folder = checkpoint.tokenizer_folder
     tokenizer = open_folder(folder)
     if tokenizer.identity.vocab_size > checkpoint.spec.vocab:
         raise FormatError(

@@ -49,7 +49,7 @@ def accept(path: Path) -> list[str]:
         changed.append(MANIFEST)
     if not changed and manifest.get("format") == FORMAT:
         return []
-    with hold_run_folder(folder.parent), on_disk(folder):
+    with hold_run_folder(folder.parent, named_by="FOLDER"), on_disk(folder):
         rewrite_checksums(folder, FORMAT)
         sync_folder(folder)
         try:

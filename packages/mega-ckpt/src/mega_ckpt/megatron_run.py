@@ -13,6 +13,7 @@ from mega_schema.disk import on_disk, replacing, sync_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import LATEST as TRACKER
 from mega_schema.run_folder import MANIFEST
+from mega_schema.run_lock import hold_run_folder
 
 RELEASE = "release"
 
@@ -86,36 +87,55 @@ def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
 
 
 @contextmanager
-def placing(run: Path, iteration: int | None) -> Iterator[Path]:
+def placing(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
     """A new folder to write a checkpoint into, which has its name once the block has ended well.
 
     A block that fails leaves the run as it was. What a killed process left of such a folder is removed first,
     and what it had put aside comes back.
+
+    Args:
+        force: replace the checkpoint of that name.
+
+    Raises:
+        ConfigError: another process writes to the run's folder, or has written this checkpoint.
+        MegaError: the disk is full, or would not write for another reason.
     """
-    made, name = not run.exists(), name_of(iteration)
+    made = not run.exists()
+    with on_disk(run):
+        run.mkdir(parents=True, exist_ok=True)
+        with hold_run_folder(run):  # before what others left half-written is removed
+            try:
+                check_free(run, iteration, force=force)
+                with _placing_held(run, iteration) as partial:
+                    yield partial
+            except BaseException:
+                if made:
+                    with contextlib.suppress(OSError):
+                        run.rmdir()
+                raise
+
+
+@contextmanager
+def _placing_held(run: Path, iteration: int | None) -> Iterator[Path]:
+    name = name_of(iteration)
     partial, replaced, final = run / f".{name}.partial", _replaced(run, name), run / name
     try:
-        with on_disk(run):
-            run.mkdir(parents=True, exist_ok=True)
-            if replaced.exists() and not final.exists():
-                replaced.rename(final)
-            for left in (partial, replaced):
-                shutil.rmtree(left, ignore_errors=True)
-            partial.mkdir()
-            yield partial
-            sync_folder(partial)
-            if final.exists():
-                final.rename(replaced)
-            partial.rename(final)
-            sync_folder(run)
-            with replacing(run / TRACKER) as tracker:
-                tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
-            shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
+        for left in (partial, replaced):
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir()
+        yield partial
+        sync_folder(partial)
+        if final.exists():
+            final.rename(replaced)
+        partial.rename(final)
+        sync_folder(run)
+        with replacing(run / TRACKER) as tracker:
+            tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:  # an interruption too must leave nothing behind
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not final.exists():
             replaced.rename(final)
-        if made:
-            with contextlib.suppress(OSError):
-                run.rmdir()
         raise

@@ -62,15 +62,18 @@ class Writing:
     spaces: Mapping[str, Taken]
     core: bool
 
-    def write(self, run: Path, progress: Progress) -> tuple[Path, int]:
+    def write(self, run: Path, progress: Progress, *, force: bool) -> tuple[Path, int]:
         """The checkpoint in a run's folder, whole or not at all; returns where, and the bytes of numbers.
 
+        Args:
+            force: replace the one of this iteration.
+
         Raises:
-            MegaError: the disk is full, or would not write for another reason.
+            MegaError: `megatron_run.placing` refuses the folder, or the disk would not write.
         """
         ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
         size, iteration = sum(rank.bytes for rank in ranks), self.source.iteration or None
-        with placing(run, iteration) as folder, progress(size) as told:
+        with placing(run, iteration, force=force) as folder, progress(size) as told:
 
             def write(rank: _Rank, told: Told) -> None:
                 (folder / rank.name).mkdir()

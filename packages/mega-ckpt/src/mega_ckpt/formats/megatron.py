@@ -232,7 +232,7 @@ def _write(source: Source, run: Path, target: Target, *, core: bool) -> Written:
         spaces[MAIN] = Taken(MODEL, dict.fromkeys(spaces[MODEL].dtypes, "F32"))
     names = CORE_FUSED if core else LEGACY
     writing = megatron_save.Writing(source, target.layout, names, spaces, core)
-    folder, size = writing.write(run, target.progress)
+    folder, size = writing.write(run, target.progress, force=target.force)
     return Written(folder, count(table(source.spec)), size, tokenizer=False)
 
 

@@ -179,7 +179,7 @@ def write(source: Source, run: Path, target: Target) -> Written:
         for layer in range(spec.layers)
         for module in _FLOAT8
     ]
-    with placing(run, iteration) as folder:
+    with placing(run, iteration, force=target.force) as folder:
         with target.progress(size) as told:
             torch_writer.write(folder, every, nothings, told, again=dict(_again(every)))
         scale = scaler(source.trainer)

@@ -54,7 +54,7 @@ def cli() -> None:
 @SHARD
 @click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
 @TRUE_VOCAB
-@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, for a --load that has none.")
+@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, in the place of that of --load.")
 @click.option("--no-tokenizer", is_flag=True, help="Leave the tokenizer of --load behind.")
 @MODEL_NAME
 @click.option(

@@ -88,7 +88,12 @@ def generation(tokenizer: Tokenizer | None) -> bytes | None:
     Else it repeats what a config.json said, and the one that is written says more.
     """
     came = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
-    return None if came is None or b'"_from_model_config": true' in came else came
+    return None if came is None or repeats_config(came) else came
+
+
+def repeats_config(generation: bytes) -> bool:
+    """Whether a generation_config.json was made of the config.json beside it."""
+    return b'"_from_model_config": true' in generation
 
 
 def _is_known(tokenizer: Tokenizer) -> bool:

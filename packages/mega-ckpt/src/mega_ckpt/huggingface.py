@@ -38,8 +38,9 @@ _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "b
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A folder that was opened: the model, and where each of its tensors lies."""
+    """A folder that was opened: its config.json, the model, and where each of its tensors lies."""
 
+    config: Mapping[str, Any]
     spec: ModelSpec
     entries: Mapping[str, Stored]
 
@@ -54,7 +55,8 @@ def open_folder(folder: Path) -> Source:
         ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
         hint = "--from mega --to hf" if ours else ""
         raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
-    spec = config_json.to_spec(_json(folder / CONFIG), folder / CONFIG)
+    config = _json(folder / CONFIG)
+    spec = config_json.to_spec(config, folder / CONFIG)
     names, entries = names_of(spec), _entries(folder)
     if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
@@ -70,7 +72,7 @@ def open_folder(folder: Path) -> Source:
             "is not the embedding, which it is tied to",
             hint=f'"tie_word_embeddings": false in {CONFIG}',
         )
-    return Source(spec, entries)
+    return Source(config, spec, entries)
 
 
 def has_tokenizer(folder: Path) -> bool:

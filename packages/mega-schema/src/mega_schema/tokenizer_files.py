@@ -161,7 +161,7 @@ def beside(folder: Path) -> dict[str, bytes]:
     Raises:
         FormatError: one is a link to somewhere else, larger than 16 MB, or not the JSON that its name says.
     """
-    return {name: _read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
+    return {name: read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
 
 
 def check_link(path: Path) -> None:
@@ -178,7 +178,12 @@ def check_link(path: Path) -> None:
         raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
 
 
-def _read_beside(path: Path) -> bytes:
+def read_beside(path: Path) -> bytes:
+    """One of the files that are beside a tokenizer.json.
+
+    Raises:
+        FormatError: as `beside` says.
+    """
     check_link(path)
     size = path.stat().st_size
     if size > MOST_BESIDE:

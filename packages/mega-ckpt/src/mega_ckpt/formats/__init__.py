@@ -24,7 +24,7 @@ class Reading:
 
     Attributes:
         vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
-        tokenizer: folder of a tokenizer, for a format that has none.
+        tokenizer: folder of a tokenizer, in the place of what the files have (--tokenizer).
         model: what the model is, for files that do not say it (--model).
         no_tokenizer: do not read the tokenizer (--no-tokenizer).
     """
@@ -33,6 +33,16 @@ class Reading:
     tokenizer: Path | None = None
     model: ModelSpec | None = None
     no_tokenizer: bool = False
+
+    def left_tokenizer(self, has: bool) -> tuple[str, ...]:
+        """What `Source.left` says of a tokenizer that is not read.
+
+        Args:
+            has: the files that are read have one.
+        """
+        if has and self.no_tokenizer:
+            return ("the tokenizer",)
+        return ("the tokenizer of --load",) if has and self.tokenizer is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from mega_ckpt import config_json, dtypes, huggingface, new_folder, safetensors_files
+from mega_ckpt import config_json, dtypes, given_tokenizer, huggingface, new_folder, safetensors_files
 from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.hf_tokenizer import TOKENIZER_CONFIG
+from mega_ckpt.huggingface_left import left_behind
 from mega_ckpt.layouts.huggingface import aliases
 from mega_ckpt.safetensors_files import Weight
 from mega_ckpt.source import Source, check_width, gathered, matched
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.params import count
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import Tokenizer
 
 
 def read(load: Path, reading: Reading) -> Source:
@@ -29,9 +32,19 @@ def read(load: Path, reading: Reading) -> Source:
     rows = {row.name: row for row in table(found.spec)}
     expected = [alias.whole(rows[alias.ours]) for alias in aliases(found.spec)]
     spaces, box, verify = gathered(load, found.spec, {MODEL: matched(load, expected, found.entries)})
-    tokenizer = None if reading.no_tokenizer else huggingface.tokenizer_of(load, found.spec)
-    left = ("the tokenizer",) if reading.no_tokenizer and huggingface.has_tokenizer(load) else ()
+    tokenizer = _tokenizer(load, reading, found.spec)
+    left = reading.left_tokenizer(huggingface.has_tokenizer(load))
+    left = (*left, *left_behind(load, found.config, tokenizer))
     return Source(load, found.spec, spaces, box, tokenizer=tokenizer, left=left, verify=verify)
+
+
+def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
+    """The one that was named, or the folder's."""
+    if reading.no_tokenizer:
+        return None
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, spec)
+    return huggingface.tokenizer_of(load, spec)
 
 
 def free(source: Source, folder: Path, target: Target) -> None:

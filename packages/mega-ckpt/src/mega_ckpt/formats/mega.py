@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from mega_ckpt import given_tokenizer
 from mega_ckpt.bands import Band, stored_bands
 from mega_ckpt.formats import KEEP, Format, Reading, Target, Written
 from mega_ckpt.saving import check_free, fill, saving, shares, taken
@@ -17,7 +18,7 @@ from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER, TRAINER
-from mega_schema.tokenizer import open_folder
+from mega_schema.tokenizer import Tokenizer, open_folder
 
 
 def read(load: Path, reading: Reading) -> Source:
@@ -31,20 +32,27 @@ def read(load: Path, reading: Reading) -> Source:
     if courses is not None and not isinstance(courses, dict):
         where, kind = f"{found.folder / TRAINER}: courses", type(courses).__name__
         raise FormatError(where, "is not what a training writes", found=kind, wanted="a JSON object")
-    tokenizer = found.folder / TOKENIZER
+    has_tokenizer = (found.folder / TOKENIZER).is_dir()
     return Source(
         found.folder,
         found.spec,
         {space: {name: t.dtype for name, t in tensors.items()} for space, tensors in found.tensors.items()},
         found.read_raw,
         {**found.trainer, "iteration": found.iteration},
-        open_folder(tokenizer) if tokenizer.is_dir() and not reading.no_tokenizer else None,
+        _tokenizer(found, reading, has=has_tokenizer),
         found.run_config,
-        ("the tokenizer",) if tokenizer.is_dir() and reading.no_tokenizer else (),
+        reading.left_tokenizer(has_tokenizer),
         verify=lambda spaces: verify(found, spaces=spaces),
         checked=partial(stored_bands, found),
         check=lambda: check(found),
     )
+
+
+def _tokenizer(found: Checkpoint, reading: Reading, *, has: bool) -> Tokenizer | None:
+    """The one that was named, or the checkpoint's."""
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, found.spec)
+    return open_folder(found.folder / TOKENIZER) if has and not reading.no_tokenizer else None
 
 
 def free(source: Source, run: Path, target: Target) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from mega_ckpt import config_json, pickles, safetensors
+from mega_ckpt.pickled import Pickled
+from mega_ckpt.stored import Stored
 from mega_schema.errors import FormatError, MegaError, escape_controls
 from mega_schema.spec import ModelSpec, gpt
 from mega_schema.tokenizer import open_tokenizer
@@ -51,6 +53,48 @@ def test_more_tuples_as_keys_than_any_checkpoint_has_are_refused(tmp_path: Path)
     path = tmp_path / "keys.pt"
     path.write_bytes(b"\x80\x02}(" + keys + b"u.")
     with pytest.raises(FormatError, match="tuples as keys of one dict: found 1025, wanted at most 1024"):
+        pickles.open_file(path)
+
+
+def test_a_tuple_of_many_values_is_no_key(tmp_path: Path) -> None:
+    # a thousand of one hash, alike but for their ends, take ten seconds of a core to tell apart
+    program = b"\x80\x02}(" + b"(" + b"N" * 100 + b"tN" + b"u."
+    path = tmp_path / "keys.pt"
+    path.write_bytes(program)
+    with pytest.raises(FormatError, match="values in a key of a dict: found 101, wanted at most 64"):
+        pickles.open_file(path)
+    path.write_bytes(b"\x80\x02}(" + b"(" + b"N" * 60 + b"tK\x07" + b"u.")
+    assert pickles.open_file(path).tree == {(None,) * 60: 7}
+
+
+def test_a_long_key_over_many_tensors_is_not_written_out_for_each(tmp_path: Path) -> None:
+    one = Stored(tmp_path / "a.pt", "F32", (1,), 0)
+    assert Pickled(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
+        f"{'a' * 1000}.0",
+        f"{'a' * 1000}.1.b",
+    }
+    with pytest.raises(FormatError, match="names of tensors are too long: wanted at most 134,217,728"):
+        Pickled(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
+
+
+def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "many.pt"
+    path.write_bytes(b"\x80\x02](" + b"N" * 50_000 + b"e.")
+    assert len(pickles.open_file(path).tree) == 50_000
+    with monkeypatch.context() as patch:
+        patch.setattr(pickles, "_SECONDS", -1)  # over before it begins
+        with pytest.raises(
+            FormatError, match=r"many.pt: takes too long to read: found 16,384 values, wanted"
+        ):
+            pickles.open_file(path)
+
+    def no_memory(text: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pickles.json, "loads", no_memory)
+    with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: where you trust"):
         pickles.open_file(path)
 
 

@@ -29,8 +29,8 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -38,74 +38,26 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from mega_ckpt import torch_archive
+from mega_ckpt.pickled import Member, Name, Pickled, Record
 from mega_ckpt.stored import WIDTHS, Stored
 from mega_ckpt.torch_archive import MAGIC, Span, Storage
 from mega_ckpt.unpickling import names, server
 from mega_schema.errors import FormatError
+
+__all__ = ["Member", "Name", "Pickled", "Record", "Unpickler", "open_file"]
 
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from mega_ckpt.unpickling.server import main; main()"
 _OURS = str(Path(__file__).resolve().parents[1])
 _PATIENCE = 2 * server.SECONDS  # for the next word of the other process
 _ANSWERED = 2 * server.LONGEST  # bytes; JSON says some characters in six
 _MOST_DIMS = 64
-_MOST_COMPOSED = 1024
+_MOST_COMPOSED, _WIDEST_COMPOSED = 1024, 64  # keys of one dict, and values in one key
+_SECONDS = 60  # of a core, for what one file says
+_BETWEEN = 1 << 14  # values made between two looks at the clock
 _WHOLE = range(-(1 << 63), 1 << 64)
 _BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _NUMPY_CODE = re.compile(r"[<>][biufcSU][1-9]\d*")
 _HINT = "where you trust the file: torch.load it, and torch.save its tensors, dicts, lists and numbers alone"
-
-
-class Name(str):
-    """Of something that the file names and nothing is made of."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Of an enum; `name` is empty where `names.ENUMS` does not tell it."""
-
-    enum: str
-    value: Any
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """An object of a class that is not here.
-
-    Attributes:
-        kind: its class, with the module.
-        args: what it was made with.
-        fields: its attributes; "state" alone where its class has a way of its own to say them.
-    """
-
-    kind: str
-    args: tuple[Any, ...]
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Pickled:
-    """What is in a file."""
-
-    file: Path
-    tree: Any
-
-    def at(self, name: str) -> Any:
-        """The value under a dotted name; keys may have dots themselves, and attributes count as keys.
-
-        Raises:
-            FormatError: there is none.
-        """
-        found = list(_under(self.tree, name))
-        if not found:
-            raise FormatError(self.file, "has no such entry", wanted=name)
-        return found[0]
-
-    def tensors(self) -> dict[str, Stored]:
-        """Every tensor under its dotted name."""
-        return dict(_tensors(self.tree, ""))
 
 
 def open_file(path: Path, begin: int = 0, length: int | None = None) -> Pickled:
@@ -162,6 +114,8 @@ class Unpickler:
                 raise FormatError(
                     path, "is not what torch.save writes", found=f"{type(error).__name__} {error}"
                 ) from error
+            except MemoryError:
+                raise FormatError(path, "takes too much memory to read", hint=_HINT) from None
 
     def _tree(self, path: Path, file: BinaryIO, whole: Span) -> Any:
         file.seek(whole.begin)
@@ -241,6 +195,7 @@ class _Tree:
 
     def __init__(self, path: Path, said: Mapping[str, Any], spans: Mapping[str, Storage]) -> None:
         self._path, self._spans = path, spans
+        self._made, self._until = 0, time.thread_time() + _SECONDS
         for key, (type_, numbers) in said.items():
             width = WIDTHS[self._dtype(names.STORAGES, type_)]
             found = spans[key].bytes if key in spans else "none"
@@ -248,6 +203,10 @@ class _Tree:
                 raise FormatError(f"{path}: storage {key}", "bytes", found=found, wanted=numbers * width)
 
     def value(self, node: Any) -> Any:
+        self._made += 1
+        if not self._made % _BETWEEN and time.thread_time() > self._until:
+            found, wanted = f"{self._made:,} values", f"an end within {_SECONDS} s of a core"
+            raise FormatError(self._path, "takes too long to read", found=found, wanted=wanted, hint=_HINT)
         if not isinstance(node, list):
             return node
         tag, *parts = node
@@ -293,10 +252,13 @@ class _Tree:
             if isinstance(key, int) and key not in _WHOLE:
                 bits = f"{key.bit_length()} bits"
                 raise FormatError(self._path, "has a key that is not read", found=bits, wanted="at most 64")
-        composed = sum(isinstance(key, tuple | Member) for key in keys)
-        if composed > _MOST_COMPOSED:
+        composed = [key for key in keys if isinstance(key, tuple | Member)]
+        if len(composed) > _MOST_COMPOSED:
             wanted = f"at most {_MOST_COMPOSED}"
-            raise FormatError(self._path, "tuples as keys of one dict", found=composed, wanted=wanted)
+            raise FormatError(self._path, "tuples as keys of one dict", found=len(composed), wanted=wanted)
+        if (widest := max(map(_width, composed), default=0)) > _WIDEST_COMPOSED:
+            wanted = f"at most {_WIDEST_COMPOSED}"
+            raise FormatError(self._path, "values in a key of a dict", found=widest, wanted=wanted)
         return keys
 
     def _dtype(self, known: Mapping[str, str], type_: str) -> str:
@@ -341,6 +303,13 @@ class _Tree:
         return flat.reshape(counts, order="F" if fortran else "C") if counts else flat[0].item()
 
 
+def _width(key: Any) -> int:
+    """How many values a key is made of, as its hash and its comparison with another meet them."""
+    if isinstance(key, Member):
+        return 1 + _width(key.value)
+    return 1 + sum(map(_width, key)) if isinstance(key, tuple) else 1
+
+
 def _items(said: Any) -> tuple[Any, ...]:
     word, *parts = said
     if word not in ("tuple", "list"):
@@ -358,34 +327,6 @@ def _record(kind: str, args: tuple[Any, ...], state: Any) -> Record | Member:
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of a class with slots
         return Record(kind, args, {**(state[0] or {}), **state[1]})
     return Record(kind, args, {"state": state})
-
-
-def _children(value: Any) -> Mapping[Any, Any]:
-    if isinstance(value, Record):
-        return value.fields
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    return value if isinstance(value, dict) else {}
-
-
-def _under(value: Any, name: str) -> Iterator[Any]:
-    children, parts = _children(value), name.split(".")
-    for count in range(len(parts), 0, -1):
-        key: Any = ".".join(parts[:count])
-        if key not in children and key.isdigit():
-            key = int(key)
-        if key in children and count == len(parts):
-            yield children[key]
-        elif key in children:
-            yield from _under(children[key], ".".join(parts[count:]))
-
-
-def _tensors(value: Any, prefix: str) -> Iterator[tuple[str, Stored]]:
-    for key, child in _children(value).items():
-        if isinstance(child, Stored):
-            yield f"{prefix}{key}", child
-        else:
-            yield from _tensors(child, f"{prefix}{key}.")
 
 
 def _printable(text: str) -> str:

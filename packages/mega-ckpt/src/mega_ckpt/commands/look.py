@@ -89,8 +89,9 @@ def verify(folder: Path, accepts: bool, as_json: bool) -> None:
         click.echo(json.dumps(told | {"accepted": accepted} if accepts else told))
     else:
         if accepts:
-            click.echo(f"{checkpoint.folder}: accepted: {', '.join(accepted) or 'nothing had changed'}")
-        click.echo(f"{checkpoint.folder}: sound: {counts}")
+            names = ", ".join(accepted) or "nothing had changed"
+            click.echo(escape_controls(f"{checkpoint.folder}: accepted: {names}"))
+        click.echo(escape_controls(f"{checkpoint.folder}: sound: {counts}"))
 
 
 @click.command()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mega_ckpt.new_folder import other_checkpoints
-from mega_schema.disk import on_disk, replacing, sync_folder
+from mega_schema.disk import on_disk, replacing, sync_folder, sync_tree
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import LATEST as TRACKER
 from mega_schema.run_folder import MANIFEST
@@ -126,7 +126,7 @@ def _placing_held(run: Path, iteration: int | None) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir()
         yield partial
-        sync_folder(partial)
+        sync_tree(partial)
         if final.exists():
             final.rename(replaced)
         partial.rename(final)

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from mega_schema.errors import FormatError
+from mega_schema.foreign_files import MOST_TOKENIZER, read_foreign
 
 FILE: Final = "dict.txt"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -62,7 +63,7 @@ def order_of(path: Path, rows: int) -> np.ndarray:
 
 def _words(path: Path) -> Sequence[str]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_foreign(path, MOST_TOKENIZER).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise FormatError(

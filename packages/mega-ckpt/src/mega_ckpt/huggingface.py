@@ -20,18 +20,16 @@ from mega_ckpt.safetensors_files import INDEX, WEIGHTS
 from mega_ckpt.stored import Stored, same
 from mega_schema.disk import on_disk
 from mega_schema.errors import FormatError
+from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
 from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
-from mega_schema.tokenizer_files import check_link
 from mega_schema.tokenizer_sentencepiece import MODEL
 
 CONFIG = "config.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 VOCAB, MERGES = "vocab.json", "merges.txt"
-
-_MOST_JSON = 100_000_000  # bytes of a config.json or of an index
 
 _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
@@ -87,6 +85,8 @@ def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
     Raises:
         FormatError: it is damaged, or has ids that the model has not.
     """
+    for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
+        check_foreign(folder / name, MOST_TOKENIZER)
     if (folder / TOKENIZER_JSON).is_file():
         tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
     elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
@@ -179,11 +179,9 @@ def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    check_link(path)
-    if (size := path.stat().st_size) > _MOST_JSON:
-        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {_MOST_JSON}")
+    content = read_foreign(path, MOST_JSON)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(path, "is not JSON", found=error) from error
     if not isinstance(value, dict):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_schema.errors import FormatError
+from mega_schema.foreign_files import MOST_TOKENIZER, read_foreign
 from mega_schema.tokenizer import FastTokenizer, TokenizerIdentity
 from mega_schema.tokenizer_identity import content_sha256
 
@@ -42,7 +43,7 @@ def read(path: Path, vocab: int) -> FastTokenizer:
     Raises:
         FormatError: it was cut, or is no tokenizer of so many ids.
     """
-    pieces, scores = _pieces(path, path.read_bytes(), vocab)
+    pieces, scores = _pieces(path, read_foreign(path, MOST_TOKENIZER), vocab)
     content = _content(pieces, scores)
     bos, eod = _SPECIAL.index("<s>"), _SPECIAL.index("</s>")
     identity = TokenizerIdentity("HuggingFaceTokenizer", vocab, eod, bos, None, content_sha256(content))

@@ -11,6 +11,7 @@ from pathlib import Path
 from mega_ckpt.new_folder import other_checkpoints
 from mega_schema.disk import on_disk, replacing, sync_folder, sync_tree
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.foreign_files import MOST_BESIDE, read_foreign
 from mega_schema.run_folder import LATEST as TRACKER
 from mega_schema.run_folder import MANIFEST
 from mega_schema.run_lock import hold_run_folder
@@ -37,7 +38,7 @@ def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
     if ours or not tracker.is_file():
         hint = "--from mega" if ours else ""
         raise FormatError(load, "holds no such checkpoint", wanted=f"{TRACKER}, or {wanted}", hint=hint)
-    text = tracker.read_text("utf-8", "replace").strip()
+    text = read_foreign(tracker, MOST_BESIDE).decode("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
     name = name_of(None if text == RELEASE else int(text))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mega_schema import tokenizer_files, tokenizer_sentencepiece
 from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.foreign_files import MOST_BESIDE, MOST_TOKENIZER, check_foreign
 from mega_schema.outputs import is_tokenizer
 from mega_schema.staging import replacing_folder
 from mega_schema.tokenizer_files import bytes_of_letters
@@ -294,6 +295,9 @@ def _open_hugging_face(model: Path) -> Tokenizer:
         hint += ", then --tokenizer-model tokenizer"
         raise ConfigError("--tokenizer-model", "no such file or folder", found=model, hint=hint)
     path = model / CONTENT if model.is_dir() else model
+    if model.is_dir():
+        check_foreign(path, MOST_TOKENIZER)
+        check_foreign(model / HF_CONFIG, MOST_BESIDE)
     source = _read(path)
     library, content = _library(source, path), json.loads(source)
     config = _read_json(at) if model.is_dir() and (at := path.parent / HF_CONFIG).exists() else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.foreign_files import MOST_BESIDE, read_foreign
 from mega_schema.tokenizer_hints import hint_of_content
 
 GPT2_EOD: Final = "<|endoftext|>"
@@ -26,7 +27,6 @@ BESIDE: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
-MOST_BESIDE: Final = 16_000_000  # bytes of one of them
 # NVIDIA's two ways to cut text into words, by the names of --tiktoken-pattern
 TIK_PATTERNS: Final = (
     ("v1", r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
@@ -164,31 +164,13 @@ def beside(folder: Path) -> dict[str, bytes]:
     return {name: read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
 
 
-def check_link(path: Path) -> None:
-    """Refuse a file of a Hugging Face folder that is a link to somewhere else than the Hub's cache.
-
-    Raises:
-        FormatError: it is one.
-    """
-    folder, real = path.parent.resolve(), path.resolve()
-    # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
-    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
-    if not (real.is_relative_to(folder) or real.parent == blobs):
-        hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
-        raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
-
-
 def read_beside(path: Path) -> bytes:
     """One of the files that are beside a tokenizer.json.
 
     Raises:
         FormatError: as `beside` says.
     """
-    check_link(path)
-    size = path.stat().st_size
-    if size > MOST_BESIDE:
-        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {MOST_BESIDE}")
-    content = path.read_bytes()
+    content = read_foreign(path, MOST_BESIDE)
     if path.suffix == ".json":
         try:
             value = json.loads(content)

@@ -26,6 +26,7 @@ from mega_ckpt.source import Found, Source, check_width, gathered, matched
 from mega_ckpt.stored import Stored
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError, LayoutError
+from mega_schema.foreign_files import MOST_BESIDE, read_foreign
 from mega_schema.spec import GATED, ModelSpec
 
 _LATEST, _STEP = "latest", "global_step*"
@@ -86,7 +87,7 @@ def _folder(load: Path) -> Path:
     if not latest.is_file():
         wanted = f"{_LATEST}, or {_LAYER.format(1, 0)}"
         raise FormatError(load, "is no checkpoint of Megatron-DeepSpeed", wanted=wanted)
-    name = latest.read_text("utf-8", "replace").strip()
+    name = read_foreign(latest, MOST_BESIDE).decode("utf-8", "replace").strip()
     if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
         raise FormatError(latest, "is no name of a step", found=repr(name[:40]), wanted=_STEP)
     if not (load / name).is_dir():

@@ -25,6 +25,7 @@ from mega_ckpt.source import Boxes, Source, gathered, matched
 from mega_ckpt.stored import Stored, same
 from mega_schema.checkpoint import DTYPES, MODEL
 from mega_schema.errors import FormatError, LayoutError
+from mega_schema.foreign_files import MOST_TOKENIZER, check_foreign
 from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
@@ -161,6 +162,8 @@ def _tokenizer(folder: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | N
         return given_tokenizer.of(reading.tokenizer, spec)
     for vocab, merges in ((folder / vocab, folder / merges) for vocab, merges in _TOKENIZERS):
         if vocab.is_file() and merges.is_file():
+            check_foreign(vocab, MOST_TOKENIZER)
+            check_foreign(merges, MOST_TOKENIZER)
             found = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
             return given_tokenizer.fitting(found, spec, vocab, hint=given_tokenizer.NO_TOKENIZER)
     return None

@@ -30,6 +30,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError, FormatError, LayoutError
+from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
 from mega_schema.staging import replacing_folder
@@ -127,8 +128,9 @@ def _params(path: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = "--from hf" if path.with_name("config.json").is_file() else ""
         raise FormatError(path.parent, f"has no {PARAMS}", wanted="a folder of Meta's Llama", hint=hint)
+    content = read_foreign(path, MOST_JSON)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(path, "is not JSON", found=error) from None
     if not isinstance(value, dict):
@@ -162,6 +164,7 @@ def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | Non
         return given_tokenizer.of(reading.tokenizer, spec)
     for path in (load / TOKENIZER, load.parent / TOKENIZER):
         if path.is_file():
+            check_foreign(path, MOST_TOKENIZER)
             with path.open("rb") as file:
                 sentencepiece = file.read(1) == b"\n"  # the tag of its first field
             if not sentencepiece:

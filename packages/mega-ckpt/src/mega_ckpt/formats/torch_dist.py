@@ -41,6 +41,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.disk import write_text
 from mega_schema.errors import ConfigError, FormatError
+from mega_schema.foreign_files import MOST_JSON, read_foreign
 from mega_schema.params import count
 from mega_schema.shard import Shape
 from mega_schema.spec import ModelSpec
@@ -220,8 +221,9 @@ def _check_backends(folder: Path) -> bool:
     file = folder / _BACKENDS
     if not file.is_file():
         return False
+    content = read_foreign(file, MOST_JSON)
     try:
-        told = dict(json.loads(file.read_bytes()))
+        told = dict(json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:
         raise FormatError(file, "is not a JSON object", found=error) from error
     for key, wanted in _WRITTEN_BY.items():

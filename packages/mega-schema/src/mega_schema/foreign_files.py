@@ -1,0 +1,49 @@
+"""Files beside the weights of another program, whose author is a stranger: links and sizes, then bytes.
+
+What is read of them is copied into what is written, and people publish that: a link out of the folder would
+publish a file of theirs. Numbers of weights are not looked at here: they are read as numbers of a known shape
+alone, and large files are often links.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from mega_schema.errors import FormatError
+
+MOST_BESIDE: Final = 16_000_000  # bytes of a file that is copied as it is
+MOST_JSON: Final = 100_000_000  # of a config.json, of an index
+MOST_TOKENIZER: Final = 300_000_000
+
+
+def check_foreign(path: Path, most: int) -> None:
+    """Refuse a file that is a link to somewhere else than the Hub's cache, or too large.
+
+    Args:
+        most: bytes that it may have.
+
+    Raises:
+        FormatError: it is one.
+    """
+    folder, real = path.parent.resolve(), path.resolve()
+    # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
+    if not (real.is_relative_to(folder) or real.parent == blobs):
+        hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
+        raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
+    if path.is_file() and (size := path.stat().st_size) > most:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {most}")
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of such a file.
+
+    Raises:
+        FormatError: `check_foreign` refuses it, or it is no file: a pipe would never end.
+        OSError: it is missing, or cannot be read.
+    """
+    check_foreign(path, most)
+    if path.exists() and not path.is_file():
+        raise FormatError(path, "is not a file")
+    return path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from mega_schema.tokenizer import (
     open_folder,
     open_tokenizer,
 )
+from mega_schema.tokenizer_identity import content_sha256
 from tests.shared_data import SHARED, needs_shared
 
 GPT2 = SHARED / "data/tokenizers/gpt2"
@@ -121,6 +123,25 @@ def test_what_lay_beside_a_tokenizer_travels_with_it_and_changes_no_identity(sma
     pickle.loads(pickle.dumps(opened)).save(tmp_path / "saved")
     assert open_folder(tmp_path / "saved").beside == files == opened.beside
     assert plain.beside == open_folder(tmp_path / "plain").beside == {}
+
+
+@pytest.mark.parametrize("library", ["orjson", "no orjson"])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=()), max_size=3),
+        st.integers(0, 9) | st.just(1 << 70) | st.floats() | st.none() | st.booleans(),
+        max_size=12,
+    )
+)
+def test_a_hash_is_that_of_the_sorted_json_whatever_the_words(library, vocab):
+    model = {"type": "WordPiece", "vocab": vocab}
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer"))
+    text = json.dumps({"model": model, "added_tokens": [], **parts}, sort_keys=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if library != "orjson":
+            patch.setitem(sys.modules, library.removeprefix("no "), None)
+        assert content_sha256({"model": model}) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_the_end_of_a_document_cannot_be_written_in_a_text(small):
@@ -250,6 +271,20 @@ def test_vocabulary_and_merges_that_do_not_fit_are_refused(tmp_path, files):
     files[0].write_text('{"a": 0}', "utf-8")
     with pytest.raises(FormatError, match="not a GPT-2 vocabulary"):
         open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1])
+
+
+def test_who_does_not_wait_for_the_library_is_told_by_wait_what_is_wrong(tmp_path, files):
+    files[1].write_text("h e\nhe x\nx no-word\n", "utf-8")
+    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], wait=False)
+    assert isinstance(opened, FastTokenizer)
+    with pytest.raises(FormatError, match=r"vocab.json with .*merges.txt: not a tokenizer.json"):
+        opened.wait()
+
+
+def test_the_content_is_that_of_the_source_each_time_it_is_asked_for(files):
+    opened = open_tokenizer("GPT2BPETokenizer", vocab_file=files[0], merge_file=files[1], wait=False)
+    assert isinstance(opened, FastTokenizer)
+    assert opened.content() == opened.content() == json.loads(opened.source)
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,15 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mega_schema import tokenizer_files, tokenizer_sentencepiece
-from mega_schema.errors import ConfigError, FormatError, RequestError
+from mega_schema.errors import ConfigError, FormatError
 from mega_schema.foreign_files import MOST_BESIDE, MOST_TOKENIZER, check_foreign
 from mega_schema.outputs import is_tokenizer
 from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer_files import bytes_of_letters
+from mega_schema.tokenizer_fast import CONTENT, FastTokenizer, Opening, opened_and_hashed
 from mega_schema.tokenizer_hints import hint_of_content, hint_of_path
 from mega_schema.tokenizer_identity import (
     ALIASES,
@@ -45,9 +42,6 @@ from mega_schema.tokenizer_identity import (
 )
 from mega_schema.tokenizer_null import NullTokenizer
 
-if TYPE_CHECKING:
-    import tokenizers
-
 __all__ = [
     "FastTokenizer",
     "NullTokenizer",
@@ -59,7 +53,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-CONTENT, HF_CONFIG = "tokenizer.json", "tokenizer_config.json"
+HF_CONFIG = "tokenizer_config.json"
 FORMAT = 1
 
 # Names by which tokenizers call the same thing, the more telling first.
@@ -98,91 +92,6 @@ class Tokenizer(Protocol):
         """Write `folder` whole or not at all; an earlier one of that name is replaced."""
 
 
-class FastTokenizer:
-    """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json.
-
-    Attributes:
-        beside: files of Hugging Face's that travel with it; no id depends on them.
-    """
-
-    def __init__(
-        self,
-        source: str,
-        identity: TokenizerIdentity,
-        library: tokenizers.Tokenizer | None = None,
-        beside: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> None:
-        self.source, self.identity, self.beside = source, identity, dict(beside)
-        if library is not None:
-            self._library = library
-
-    @cached_property
-    def _library(self) -> tokenizers.Tokenizer:
-        """Opened when first needed: a process may hold this value and let another library encode."""
-        return _library(self.source, self.identity.type)
-
-    @cached_property
-    def _bytes(self) -> dict[str, int] | None:
-        decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
-        kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        return bytes_of_letters() if "ByteLevel" in kinds else None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return FastTokenizer, (self.source, self.identity, None, self.beside)
-
-    def encode(self, text: str) -> list[int]:
-        _check_utf8(text)
-        return list(self._library.encode(text, add_special_tokens=False).ids)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        for text in texts:
-            _check_utf8(text)
-        return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids that the post-processor adds before and after those of `text`.
-
-        Raises:
-            FormatError: it adds ids between them.
-        """
-        whole = self._library.encode(text)
-        mask = [*whole.special_tokens_mask]
-        first = mask.index(0) if 0 in mask else len(mask)
-        last = len(mask) - (mask[::-1].index(0) if 0 in mask else 0)
-        if whole.ids[first:last] != self.encode(text):
-            found = f"{whole.ids} of {text!r}"
-            raise FormatError("post_processor", "adds ids inside a text", found=found)
-        return whole.ids[:first], whole.ids[last:]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._piece(self._library.id_to_token(int(i)) or "") for i in ids]
-
-    def save(self, folder: Path) -> None:
-        save_folder(folder, self.identity, {**self.beside, CONTENT: self.source.encode()})
-
-    def _piece(self, token: str) -> str:
-        if self._bytes is None:
-            return token.replace("▁", " ")
-        if not set(token) <= self._bytes.keys():
-            return token  # an added token, which is text already
-        return bytes(self._bytes[char] for char in token).decode("utf-8", errors="replace")
-
-
-def _check_utf8(text: str) -> None:
-    """Refuse a text that UTF-8 cannot hold: the library refuses it in some versions and changes it in others.
-
-    Raises:
-        RequestError: the text holds half of a surrogate pair.
-    """
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold") from None
-
-
 def open_tokenizer(
     type: str,
     *,
@@ -194,6 +103,7 @@ def open_tokenizer(
     tiktoken_pattern: str | None = None,
     tiktoken_num_special_tokens: int = 1000,
     tiktoken_special_tokens: Sequence[str] = tokenizer_files.TIK_SPECIAL,
+    wait: bool = True,
 ) -> Tokenizer:
     """The tokenizer that Megatron's flags of the same names mean.
 
@@ -207,6 +117,7 @@ def open_tokenizer(
             NVIDIA's JSON of a tiktoken vocabulary.
         vocab_size: of a TikTokenizer: ids in all, 131,072 if not given.
         vocab_extra_ids: sentinels to add, of BERT's and SentencePieceTokenizer.
+        wait: for the library. Else it may still open a FastTokenizer, whose `wait` tells what is wrong.
 
     Raises:
         ConfigError: the type is unknown, or what it takes is not given.
@@ -216,14 +127,15 @@ def open_tokenizer(
     if type not in TYPES:
         raise ConfigError("--tokenizer-type", "unknown", found=type, wanted=" | ".join(TYPES))
     if type == "HuggingFaceTokenizer":
-        return _open_hugging_face(_given(model, "--tokenizer-model", type))
+        return _open_hugging_face(_given(model, "--tokenizer-model", type), wait=wait)
     if type == "GPT2BPETokenizer":
-        return _open_gpt2(_given(vocab_file, "--vocab-file", type), _given(merge_file, "--merge-file", type))
+        files = (_given(vocab_file, "--vocab-file", type), _given(merge_file, "--merge-file", type))
+        return _open_gpt2(*files, wait=wait)
     if type in BERT_TYPES:
         path = _given(vocab_file, "--vocab-file", type)
         lower = type == "BertWordPieceLowerCase"
         content = tokenizer_files.bert(path, _read(path), lower_case=lower, extra_ids=vocab_extra_ids)
-        return _open_named(content, type, path, None, "[BOS]", "[PAD]")
+        return _open_named(content, type, path, (None, "[BOS]", "[PAD]"), wait=wait)
     if type in SENTENCEPIECE_TYPES:
         path = _given(model, "--tokenizer-model", type)
         extra_ids = vocab_extra_ids if type == "SentencePieceTokenizer" else 0
@@ -238,7 +150,7 @@ def open_tokenizer(
             specials=tiktoken_num_special_tokens,
             named=tiktoken_special_tokens,
         )
-        return _open_named(content, type, path, "</s>", "<s>", "<pad>")
+        return _open_named(content, type, path, ("</s>", "<s>", "<pad>"), wait=wait)
     eod = _given(vocab_size, "--vocab-size", type)
     if eod < 1:
         raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
@@ -265,8 +177,8 @@ def open_folder(folder: Path) -> Tokenizer:
         sha256, size = tokenizer_sentencepiece.content_sha256(model), identity.vocab_size
     else:
         source = _read(folder / CONTENT)
-        library, content = _library(source, folder / CONTENT), json.loads(source)
-        sha256, size = content_sha256(content), content_vocab_size(content)
+        library, content, sha256 = opened_and_hashed(source, folder / CONTENT)
+        size = content_vocab_size(content)
         opened = FastTokenizer(source, identity, library, tokenizer_files.beside(folder))
     if sha256 != identity.sha256:
         what = f"{CONTENT} is not the one {IDENTITY} was made from"
@@ -283,7 +195,7 @@ def _given(value: T | None, flag: str, type: str) -> T:
     return value
 
 
-def _open_hugging_face(model: Path) -> Tokenizer:
+def _open_hugging_face(model: Path, *, wait: bool) -> Tokenizer:
     if (model / IDENTITY).exists():
         saved = open_folder(model)
         if isinstance(saved, NullTokenizer):
@@ -299,7 +211,7 @@ def _open_hugging_face(model: Path) -> Tokenizer:
         check_foreign(path, MOST_TOKENIZER)
         check_foreign(model / HF_CONFIG, MOST_BESIDE)
     source = _read(path)
-    library, content = _library(source, path), json.loads(source)
+    library, content, sha256 = opened_and_hashed(source, path)
     config = _read_json(at) if model.is_dir() and (at := path.parent / HF_CONFIG).exists() else {}
 
     def special(key: str, usual: tuple[str, ...]) -> int | None:
@@ -314,12 +226,13 @@ def _open_hugging_face(model: Path) -> Tokenizer:
         eod=special("eos_token", _EOD),
         bos=special("bos_token", _BOS),
         pad=special("pad_token", _PAD),
-        sha256=content_sha256(content),
+        sha256=sha256,
     )
-    return FastTokenizer(source, identity, library, tokenizer_files.beside(model) if model.is_dir() else {})
+    files = tokenizer_files.beside(model) if model.is_dir() else {}
+    return FastTokenizer(source, identity, library, files, content=None if wait else content)
 
 
-def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
+def _open_gpt2(vocab_file: Path, merge_file: Path, *, wait: bool) -> Tokenizer:
     vocab = _read_json(vocab_file)
     if not isinstance(vocab, dict) or type(vocab.get(_EOD[0])) is not int:
         hint = hint_of_content(vocab_file, _read(vocab_file), "GPT2BPETokenizer")
@@ -328,39 +241,25 @@ def _open_gpt2(vocab_file: Path, merge_file: Path) -> Tokenizer:
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
-    return _open_named(content, "GPT2BPETokenizer", where, _EOD[0], None, None)
+    return _open_named(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), wait=wait)
 
 
 def _open_named(
-    content: dict[str, Any], type: str, where: object, eod: str | None, bos: str | None, pad: str | None
+    content: dict[str, Any], type: str, where: object, names: tuple[str | None, ...], *, wait: bool
 ) -> Tokenizer:
-    """A tokenizer.json of ours, whose special tokens have these names."""
+    """A tokenizer.json of ours, whose eod, bos and pad have these names."""
     source = json.dumps(content, ensure_ascii=False)
-    with ThreadPoolExecutor(1) as other:  # the library reads it while we hash it
-        reading, sha256 = other.submit(_library, source, where), content_sha256(content)
-    library = reading.result()
-    number = {token["content"]: token["id"] for token in content["added_tokens"]}
-    eod_id, bos_id, pad_id = (number.get(name) if name else None for name in (eod, bos, pad))
-    identity = TokenizerIdentity(type, content_vocab_size(content), eod_id, bos_id, pad_id, sha256)
-    return FastTokenizer(source, identity, library)
-
-
-def _library(source: str, where: object) -> tokenizers.Tokenizer:
-    """The text of a tokenizer.json, opened by the library."""
-    from tokenizers import Tokenizer as Library
-
-    try:
-        opened = Library.from_str(source)
-    except BaseException as error:  # the library's panics are no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        hint = "copy the files of one tokenizer again"
-        raise FormatError(where, "not a tokenizer.json", found=str(error), hint=hint) from None
-    # a file may ask for both; ids must not depend on how long a text or its neighbours are
-    opened.no_truncation()
-    opened.no_padding()
-    opened.encode_special_tokens = True
-    return opened
+    opening = Opening(source, where)
+    with opening.blamed():
+        number = {token["content"]: token["id"] for token in content["added_tokens"]}
+        eod, bos, pad = (number.get(name) if name else None for name in names)
+        identity = TokenizerIdentity(
+            type, content_vocab_size(content), eod, bos, pad, content_sha256(content)
+        )
+    made = FastTokenizer(source, identity, opening, content=None if wait else content)
+    if wait:
+        made.wait()
+    return made
 
 
 def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:

@@ -112,6 +112,8 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     model.setdefault("type", "BPE")  # files older than the field hold BPE
     if model["type"] == "BPE":
         model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = _ordered(model["vocab"])
     # a special token is never looked for in text, so only its id counts, not how it would be looked for
     added = content.get("added_tokens", [])
     added = [{k: t[k] for k in ("id", "content")} if t.get("special") else t for t in added]
@@ -122,6 +124,17 @@ def content_sha256(content: Mapping[str, Any]) -> str:
         "pre_tokenizer": _without_offsets(content.get("pre_tokenizer")),
     }
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()
+
+
+def _ordered(vocab: dict[str, Any]) -> dict[str, Any]:
+    """The vocabulary in the order of its words, which takes `json` most of the time of a hash to find."""
+    try:
+        import orjson
+
+        found: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
+    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
+        return vocab
+    return found if found == vocab else vocab  # a number that it writes in another way
 
 
 def _without_offsets(part: Any) -> Any:

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_data import encoders
-from mega_data.encoders import TRAPS, Fastokens, Gigatoken, Pieces, Plain, WordCache, fastest
+from mega_data import encoders, fastest_encoder
+from mega_data.encoders import Fastokens, Gigatoken, Pieces, Plain, WordCache
+from mega_data.fastest_encoder import TRAPS, fastest
+from mega_data.preprocess import preprocess
 from mega_schema.errors import RequestError
+from mega_schema.indexed import IndexedDataset
 from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
@@ -162,7 +165,7 @@ class Shifted(WordCache):
 
 def test_an_encoder_whose_ids_differ_is_not_used_and_that_is_said(tmp_path, monkeypatch, caplog):
     tokenizer = bert(tmp_path)
-    monkeypatch.setattr(encoders, "WordCache", Shifted)
+    monkeypatch.setattr(fastest_encoder, "WordCache", Shifted)
     with caplog.at_level(logging.WARNING, "mega.data"):
         encode = fastest(tokenizer, ["hello"])
     assert isinstance(encode, Plain)
@@ -205,6 +208,17 @@ def test_an_added_token_that_a_library_finds_elsewhere_keeps_it_from_the_work(tm
         encode = fastest(tokenizer, [])
     assert "the ids of gigatoken differ on 'ahellob hello hellohello" in caplog.text
     assert encode(["hello ahello"])[0].tolist() == tokenizer.encode("hello ahello")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_library_is_checked_where_it_would_work(workers, tmp_path, caplog):
+    flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokenizer = like(tmp_path, added_tokens=[{"id": 300, "content": "hello", **flags}])
+    (tmp_path / "a.jsonl").write_text('{"text": "hello ahello"}\n')
+    with caplog.at_level(logging.WARNING, "mega.data"):
+        done = preprocess([tmp_path / "a.jsonl"], tmp_path / "p", tokenizer, workers=workers)
+    assert "the ids of gigatoken differ on 'ahellob hello hellohello" in caplog.text
+    assert IndexedDataset(done.prefixes[0])[0].tolist() == tokenizer.encode("hello ahello")
 
 
 def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):

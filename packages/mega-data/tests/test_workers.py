@@ -117,6 +117,51 @@ def test_work_that_was_made_ready_is_not_made_again_and_work_that_cannot_be_made
     assert (tmp_path / "made").read_text() == "made\n"
 
 
+def remember(work: Costly) -> int:
+    work.made = Path("another")
+    return os.getpid()
+
+
+def refuse(work: Costly) -> int:
+    raise ValueError("not this work")
+
+
+def die(work: Costly) -> int:
+    os._exit(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_work_is_asked_where_it_is_ready_and_what_a_question_changes_there_is_lost(workers, tmp_path):
+    work = Costly(tmp_path / "made")
+    with Started(workers) as started:
+        with pytest.raises(ValueError, match="not this work"):
+            started.ask(work, refuse)
+        asked = started.ask(work, remember)
+        assert (asked == os.getpid()) == (workers == 1)
+        pids = set(started.in_order(work, range(6)))
+        assert (asked in pids) == (workers == 1)
+    if workers > 1:
+        assert (tmp_path / "made").read_text() == "made\n"
+
+
+def test_what_work_that_cannot_be_made_is_asked_is_its_error(tmp_path):
+    with Started(2) as started:
+        with pytest.raises(RuntimeError, match="cannot be made"):
+            started.ask(Broken(tmp_path / "broken"), remember)
+        assert started.ask(Costly(tmp_path / "made"), remember) != os.getpid()
+
+
+def test_a_question_that_its_process_dies_of_is_told_in_a_line(tmp_path):
+    with Started(2) as started, pytest.raises(MegaError, match="--workers: a worker process died"):
+        started.ask(Costly(tmp_path / "made"), die)
+
+
+def test_a_file_beside_the_input_is_not_imported_for_a_module(tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert [result for result, _ in in_order(square, range(3), 2)] == [0, 1, 4]
+
+
 def test_work_that_cannot_be_made_is_told_in_a_line(tmp_path):
     with pytest.raises(RuntimeError, match="cannot be made"):
         list(in_order(Broken(tmp_path / "broken"), range(6), 2))

@@ -1,17 +1,15 @@
-"""Texts to ids in arrays, by the fastest library whose ids are the tokenizer's own on a sample of the run.
+"""Texts to ids in arrays: the tokenizer itself, and libraries that are faster.
 
-The tokenizer (mega_schema.tokenizer) is the definition. `fastest` lets another library do the work only where
-its ids are equal on hard strings and on texts of the very input, and says so in the log where they are not.
+The tokenizer (mega_schema.tokenizer) is the definition. Which of the others may do its work,
+`mega_data.fastest_encoder` decides.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -21,11 +19,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mega_schema.errors import RequestError
 from mega_schema.tokenizer import FastTokenizer, Tokenizer
 from mega_schema.tokenizer_sentencepiece import SentencePiece
-
-log = logging.getLogger("mega.data")
 
 Flat = tuple[NDArray[Any], NDArray[np.int64]]
 
@@ -33,31 +28,12 @@ WORDS_KEPT = 1 << 20  # of a WordCache: with their ids about 200 MB
 LONGEST_KEPT = 64  # characters: longer ones come once
 WORDS_BYTES = 128 << 20  # of memory for the words that Gigatoken has seen, about a million
 ASKED_BYTES = 4 << 20  # of text between two looks at it; they grow it by 40 MB at most
-_ADDED_TRIED = 64  # added tokens that are looked for in a text before a library is trusted
 # Between two texts of one call. It begins and ends with letters that it has nowhere else, so what is found of
 # it is never a text's end and its own beginning.
 _MARK: Final = "\x00mega-data: the end of a text\x01"
 _MARK_BYTES: Final = _MARK.encode()
 
 _ASCII_RUNS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]").findall
-
-# What libraries have disagreed on: spaces, contractions, digits and marks of many scripts, text that looks
-# like a special token, characters that join.
-TRAPS = (
-    "",
-    " ",
-    "\n",
-    "  two  spaces   three \t tab \r\n\r\n end  ",
-    "don't DON'T we'LL I'm 've’s 'S 'ſ",
-    "<|endoftext|> [MASK] <s> </s> <pad> <unk> ##ing ▁x",
-    "1 22 333 4444 55555 3.14159 ٣٤ ½² ⅷ १२३",
-    "İstanbul'da ığdır ﬁ ß ẞ Ǆ e\u0301 é ạ̈ \u1e9b\u0323",
-    "中文字符，混合English。日本語テキスト 한국어 텍스트 ไทย हिन्दी العربية עברית",
-    "🙂👩‍👩‍👧🇹🇷 \u200b\u200d\ufeff\u00a0\u2003\u3000\u2028\u0085",
-    "\x00\x01\x1c\x1f\x7f\ufffd\U0010ffff\U000e0001",
-    "a" * 300 + " " + "=" * 300 + " " + "ab" * 60,
-    "http://example.org/a?b=c&d=%20#e --flag=x_y-z ... !!! ?!",
-)
 
 
 class Encode(Protocol):
@@ -281,102 +257,3 @@ class WordCache:
         if word.isascii() and word.isprintable() and not self._added.search(word):
             return _ASCII_RUNS(word)
         return [word]
-
-
-def fastest(
-    tokenizer: Tokenizer, sample: Sequence[str], trying: Callable[[Encode], object] = lambda _: None
-) -> Encode:
-    """The fastest way to the tokenizer's ids that gives them on `sample`, on TRAPS and on its added tokens.
-
-    The outcome is logged: as a warning that says why, where a faster library was tried.
-
-    Args:
-        trying: told what may become the outcome before it is checked, and may make it ready elsewhere.
-    """
-    if isinstance(tokenizer, SentencePiece):
-        return Pieces(tokenizer)
-    if not isinstance(tokenizer, FastTokenizer):
-        return Plain(tokenizer)
-    content = orjson.loads(tokenizer.source)
-    texts, wanted = list[str](), list[list[int]]()
-    for text in (*TRAPS, *_with_added(content), *sample):
-        try:
-            wanted.append(tokenizer.encode(text))
-        except RequestError:
-            continue
-        texts.append(text)
-    chosen: Encode = Plain(tokenizer)
-    reasons = list[str]()
-    for name, way in _faster_ways(tokenizer, content):
-        try:
-            encode = way()
-            trying(encode)
-            differs = _first_difference(encode, texts, wanted)
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            reasons.append(f"{name} cannot be used ({str(error).partition(chr(10))[0]})")
-            continue
-        if differs is None:
-            chosen = encode
-            break
-        reasons.append(f"the ids of {name} differ on {differs[:80]!r}")
-    if reasons:
-        log.warning("encoding with %s: %s", chosen.name, "; ".join(reasons))
-    else:
-        log.info("encoding with %s: ids equal on %d texts", chosen.name, len(texts))
-    return chosen
-
-
-def _first_difference(encode: Encode, texts: Sequence[str], wanted: Sequence[list[int]]) -> str | None:
-    """The first of the texts, encoded in one call, whose ids are not the wanted ones."""
-    ids, lengths = encode(texts)
-    ends = np.cumsum(lengths)
-    for text, want, end, length in zip(texts, wanted, ends, lengths, strict=True):
-        if ids[end - length : end].tolist() != want:
-            return text
-    return None
-
-
-def _with_added(content: Mapping[str, Any]) -> list[str]:
-    """Texts with the tokenizer's added tokens within words, between spaces and side by side."""
-    added = [token["content"] for token in content.get("added_tokens", [])][:_ADDED_TRIED]
-    return [f"a{token}b {token} {token}{token}\n" for token in added]
-
-
-def _faster_ways(
-    tokenizer: FastTokenizer, content: Mapping[str, Any]
-) -> Iterator[tuple[str, Callable[[], Encode]]]:
-    """Names of libraries that may encode, the fastest first, and what opens them."""
-    kind = content["model"].get("type", "BPE")
-    if kind == "BPE":
-        if _all_of_it_counts(content):
-            yield Gigatoken.name, partial(Gigatoken.of, tokenizer, content)
-        yield Fastokens.name, partial(Fastokens, tokenizer)
-    cut = (content.get("pre_tokenizer") or {}).get("type")
-    rules = (content.get("normalizer") or {"type": None}).get("type")
-    if kind == "WordPiece" and cut == "BertPreTokenizer" and rules in (None, "BertNormalizer"):
-        looked_for = [t for t in content.get("added_tokens", []) if not t["special"]]
-        # such a token is looked for across spaces too
-        if not any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in looked_for):
-            yield WordCache.name, partial(WordCache, tokenizer)
-
-
-def _all_of_it_counts(content: Mapping[str, Any]) -> bool:
-    """Whether gigatoken follows all that decides ids; it refuses most of what it lacks, but not all.
-
-    It cuts words as GPT-2 where a ByteLevel says not to, or where nothing cuts; takes each Split for an
-    isolating one; drops no merges at random; and of two equal merges takes the first, not the last.
-    """
-    model, cut = content["model"], content.get("pre_tokenizer") or {}
-    merges = model.get("merges", [])
-    if model.get("dropout") or len(set(map(" ".join, merges))) < len(merges):
-        return False
-    if model.get("byte_fallback"):
-        return True  # of such models it refuses every part that it does not follow
-    *splits, level = cut.get("pretokenizers") or [cut]
-    isolating = all(
-        part.get("type") == "Split" and part["behavior"] == "Isolated" and not part["invert"]
-        for part in splits
-    )
-    prefixed = bool(splits) and level.get("add_prefix_space", False)
-    words = bool(splits) != level.get("use_regex", True)  # one of the two cuts them
-    return level.get("type") == "ByteLevel" and isolating and words and not prefixed

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from mega_data.documents import Done, Encoder
-from mega_data.encoders import Encode, fastest
+from mega_data.encoders import Encode, Flat
 from mega_data.error_limit import ErrorLimit
+from mega_data.fastest_encoder import Search, Trial
 from mega_data.input_stream import InputStream
 from mega_data.parts import Parts, Place, is_unfinished
 from mega_data.readers.blocks import QUARANTINE_KEYS
@@ -178,23 +180,43 @@ def preprocess(
     versions = [one.version() for one in given]
     stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
     made = _Making.of(tokenizer, options, stream)
-    parts = _open_parts(output_prefix, given, made, dtype)
-    before = parts.place.size
-    try:
-        if parts.resumed:
-            log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
-            progress(parts.place.consumed, parts.documents)
-        with nullcontext(workers) if isinstance(workers, Started) else Started(workers) as processes:
+    with nullcontext(workers) if isinstance(workers, Started) else Started(workers) as processes:
+        search = made.search(processes)
+        with _parts(output_prefix, given, versions, made, dtype) as parts:
+            before = parts.place.size
+            if parts.resumed:
+                log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
+                progress(parts.place.consumed, parts.documents)
             stream.begin(parts.place)
-            work = made.encoder(stream.sample(), dtype, processes)
+            work = made.work(search.found(stream.sample()))
             _write(parts, processes.in_order(work, stream), given, versions, options, note, progress)
-        for prefix in prefixes:
-            tokenizer.save(beside(prefix, ".tokenizer"))
-        sources = tuple(str(one.path) for one in given)
-        infos = [
-            DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key)) for key in options.keys
-        ]
-        parts.publish(prefixes, infos, FORMS[options.form], quarantine)
+            for prefix in prefixes:
+                tokenizer.save(beside(prefix, ".tokenizer"))
+            sources = tuple(str(one.path) for one in given)
+            infos = [
+                DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key))
+                for key in options.keys
+            ]
+            parts.publish(prefixes, infos, FORMS[options.form], quarantine)
+    place, seconds = parts.place, time.monotonic() - began
+    counts = (parts.documents, parts.tokens, place.size, place.skipped)
+    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
+
+
+@contextmanager
+def _parts(
+    output_prefix: Path,
+    given: Sequence[Input],
+    versions: Sequence[tuple[int, ...]],
+    made: _Making,
+    dtype: np.dtype[Any],
+) -> Iterator[Parts]:
+    """The files of a run, as far as an unfinished one has written what this one would; after an error in the
+    inputs what the next run can use of them stays.
+    """
+    parts = _open_parts(output_prefix, given, made, dtype)
+    try:
+        yield parts
     except (ConfigError, FormatError):
         changed = (n for n, one in enumerate(given) if one.version() != versions[n])
         parts.keep(unchanged=next(changed, len(given)))
@@ -206,9 +228,6 @@ def preprocess(
         raise MegaError(parts.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
         parts.close()
-    place, seconds = parts.place, time.monotonic() - began
-    counts = (parts.documents, parts.tokens, place.size, place.skipped)
-    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +251,24 @@ class _Making:
             split = splitter(options.language, stream.beginnings(), keep_newlines=newlines)
         return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
 
-    def encoder(self, sample: list[str], dtype: np.dtype[Any], processes: Started) -> Encoder:
-        eod = self.tokenizer.identity.eod if self.options.append_eod else None
+    def search(self, processes: Started) -> Search:
+        """The search for what encodes, begun; it goes on where the processes are that will do it.
+
+        Raises:
+            FormatError: the tokenizer, which may be opened still, cannot be.
+        """
         tokenizer = self.tokenizer
         if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
             tokenizer = with_special_text(tokenizer)
+        search = Search(tokenizer, _Processes(processes, self))
+        if isinstance(self.tokenizer, FastTokenizer):
+            self.tokenizer.wait()
+        return search
 
-        def work(encode: Encode) -> Encoder:
-            return Encoder(encode, self.options.keys, dtype, eod, self.added, self.split)
-
-        return work(fastest(tokenizer, sample, lambda encode: processes.prepare(work(encode))))
+    def work(self, encode: Encode) -> Encoder:
+        options, identity = self.options, self.tokenizer.identity
+        eod = identity.eod if options.append_eod else None
+        return Encoder(encode, options.keys, smallest_dtype(identity.vocab_size), eod, self.added, self.split)
 
     def told(self, key: str) -> dict[str, object]:
         """For PREFIX.json."""
@@ -251,6 +278,24 @@ class _Making:
         if self.split is not None:
             values["sentence_model"] = self.split.name
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Processes(Trial):
+    """Encoders are tried in the process that the workers are made from, where they are opened anyway."""
+
+    processes: Started
+    made: _Making
+
+    def ready(self, encode: Encode) -> None:
+        self.processes.prepare(self.made.work(encode))
+
+    def ids(self, encode: Encode, texts: Sequence[str]) -> Flat:
+        return self.processes.ask(self.made.work(encode), partial(_ids, texts))
+
+
+def _ids(texts: Sequence[str], work: Encoder) -> Flat:
+    return work.encode(texts)
 
 
 def _write(

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from mega_data.sentencepiece_model import model_proto
 from mega_schema.errors import ConfigError
 from mega_schema.install_hint import install_hint
-from mega_schema.tokenizer import CONTENT, FastTokenizer, Tokenizer, open_tokenizer, save_folder
+from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer, save_folder
+from mega_schema.tokenizer_fast import CONTENT
 
 if TYPE_CHECKING:
     import tokenizers

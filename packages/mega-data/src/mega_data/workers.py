@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from importlib import import_module
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
-from queue import SimpleQueue
-from typing import Any, Final, Self, TypeVar
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, Self, TypeVar
 
-from mega_data.worker_errors import portable_error
+from mega_data.seed import AHEAD, SHELF, Failure, Question, taken
 from mega_schema.errors import MegaError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-AHEAD: Final = 2  # items a worker has: one it works on, one that waits for it
-SHELF: Final = 4 << 20  # bytes for the arrays of one result; those of a larger one go through the pipe
-ALIGNED: Final = 64  # bytes at whose multiples arrays begin
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
@@ -71,22 +61,19 @@ class Started:
         self._stack = ExitStack()
         if workers < 2:
             return
-        context = get_context("spawn")
-        self._orders, orders = context.Pipe()
-        theirs, given = list[Connection](), list[Any]()
-        with ExitStack() as files:
+        self._orders, orders = Pipe()
+        given = list[tuple[int, int]]()
+        with ExitStack() as theirs:
+            theirs.callback(orders.close)
             for _ in range(workers):
-                pipe, other = context.Pipe()
+                pipe, other = Pipe()
+                theirs.callback(other.close)
                 file = _memory(AHEAD * SHELF)
-                files.callback(os.close, file)
+                theirs.callback(os.close, file)
                 self._ours.append((pipe, mmap.mmap(file, AHEAD * SHELF)))
-                theirs.append(other)
-                given.append((file, other))
-            process = context.Process(target=_seed, args=(tuple(modules), orders, _Given(given)), daemon=True)
-            process.start()
-        for pipe in (orders, *theirs):
-            pipe.close()
-        self._stack.callback(process.join)
+                given.append((file, other.fileno()))
+            process = _seed(orders.fileno(), given, modules)
+        self._stack.callback(process.wait)
         self._stack.callback(self._end, process.terminate)
 
     def __enter__(self) -> Self:
@@ -97,10 +84,27 @@ class Started:
 
     def prepare(self, work: object) -> None:
         """Have what may become the work made ready. What goes wrong there is for `in_order` to find."""
-        if self._ours:
+        if self._ours and work != self._prepared:
             self._prepared = work
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._orders.send(work)
+
+    def ask(self, work: Item, question: Callable[[Item], Result]) -> Result:
+        """`question(work)`, where the work is made ready; before `in_order`.
+
+        Args:
+            question: picklable. What it changes of the work is lost where that is in another process.
+        """
+        if not self._ours:
+            return question(work)
+        self.prepare(work)
+        with self._watched():
+            self._orders.send(Question(question))
+            answer: Any = self._orders.recv()
+        if isinstance(answer, Failure):
+            raise answer.error
+        found: Result = answer
+        return found
 
     def in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """As the function of that name; once."""
@@ -108,9 +112,8 @@ class Started:
             yield from map(work, items)
             return
         queue = iter(items)
-        try:
-            if work != self._prepared:
-                self._orders.send(work)
+        with self._watched():
+            self.prepare(work)
             self._orders.send(None)
             answer = self._orders.recv()
             if isinstance(answer, Exception):
@@ -126,13 +129,18 @@ class Started:
                 pipe, memory = self._ours[number]
                 shelf = memoryview(memory)[counts[number] % AHEAD * SHELF :][:SHELF]
                 counts[number] += 1
-                result = _taken(pipe, shelf)
-                if isinstance(result, _Failure):
+                result = taken(pipe, shelf)
+                if isinstance(result, Failure):
                     raise result.error
                 yield result
                 for item in islice(queue, 1):  # only now: the worker will want the shelf again
                     pipe.send(item)
                     busy.append(number)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
             hint = "run it again; where the system had no memory left, fewer workers need less"
             found = f"one of {len(self._ours)}, ended from outside"
@@ -149,25 +157,19 @@ class Started:
             pipe.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """In place of a result: what a worker raised."""
-
-    error: Exception
-
-
-class _Given:
-    """For the seed: of each worker, the number of the file it shares with us, and its end of the pipe."""
-
-    def __init__(self, given: list[tuple[int, Connection]]) -> None:
-        self.given = given
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _received, ([(DupFd(file), pipe) for file, pipe in self.given],)
-
-
-def _received(given: list[tuple[Any, Connection]]) -> list[tuple[int, Connection]]:
-    return [(file.detach(), pipe) for file, pipe in given]
+def _seed(orders: int, given: list[tuple[int, int]], modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that runs `mega_data.seed` with these pipes and files."""
+    lines = (
+        # Ctrl-C is for us; we end it
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        f"sys.path[:] = {sys.path!r}",
+        f"from mega_data.seed import main; main({orders}, {given!r}, {tuple(modules)!r})",
+    )
+    kept = (orders, *(file for pair in given for file in pair))
+    # -P: a file here that is called as a module is no module
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=kept
+    )
 
 
 def _memory(size: int) -> int:
@@ -179,120 +181,3 @@ def _memory(size: int) -> int:
             file = os.dup(named.fileno())
     os.ftruncate(file, size)
     return file
-
-
-def _seed(modules: tuple[str, ...], orders: Connection, given: list[tuple[int, Connection]]) -> None:
-    """Make the work, then a worker of it for each pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us; it ends us
-    # else each of the workers starts a thread per core
-    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    for module in modules:
-        import_module(module)
-    with suppress(EOFError, BrokenPipeError):  # who started us is gone
-        try:
-            work = _last_sent(orders)
-        except EOFError:
-            raise
-        except Exception as error:
-            orders.send(portable_error(error))
-            os._exit(1)
-        pids = [pid for number in range(len(given)) if (pid := _forked(work, number, orders, given))]
-        for _, pipe in given:
-            pipe.close()
-        with suppress(EOFError):
-            orders.send(pids)
-            orders.recv()  # until its other end is closed
-        for pid in pids:
-            os.waitpid(pid, 0)
-    sys.stderr.flush()
-    os._exit(0)  # at once: to take down what was imported would keep waiting who waits for our end
-
-
-def _last_sent(orders: Connection) -> Any:
-    """What comes last before None. What could not be made before it does not matter."""
-    work, failed = None, None
-    while True:
-        sent = orders.recv_bytes()
-        try:
-            made = pickle.loads(sent)
-        except Exception as error:
-            failed = error
-            continue
-        if made is None:
-            break
-        work, failed = made, None
-    if failed is not None:
-        raise failed
-    return work
-
-
-def _forked(work: Any, number: int, orders: Connection, given: list[tuple[int, Connection]]) -> int:
-    """The number of a new process that serves a pipe; it does not return."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        orders.close()
-        for other, (_, pipe) in enumerate(given):
-            if other != number:  # else its end would not be seen while we live
-                pipe.close()
-        file, pipe = given[number]
-        _serve(work, pipe, mmap.mmap(file, AHEAD * SHELF))
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
-
-
-def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> None:
-    """A worker: results for items, until the other end of the pipe is gone."""
-    queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
-
-    def receive() -> None:
-        # a thread, so that who sends us an item never waits while we wait for him to take a large result
-        with suppress(EOFError, ConnectionResetError):
-            while True:
-                queue.put((pipe.recv(),))
-        queue.put(())
-
-    threading.Thread(target=receive, daemon=True).start()
-    count = 0
-    with suppress(BrokenPipeError, ConnectionResetError):
-        while item := queue.get():
-            try:
-                result = work(*item)
-            except Exception as error:  # for the process that started us to raise
-                result = _Failure(portable_error(error))
-            _give(pipe, memoryview(memory)[count % AHEAD * SHELF :][:SHELF], result)
-            count += 1
-
-
-def _give(pipe: Connection, shelf: memoryview, result: object) -> None:
-    """Send a result, its arrays by way of the shelf if they have room there."""
-    arrays = list[memoryview]()
-    head = pickle.dumps(result, 5, buffer_callback=lambda array: arrays.append(array.raw()))
-    sizes = [array.nbytes for array in arrays]
-    if _places(sizes)[-1] > len(shelf):
-        pipe.send((pickle.dumps(result, 5), None))
-        return
-    for array, place in zip(arrays, _places(sizes), strict=False):
-        shelf[place : place + array.nbytes] = array
-    pipe.send((head, sizes))
-
-
-def _taken(pipe: Connection, shelf: memoryview) -> Any:
-    """The result that `_give` sent."""
-    head, sizes = pipe.recv()
-    if sizes is None:
-        return pickle.loads(head)
-    arrays = [shelf[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
-    return pickle.loads(head, buffers=arrays)
-
-
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin, and where the one after them would."""
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + -(-size // ALIGNED) * ALIGNED)
-    return places

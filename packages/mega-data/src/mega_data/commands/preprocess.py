@@ -118,8 +118,7 @@ def preprocess(
     from mega_data.workers import Started
 
     with Started(workers, _MODULES) as processes:  # they import while this process opens the tokenizer
-        from mega_data.preprocess import Options, check_outputs
-        from mega_data.preprocess import preprocess as encode
+        from mega_data import preprocess as run
         from mega_data.readers.inputs import found
         from mega_schema.tokenizer import open_tokenizer
 
@@ -134,8 +133,9 @@ def preprocess(
             tiktoken_pattern=tiktoken_pattern,
             tiktoken_num_special_tokens=tiktoken_num_special_tokens,
             tiktoken_special_tokens=tiktoken_special_tokens,
+            wait=False,
         )
-        options = Options(
+        options = run.Options(
             keys,
             append_eod,
             language=lang if split_sentences else "",
@@ -147,10 +147,10 @@ def preprocess(
             parse_special_tokens=parse_special_tokens,
             max_errors=error_limit(on_error, max_errors),
         )
-        for prefix in check_outputs(inputs, output_prefix, options):
+        for prefix in run.check_outputs(inputs, output_prefix, options):
             tell_replaced(prefix)
         with progress_bar("encoding", sum(one.size for one in inputs)) as told:
-            done = encode(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
+            done = run.preprocess(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
     click.echo(
         f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
         f"{done.size:,} bytes, {done.rate:.1f} MB/s"

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
+from mega_data.clean import language
 from mega_data.clean.ngrams import Decontaminate, Grams
 from mega_data.clean.registry import from_flag, from_toml
 from mega_data.clean.report import page
@@ -234,7 +237,7 @@ def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
 def cut_slowly(step: Decontaminate, text: str) -> list[str]:
     """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
     pieces, rest = [], text
-    while (hit := next(iter(Grams(step.grams(), step.longest).hits(rest)), None)) is not None:
+    while (hit := next(iter(Grams(step.texts(), step.longest).hits(rest)), None)) is not None:
         at, gram = hit
         ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, at - step.window + 1)])]
         left = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
@@ -255,7 +258,7 @@ def test_pieces_are_those_of_cutting_the_rest_into_words_again(tmp_path: Path, s
     (tmp_path / "t.txt").write_text("\n".join(tasks), "utf-8")
     flag = f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3,window=20,pieces=99"
     step = from_flag(flag).step
-    assert step.cut(text, Grams(step.grams(), 5)) == cut_slowly(step, text)
+    assert step.cut(text, Grams(step.texts(), 5)) == cut_slowly(step, text)
 
 
 def test_decontamination_takes_time_in_proportion_to_the_hits_and_once_a_process(tmp_path: Path) -> None:
@@ -278,15 +281,18 @@ def test_decontamination_takes_time_in_proportion_to_the_hits_and_once_a_process
 def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     words = [rng.choice("abc") for _ in range(400)]
-    tasks = [" ".join(rng.choice("abc") for _ in range(rng.randint(3, 5))) for _ in range(6)]
-    (tmp_path / "t.txt").write_text("\n".join(tasks))
+    tasks = [[rng.choice("abc") for _ in range(rng.randint(2, 7))] for _ in range(6)]
+    (tmp_path / "t.txt").write_text("\n".join(map(" ".join, tasks)))
     step = from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3").step
+    grams = {
+        " ".join(task[at : at + 5]) for task in tasks if len(task) > 2 for at in range(max(1, len(task) - 4))
+    }
     found = step.count([" ".join(words)])
     wanted: dict[str, int] = {}
     for at in range(len(words)):
         for size in [5, 3, 4] if at + 5 <= len(words) else [3, 4]:
             gram = " ".join(words[at : at + size])
-            if gram in tasks and at + size <= len(words):
+            if gram in grams and at + size <= len(words):
                 wanted[gram] = wanted.get(gram, 0) + 1
                 break
     assert found == wanted
@@ -469,6 +475,20 @@ def test_no_step_is_a_mistake(tmp_path: Path) -> None:
         commands, ["clean", "--input", str(folder), "--output", str(tmp_path / "out")]
     )
     assert "no step" in str(outcome.exception)
+
+
+def test_a_process_reads_the_model_of_languages_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    langid = pytest.importorskip("py3langid.langid")
+    read = Mock(return_value=Mock(nb_classes=["en"]))
+    monkeypatch.setattr(langid.LanguageIdentifier, "from_model_file", read)
+    monkeypatch.setattr(language, "_identifier", cache(language._identifier.__wrapped__))
+    fasttext = Mock()
+    monkeypatch.setitem(sys.modules, "fasttext", fasttext)
+    (tmp_path / "lid.bin").write_bytes(b"")
+    for _ in range(3):
+        from_flag("language:keep=en").step.start()
+        from_flag(f"language:model={tmp_path / 'lid.bin'}").step.start()
+    assert (read.call_count, fasttext.load_model.call_count) == (1, 1)
 
 
 def test_sentences_of_75_languages_are_told_apart_nine_times_in_ten() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -94,18 +94,15 @@ class Decontaminate:
         versions = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths)
         return _grams_of(self.tasks, self.longest, self.shortest, versions)
 
-    def grams(self) -> Iterator[str]:
-        """The n-grams of all tasks, words joined by one space; one may come several times."""
+    def texts(self) -> Iterator[list[str]]:
+        """The words of each task text that is long enough."""
         if not self.tasks:
             raise ConfigError("step decontaminate: tasks", "missing", hint='tasks = ["lambada_test.jsonl"]')
         for task in self.tasks:
             for text in _texts(Path(task)):
                 words = _words(text)
-                if len(words) < self.shortest:
-                    continue
-                size = min(len(words), self.longest)
-                for at in range(len(words) - size + 1):
-                    yield " ".join(words[at : at + size])
+                if len(words) >= self.shortest:
+                    yield words
 
     def cut(self, text: str, grams: Grams) -> list[str]:
         """The clean pieces of a text; beyond `pieces` of them the rest is not looked at.
@@ -129,24 +126,28 @@ class Decontaminate:
 
 
 class Grams:
-    """A set of n-grams, looked for in texts.
+    """The n-grams of task texts, words joined by one space, looked for in other texts.
 
     A table of hashes of their first words tells at which few places of a text to look; there the strings
     decide.
     """
 
-    def __init__(self, grams: Iterable[str], longest: int) -> None:
+    def __init__(self, texts: Iterable[Sequence[str]], longest: int) -> None:
+        """Those of `longest` words of each text, given as its words; the whole of one that has fewer."""
         self.longest = longest
-        self._all = frozenset(grams)
         self._phrases = frozenset[str]()
-        sizes = {gram.count(" ") + 1 for gram in self._all}
+        given = [words for words in texts if words]
+        self._all = frozenset(chain.from_iterable(_grams(words, longest) for words in given))
+        sizes = {min(len(words), longest) for words in given}
         self._sizes = sorted(sizes - {longest})
         self._first = min(sizes, default=longest)  # words that are hashed
         self._table = np.zeros(1 << _TABLE_BITS, bool)
-        words = chain.from_iterable(gram.split(" ")[: self._first] for gram in self._all)
-        count = len(self._all) * self._first
-        hashes = np.fromiter(map(hash, words), np.int64, count).view(np.uint64)
-        self._table[_mix(hashes.reshape(-1, self._first).T)] = True
+        # each word is hashed once, in whichever n-grams it is; none reaches beyond its text
+        lengths = np.fromiter(map(len, given), np.int64, len(given))
+        hashes = np.fromiter(map(hash, chain.from_iterable(given)), np.int64, int(lengths.sum()))
+        left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(hashes))
+        begins = np.flatnonzero(left >= np.repeat(np.minimum(lengths, longest), lengths))
+        self._table[_mix(hashes.view(np.uint64)[begins + offset] for offset in range(self._first))] = True
 
     def without(self, phrases: Iterable[str]) -> Grams:
         """The same but for these n-grams; the table is shared."""
@@ -220,7 +221,14 @@ class Hits:
 @lru_cache(maxsize=1)
 def _grams_of(tasks: tuple[str, ...], longest: int, shortest: int, versions: tuple[int, ...]) -> Grams:
     """The n-grams of the tasks; other `versions` of their files are another key."""
-    return Grams(Decontaminate(tasks, longest, shortest).grams(), longest)
+    return Grams(Decontaminate(tasks, longest, shortest).texts(), longest)
+
+
+def _grams(words: Sequence[str], longest: int) -> Iterator[str]:
+    """Each run of `longest` words of a text, or all of its words where they are fewer."""
+    joined, size = " ".join(words), min(len(words), longest)
+    ends = list(accumulate((len(word) + 1 for word in words), initial=0))  # one beyond the space after a word
+    return (joined[first : end - 1] for first, end in zip(ends, ends[size:], strict=False))
 
 
 def _mix(columns: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from mega_train.config import Curriculum, Run
 from mega_train.familiar import Familiar
 from mega_train.flag_translation import translate_flags
 from mega_train.resolve import Plan, resolve
+from mega_train.voice import OneVoice
 
 # examples/pretrain_gpt_distributed_with_mp.sh of Megatron-LM 23.06, its variables filled in
 MEGATRON = """
@@ -311,12 +312,14 @@ def test_deepspeeds_own_scaler_replaces_a_flags_loss_scale(tmp_path: Path) -> No
 def _refused(*args: str) -> tuple[list[str], str]:
     """What a command prints that refuses its flags, and the error it ends with."""
 
-    @click.command(cls=Familiar)
+    group = OneVoice("group")
+
+    @group.command("start", cls=Familiar)
     @flags(Run)
     def command(config: Path | None, sets: Any, **given: Any) -> None:
         raise AssertionError("it must not begin")
 
-    done = CliRunner().invoke(command, list(args), standalone_mode=False)
+    done = CliRunner().invoke(group, ["start", *args], standalone_mode=False)
     return done.stderr.splitlines(), str(done.exception)
 
 

@@ -22,6 +22,7 @@ from mega_train import resuming
 from mega_train.config import Optimizer, Run, Train
 from mega_train.foreign_checkpoint import check_own_format
 from mega_train.launch import prepare
+from mega_train.refusals import parts
 from mega_train.resolve import Plan, resolve
 
 
@@ -155,7 +156,7 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
             cuda=False,
         )
     except ConfigError as error:
-        return Side(said, {}, str(error))
+        return Side(said, {}, "; ".join(map(str, parts(error))))
     return Side(said, derived(plan))
 
 

@@ -6,7 +6,6 @@ the flag, why, and what replaces it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,10 +20,10 @@ from mega_train.flag_translation import (
     in_words,
     translate_flags,
 )
+from mega_train.refusals import Refused
 from mega_train.voice import own_rank
 
 _TRANSLATION = "mega_train.translation"
-_WIDE = 160  # columns of a table that no terminal shows
 
 
 class Familiar(Wordy):
@@ -45,8 +44,8 @@ class Familiar(Wordy):
         """As click does.
 
         Raises:
-            ConfigError: a flag cannot be read, or two disagree; the line says what to do. Where there are
-                several, they stand in a table above the line.
+            ConfigError: a flag cannot be read, or two disagree; the line says what to do.
+            Refused: there are several.
         """
         options = {name: option for option in self.get_params(ctx) for name in _names(option)}
         translation = translate_flags(args, options)
@@ -104,35 +103,11 @@ def _refuse(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
     """Raise what cannot be read; a single wrong value is left to click, which says the same.
 
     Raises:
-        ConfigError: there is something.
+        ConfigError: there is one.
+        Refused: there are several.
     """
     errors = [*refused, *wrong]
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        if own_rank() == 0:
-            _show(errors)
-        names = ", ".join(dict.fromkeys(str(error.where) for error in errors))
-        raise ConfigError(
-            "command line", f"{len(errors)} things cannot be read, listed above", found=names, hint=_HINT
-        )
-
-
-_HINT = "mega-train explain FLAG"
-
-
-def _show(errors: Sequence[MegaError]) -> None:
-    """Print a table of errors: the flag, why, and what replaces it."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("flag", "why", "instead"):
-        table.add_column(heading, justify="left", overflow="fold")
-    for error in errors:
-        where = str(error.where)
-        why = str(error).partition("; hint: ")[0].removeprefix(f"{where}: ")
-        table.add_row(Text(where), Text(why), Text(error.hint))
-    width = None if sys.stderr.isatty() else _WIDE
-    Console(file=sys.stderr, width=width, highlight=False).print(table)
+        raise Refused.of(errors, "command line", "things cannot be read")

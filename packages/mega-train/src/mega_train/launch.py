@@ -36,6 +36,7 @@ from mega_train.leaving import Leaving
 from mega_train.loop import Loop
 from mega_train.metrics import only_run
 from mega_train.optimizers import adam
+from mega_train.refusals import Refusals
 from mega_train.repeatable import check_algorithm, repeatable
 from mega_train.resolve import Plan, resolve
 from mega_train.signals import Told
@@ -87,8 +88,12 @@ def prepare(run: Run, family: Family | None, world: World, before: int | None = 
     checkpoint, courses = begins.checkpoint, begins.courses
     family = family or (checkpoint.spec.family if checkpoint else "gpt")
     run, said = named(begins.run)
-    corpora = _corpora(run, said, checkpoint)
-    identity, tokenizer = corpora.identity, corpora.tokenizer or said
+    refused = Refusals()
+    corpora = refused.attempt(_corpora, run, said, checkpoint)
+    if corpora is None:  # what it decides is not checked, and is not called missing
+        refused.unknown |= {"--data-path"} | ({"--vocab-size"} if said is None else set())
+    identity = corpora.identity if corpora else None
+    tokenizer = (corpora.tokenizer if corpora else None) or said
     if said is not None:
         if identity is not None:
             check_said(said.identity, identity)
@@ -105,7 +110,9 @@ def prepare(run: Run, family: Family | None, world: World, before: int | None = 
         loaded=checkpoint.spec if checkpoint else None,
         loaded_courses=courses,
         cuda=torch.cuda.is_available(),
+        refused=refused,
     )
+    assert corpora is not None
     if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
         raise ConfigError(
             "--device",

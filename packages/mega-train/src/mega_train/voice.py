@@ -17,6 +17,7 @@ import click
 
 from mega_schema.command import INTERRUPTED
 from mega_schema.errors import MegaError
+from mega_train.refusals import Refused, show_table
 
 PATIENCE = 10.0  # seconds
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -43,6 +44,8 @@ class OneVoice(click.Group):
         except (MegaError, click.ClickException) as error:
             if own_rank():
                 time.sleep(PATIENCE)
+            elif isinstance(error, Refused):
+                show_table(error.errors)
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             tell_torchrun(f"error: {text}")
             raise

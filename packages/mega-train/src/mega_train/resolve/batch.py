@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
-from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.spec import ModelSpec
-from mega_train.config import Curriculum, Run
+from mega_train.config import Curriculum, Run, Train
 from mega_train.curriculum import Lengths
 from mega_train.rampup import BatchSizes
 from mega_train.resolve.given import wanted
 
 
-def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None:
+def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> Iterator[MegaError]:
     """A sample that fits the model, and that the ranks can share.
 
-    Raises:
-        ConfigError, LayoutError: it does not, or they cannot.
+    Yields:
+        an error where it does not fit, or they cannot share it.
     """
     if length < 1 or length > spec.context:
-        raise ConfigError(
+        yield ConfigError(
             "--seq-length",
             "does not fit the model",
             found=f"{length} tokens",
             wanted=f"1 to {spec.context} (--max-position-embeddings)",
         )
+        return
     if layout.cp > 1 and length % (chunks := 2 * layout.cp):
         near = max(chunks, length // chunks * chunks)
-        raise LayoutError(
+        yield LayoutError(
             "--context-parallel-size",
             "a sequence cannot be cut into two chunks for each rank",
             found=f"{length} tokens, cp={layout.cp}",
@@ -38,7 +40,7 @@ def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> None
         )
     tp, tokens = layout.tp, run.batch.micro * length // layout.cp
     if run.parallel.sequence and tokens % tp:
-        raise LayoutError(
+        yield LayoutError(
             "--sequence-parallel",
             "the tokens of a micro-batch cannot be shared evenly",
             found=f"{tokens} tokens over tp={tp}",
@@ -164,19 +166,33 @@ def batch_course(run: Run, whole: int, each: int) -> BatchSizes:
     return sizes
 
 
-def duration(run: Run, batches: BatchSizes) -> int:
-    """Optimizer steps in all.
+def check_duration(train: Train) -> Iterator[MegaError]:
+    """Steps or samples, of which there must be one.
+
+    Yields:
+        an error where neither is given, or both, or a value is out of range.
+    """
+    iterations, samples = train.iterations, train.samples
+    if samples is None:
+        wanted(iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
+    elif iterations is None:
+        wanted(samples, "--train-samples", "samples", "--train-samples 100000")
+    else:
+        found = f"{iterations} and {samples}"
+        yield ConfigError("--train-samples", "excludes --train-iters", found=found, wanted="one of them")
+
+
+def duration(train: Train, batches: BatchSizes) -> int:
+    """Optimizer steps in all, of a run that `check_duration` accepts.
 
     Raises:
-        ConfigError: neither steps nor samples are said, or both.
+        ConfigError: the samples do not fill a step.
     """
-    iterations, samples = run.train.iterations, run.train.samples
+    iterations, samples = train.iterations, train.samples
     if samples is None:
-        return wanted(iterations, "--train-iters", "optimizer steps", "--train-iters 1000")
-    if iterations is not None:
-        found = f"{iterations} and {samples}"
-        raise ConfigError("--train-samples", "excludes --train-iters", found=found, wanted="one of them")
-    steps = batches.steps(wanted(samples, "--train-samples", "samples", "--train-samples 100000"))
+        assert iterations is not None
+        return iterations
+    steps = batches.steps(samples)
     if steps < 1:
         least = f"{batches.at(0)} or more, a step's"
         raise ConfigError("--train-samples", "not enough for a step", found=samples, wanted=least)
@@ -217,11 +233,11 @@ def evaluated(run: Run) -> Run:
     return replace(run, train=train, optimizer=replace(optimizer, lr=optimizer.lr or 1.0))
 
 
-def check_counts(run: Run) -> None:
+def check_counts(run: Run) -> Iterator[MegaError]:
     """Intervals, counts and the seed.
 
-    Raises:
-        ConfigError: a value is out of range.
+    Yields:
+        an error where a value is out of range.
     """
     counts = {
         "--eval-interval": run.evaluation.interval,
@@ -231,15 +247,15 @@ def check_counts(run: Run) -> None:
     }
     for flag, value in counts.items():
         if value is not None and value < 1:
-            raise ConfigError(flag, "not an interval", found=value, wanted="1 or more")
+            yield ConfigError(flag, "not an interval", found=value, wanted="1 or more")
     times = {
         "--distributed-timeout-minutes": run.parallel.timeout_minutes,
         "--exit-duration-in-mins": run.train.exit_minutes,
     }
     for flag, minutes in times.items():
         if minutes is not None and not 0 < minutes < math.inf:
-            raise ConfigError(flag, "not a time", found=minutes, wanted="more than 0")
+            yield ConfigError(flag, "not a time", found=minutes, wanted="more than 0")
     if not 0 <= run.train.seed < 1 << 32:
-        raise ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
+        yield ConfigError("--seed", "is not a seed of numpy", found=run.train.seed, wanted="0 to 2^32 - 1")
     if run.evaluation.iterations < 0:
-        raise ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")
+        yield ConfigError("--eval-iters", "not a count", found=run.evaluation.iterations, wanted="0 or more")

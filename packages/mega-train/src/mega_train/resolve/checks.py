@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from mega_schema.errors import ConfigError, LayoutError
+from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.outputs import check_output
 from mega_schema.recompute import Recompute
@@ -12,16 +13,14 @@ from mega_train.config import Data, Parallel, Run, Save, Train
 from mega_train.data.splits import shares
 
 
-def check_data(data: Data) -> None:
+def check_data(data: Data) -> Iterator[MegaError]:
     """Shares that are some, and an order that we have.
 
-    Raises:
-        ConfigError: a value means nothing, or is not to be had here.
+    Yields:
+        an error where a value means nothing, or is not to be had here.
     """
-    if data.split is not None:
-        shares(data.split)
     if data.order == "external":
-        raise ConfigError(
+        yield ConfigError(
             "--dataloader-type",
             "external hands over a Python iterator of your own, which a command cannot",
             found="external",
@@ -29,32 +28,34 @@ def check_data(data: Data) -> None:
             hint="write an indexed dataset, and leave the flag out",
         )
     if data.no_sharding and data.order != "cyclic":
-        raise ConfigError(
+        yield ConfigError(
             "--no-data-sharding", "only a cyclic order is sharded", wanted="--dataloader-type cyclic"
         )
+    if data.split is not None:
+        shares(data.split)
 
 
-def check_precision(train: Train) -> None:
+def check_precision(train: Train) -> Iterator[MegaError]:
     """One dtype, and a loss scale that can be one.
 
-    Raises:
-        ConfigError: two flags exclude each other, or a value is out of range.
+    Yields:
+        an error where two flags exclude each other, or a value is out of range.
     """
     if train.fp16 and train.bf16:
-        raise ConfigError("--fp16", "excludes --bf16", found="both", wanted="one of them")
+        yield ConfigError("--fp16", "excludes --bf16", found="both", wanted="one of them")
     if train.loss_scale is not None and not train.fp16:
         hint = "leave it out"
-        raise ConfigError("--loss-scale", "only float16 needs one", wanted="--fp16", hint=hint)
+        yield ConfigError("--loss-scale", "only float16 needs one", wanted="--fp16", hint=hint)
     scales = {
         "--loss-scale": train.loss_scale,
         "--initial-loss-scale": train.initial_loss_scale,
         "--min-loss-scale": train.min_loss_scale,
     }
-    for flag, scale in scales.items():
-        if scale is not None and not 0 < scale < math.inf:
-            raise ConfigError(flag, "not a scale", found=scale, wanted="a number above 0, such as 65536")
-    if train.min_loss_scale > train.initial_loss_scale:
-        raise ConfigError(
+    wrong = {flag: scale for flag, scale in scales.items() if scale is not None and not 0 < scale < math.inf}
+    for flag, scale in wrong.items():
+        yield ConfigError(flag, "not a scale", found=scale, wanted="a number above 0, such as 65536")
+    if not wrong and train.min_loss_scale > train.initial_loss_scale:
+        yield ConfigError(
             "--min-loss-scale",
             "is above --initial-loss-scale",
             found=train.min_loss_scale,
@@ -62,14 +63,14 @@ def check_precision(train: Train) -> None:
         )
     for flag, count in (("--loss-scale-window", train.loss_scale_window), ("--hysteresis", train.hysteresis)):
         if count < 1:
-            raise ConfigError(flag, "not a count", found=count, wanted="1 or more")
+            yield ConfigError(flag, "not a count", found=count, wanted="1 or more")
 
 
-def check_folders(run: Run) -> None:
+def check_folders(run: Run) -> Iterator[MegaError]:
     """Folders that a run writes: on this machine, and no file.
 
-    Raises:
-        ConfigError: one is a URL or a file.
+    Yields:
+        an error where one is a URL or a file.
     """
     for option, folder in (
         ("--save", run.checkpoint.save),
@@ -80,14 +81,17 @@ def check_folders(run: Run) -> None:
     ):
         if folder is not None:
             # checkpoints and logs go under names of their own: other files may be in the folder
-            check_output(option, folder, "folder", is_ours=lambda _: True)
+            try:
+                check_output(option, folder, "folder", is_ours=lambda _: True)
+            except ConfigError as error:
+                yield error
 
 
-def check_saving(kept: Save) -> None:
+def check_saving(kept: Save) -> Iterator[MegaError]:
     """When a run saves, and what stays.
 
-    Raises:
-        ConfigError: a value is out of range, or there is nothing it could be about.
+    Yields:
+        an error where a value is out of range, or there is nothing it could be about.
     """
     given = {
         "--save-interval": kept.interval,
@@ -99,30 +103,31 @@ def check_saving(kept: Save) -> None:
             continue
         if value < 1:
             what = "not a count" if flag == "--keep-last" else "not an interval"
-            raise ConfigError(flag, what, found=value, wanted="1 or more")
+            yield ConfigError(flag, what, found=value, wanted="1 or more")
         if kept.save is None:
-            raise ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
-    if kept.keep_every and kept.interval and kept.keep_every % kept.interval:
-        raise ConfigError(
+            yield ConfigError(flag, "there is no place to save to", wanted="--save DIR", hint="--save RUN")
+    every, interval = kept.keep_every or 0, kept.interval or 0
+    if every > 0 and interval > 0 and every % interval:
+        yield ConfigError(
             "--keep-every",
             "few checkpoints are of such an iteration",
-            found=kept.keep_every,
-            wanted=f"a multiple of --save-interval {kept.interval}",
-            hint=f"--keep-every {kept.interval * max(1, round(kept.keep_every / kept.interval))}",
+            found=every,
+            wanted=f"a multiple of --save-interval {interval}",
+            hint=f"--keep-every {interval * max(1, round(every / interval))}",
         )
 
 
-def check_dropout(train: Train) -> None:
+def check_dropout(train: Train) -> Iterator[MegaError]:
     """Probabilities that leave something.
 
-    Raises:
-        ConfigError: a value is out of range.
+    Yields:
+        an error where a value is out of range.
     """
     given = {"--hidden-dropout": train.hidden_dropout, "--attention-dropout": train.attention_dropout}
     for flag, probability in given.items():
         if not 0 <= probability < 1:
             wanted = "0 or more, and less than 1"
-            raise ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
+            yield ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
 
 
 def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
@@ -176,19 +181,19 @@ def _check_share(sequence: bool, tp: int, tokens: int) -> None:
         )
 
 
-def check_overlap(parallel: Parallel, device: str) -> None:
+def check_overlap(parallel: Parallel, device: str) -> Iterator[MegaError]:
     """--tp-comm-overlap where there are tokens to exchange, and symmetric memory to do it in.
 
-    Raises:
-        ConfigError: without sequence parallelism, or on a CPU.
+    Yields:
+        an error without sequence parallelism, and on a CPU.
     """
     if not parallel.tp_overlap:
         return
     if not parallel.sequence:
         wanted = "--sequence-parallel, whose exchanges it overlaps"
-        raise ConfigError("--tp-comm-overlap", "has no tokens to exchange", wanted=wanted)
+        yield ConfigError("--tp-comm-overlap", "has no tokens to exchange", wanted=wanted)
     if device != "cuda":
-        raise ConfigError("--tp-comm-overlap", "needs GPUs", found=device, hint="leave it out on a CPU")
+        yield ConfigError("--tp-comm-overlap", "needs GPUs", found=device, hint="leave it out on a CPU")
 
 
 def zero_stage(parallel: Parallel) -> int:
@@ -196,17 +201,17 @@ def zero_stage(parallel: Parallel) -> int:
     return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
 
 
-def check_replicas(parallel: Parallel) -> None:
+def check_replicas(parallel: Parallel) -> Iterator[MegaError]:
     """What the replicas share.
 
-    Raises:
-        ConfigError: there is no such stage, or two flags disagree.
+    Yields:
+        an error where there is no such stage, or two flags disagree.
     """
     stage = zero_stage(parallel)
     if stage not in range(4):
-        raise ConfigError("--zero-stage", "no such stage", found=stage, wanted="0 | 1 | 2 | 3")
+        yield ConfigError("--zero-stage", "no such stage", found=stage, wanted="0 | 1 | 2 | 3")
     if stage == 3 and parallel.schedule == "zero-bubble":
-        raise ConfigError(
+        yield ConfigError(
             "--pipeline-schedule",
             "weight gradients of ZeRO's stage 3 cannot be put off",
             found="zero-bubble",
@@ -214,19 +219,19 @@ def check_replicas(parallel: Parallel) -> None:
             hint="--zero-stage 2, or --pipeline-schedule 1f1b",
         )
     if parallel.distributed_optimizer and stage == 0:
-        raise ConfigError(
+        yield ConfigError(
             "--zero-stage",
             "disagrees with --use-distributed-optimizer",
             found=stage,
             wanted="1 or more, or not given",
             hint="--zero-stage 1",
         )
-    if parallel.overlap_gather and stage == 0:
-        raise ConfigError(
+    elif parallel.overlap_gather and stage == 0:
+        yield ConfigError(
             "--overlap-param-gather",
             "there is nothing to gather: every rank updates all weights",
             wanted="a sharded optimizer",
             hint="--use-distributed-optimizer",
         )
     if parallel.bucket is not None and parallel.bucket < 1:
-        raise ConfigError("--ddp-bucket-size", "not a size", found=parallel.bucket, wanted="1 or more")
+        yield ConfigError("--ddp-bucket-size", "not a size", found=parallel.bucket, wanted="1 or more")

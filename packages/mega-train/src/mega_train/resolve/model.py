@@ -11,6 +11,7 @@ from typing import Any
 from mega_schema.errors import ConfigError
 from mega_schema.spec import GATED, Family, ModelSpec, gpt, llama, preset
 from mega_train.config import Model, Run
+from mega_train.refusals import Refusals
 from mega_train.resolve.given import wanted
 
 
@@ -115,8 +116,12 @@ def _said(run: Run, family: Family, vocab: int | None, loaded: ModelSpec | None)
         return ModelSpec.from_dict({**loaded.to_dict(), **given})
     given.setdefault("context", run.batch.length)
     given.setdefault("vocab", vocab)
+    missing = Refusals()
     for name, flag in _NEEDED.items():
-        wanted(given.get(name), flag, "a number, or --preset", f"--preset gpt2-124m or {flag} N")
+        missing.attempt(
+            wanted, given.get(name), flag, "a number, or --preset", f"--preset gpt2-124m or {flag} N"
+        )
+    missing.raise_any()
     if given["hidden"] % given["heads"] and "head_width" not in given:
         raise ConfigError(
             "--num-attention-heads",

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from mega_schema.errors import ConfigError
-from mega_train.config import Run
+from mega_schema.errors import ConfigError, MegaError
+from mega_train.config import Optimizer, Run
 from mega_train.rampup import BatchSizes
 from mega_train.rates import Courses, LearningRate, WeightDecay
 from mega_train.resolve.given import wanted
 
 
-def check_optimizer(run: Run) -> None:
+def check_optimizer(run: Run) -> Iterator[MegaError]:
     """Numbers an update can be made with.
 
-    Raises:
-        ConfigError: a value is out of range.
+    Yields:
+        an error where a value is out of range.
     """
     o = run.optimizer
     for flag, beta in (
@@ -28,13 +28,22 @@ def check_optimizer(run: Run) -> None:
         ("--muon-momentum", o.muon_momentum),
     ):
         if not 0 <= beta < 1:
-            raise ConfigError(flag, "does not decay", found=beta, wanted="0 or more, and less than 1")
+            yield ConfigError(flag, "does not decay", found=beta, wanted="0 or more, and less than 1")
     if not 0 < o.eps < math.inf:
         # with 0, a weight that had no gradient yet would become 0 / 0
-        raise ConfigError("--adam-eps", "not above 0", found=o.eps, wanted="a small number, such as 1e-8")
+        yield ConfigError("--adam-eps", "not above 0", found=o.eps, wanted="a small number, such as 1e-8")
     for flag, value in (("--weight-decay", o.weight_decay), ("--clip-grad", o.clip)):
         if not 0 <= value < math.inf:
-            raise ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+            yield ConfigError(flag, "not a number that can be used", found=value, wanted="0 or more")
+
+
+def peak_rate(optimizer: Optimizer) -> float:
+    """--lr, which every run needs.
+
+    Raises:
+        ConfigError: it is missing or not above 0.
+    """
+    return wanted(optimizer.lr, "--lr", "a learning rate", "--lr 3e-4")
 
 
 def courses(run: Run, iterations: int, batches: BatchSizes, loaded: Courses | None) -> Courses:
@@ -90,7 +99,7 @@ def learning_rate(run: Run, end: int, full: int) -> LearningRate:
         ConfigError: two flags of it disagree, or a value is out of range.
     """
     o, samples = run.optimizer, _in_samples(run, full)
-    peak = wanted(o.lr, "--lr", "a learning rate", "--lr 3e-4")
+    peak = peak_rate(o)
     kind = "iters" if run.train.samples is None else "samples"
     decay = samples("--lr-decay", o.decay_iterations, o.decay_samples)
     decay = end if decay is None else wanted(decay, f"--lr-decay-{kind}", kind, f"--lr-decay-{kind} 1000")

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
-from mega_schema.errors import ConfigError
+from mega_schema.errors import ConfigError, MegaError
 from mega_train.config import Log, Profile
 
 
-def check_log(log: Log) -> None:
+def check_log(log: Log) -> Iterator[MegaError]:
     """Levels, rates, sizes and addresses.
 
-    Raises:
-        ConfigError: a value is out of range.
+    Yields:
+        an error where a value is out of range.
     """
     if log.timing_level not in (0, 1, 2):
-        raise ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
+        yield ConfigError("--timing-log-level", "not a level", found=log.timing_level, wanted="0, 1 or 2")
     if log.peak_tflops is not None and not 0 < log.peak_tflops < math.inf:
-        raise ConfigError("--peak-tflops", "not a rate", found=log.peak_tflops, wanted="more than 0")
+        yield ConfigError("--peak-tflops", "not a rate", found=log.peak_tflops, wanted="more than 0")
     if log.prometheus_port is not None and not 0 <= log.prometheus_port < 1 << 16:
         flag = "--prometheus-port"
-        raise ConfigError(flag, "not a port", found=log.prometheus_port, wanted="0 to 65535")
+        yield ConfigError(flag, "not a port", found=log.prometheus_port, wanted="0 to 65535")
     if log.opentelemetry_endpoint is not None and not log.opentelemetry_endpoint.startswith("http"):
-        raise ConfigError(
+        yield ConfigError(
             "--opentelemetry-endpoint",
             "not the address of a collector",
             found=log.opentelemetry_endpoint,
@@ -31,7 +32,7 @@ def check_log(log: Log) -> None:
             hint="--opentelemetry-endpoint http://localhost:4318",
         )
     if not re.fullmatch("[A-Z]{3}", log.codecarbon_country):
-        raise ConfigError(
+        yield ConfigError(
             "--codecarbon-country",
             "not the code of a country",
             found=log.codecarbon_country,
@@ -40,17 +41,17 @@ def check_log(log: Log) -> None:
         )
     if log.tensorboard_queue < 1:
         flag = "--tensorboard-queue-size"
-        raise ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")
+        yield ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")
 
 
-def check_profile(profile: Profile) -> None:
+def check_profile(profile: Profile) -> Iterator[MegaError]:
     """Steps and ranks.
 
-    Raises:
-        ConfigError: there is no step to record, or a rank is no number.
+    Yields:
+        an error where there is no step to record, or a rank is no number.
     """
     if not 0 <= profile.start < profile.end:
-        raise ConfigError(
+        yield ConfigError(
             "--profile-step-end",
             "no step lies between the two",
             found=f"{profile.start} to {profile.end}",
@@ -58,4 +59,4 @@ def check_profile(profile: Profile) -> None:
         )
     if -1 in profile.numbers:
         found = " ".join(profile.ranks)
-        raise ConfigError("--profile-ranks", "not numbers of ranks", found=found, wanted="such as 0 8")
+        yield ConfigError("--profile-ranks", "not numbers of ranks", found=found, wanted="such as 0 8")

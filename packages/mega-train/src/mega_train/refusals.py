@@ -1,0 +1,101 @@
+"""Collect what is wrong with a start, so that a person sees all of it at once and not one mistake a start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
+
+from mega_schema.errors import ConfigError, MegaError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_HINT = "mega-train explain FLAG"
+_WIDE = 160  # columns of a table that no terminal shows
+
+
+class Refused(ConfigError):
+    """Several errors in one; its line counts and names them, and `show_table` prints each."""
+
+    errors: tuple[MegaError, ...] = ()
+
+    @classmethod
+    def of(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
+        """One error of several.
+
+        Args:
+            what: the end of a sentence that begins with their number.
+        """
+        names = ", ".join(dict.fromkeys(str(error.where) for error in errors))
+        refused = cls(where, f"{len(errors)} {what}, listed above", found=names, hint=_HINT)
+        refused.errors = tuple(errors)
+        return refused
+
+
+class Refusals:
+    """The errors of one start, in the order in which they were found; of one flag, the first.
+
+    Attributes:
+        unknown: flags whose values an earlier error hides: what is said of them is left out.
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[MegaError] = []
+        self.unknown: set[str] = set()
+
+    def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """The function's value, or None where it raised an error, which is kept."""
+        try:
+            return function(*args, **kwargs)
+        except MegaError as error:
+            self.extend(parts(error))
+            return None
+
+    def extend(self, errors: Iterable[MegaError]) -> bool:
+        """Keep all of them, and the one that ends them by being raised. Returns whether there were none."""
+        sound = True
+        try:
+            for error in errors:
+                sound = False
+                self._add(error)
+        except MegaError as error:
+            sound = False
+            self._add(error)
+        return sound
+
+    def raise_any(self) -> None:
+        """
+        Raises:
+            MegaError: the error that was kept; of several, one that holds them all.
+        """
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise Refused.of(self.errors, "run", "values are refused")
+
+    def _add(self, error: MegaError) -> None:
+        where = str(error.where)
+        if where not in self.unknown and where not in {str(other.where) for other in self.errors}:
+            self.errors.append(error)
+
+
+def parts(error: MegaError) -> tuple[MegaError, ...]:
+    """The errors that an error holds; of any other, itself."""
+    return error.errors if isinstance(error, Refused) else (error,)
+
+
+def show_table(errors: Sequence[MegaError]) -> None:
+    """Print a table of errors to stderr: the flag, why, and what replaces it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("flag", "why", "instead"):
+        table.add_column(heading, justify="left", overflow="fold")
+    for error in errors:
+        where = str(error.where)
+        why = str(error).partition("; hint: ")[0].removeprefix(f"{where}: ")
+        table.add_row(Text(where), Text(why), Text(error.hint))
+    width = None if sys.stderr.isatty() else _WIDE
+    Console(file=sys.stderr, width=width, highlight=False).print(table)

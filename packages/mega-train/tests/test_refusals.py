@@ -1,0 +1,121 @@
+"""A start that is refused for several reasons says all of them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mega_schema.errors import MegaError
+from mega_train.cli import app
+from mega_train.refusals import Refusals, Refused, parts
+from mega_train.resolve import Plan
+
+SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+def _refused(*args: str) -> tuple[list[str], str]:
+    """The flags of the table that a command prints, without the heading, and the line it ends with."""
+    done: Result = CliRunner().invoke(app, args, standalone_mode=False)
+    assert isinstance(done.exception, MegaError), done.output
+    return [row.split()[0] for row in done.stderr.splitlines()[1:]], str(done.exception)
+
+
+def _where(planned: Planned, **values: Any) -> list[str]:
+    with pytest.raises(Refused) as caught:
+        planned(**values)
+    return [str(error.where) for error in caught.value.errors]
+
+
+def test_a_bare_command_lists_all_that_a_run_needs() -> None:
+    flags, line = _refused("gpt")
+    needed = ["--data-path", "--num-layers", "--hidden-size", "--num-attention-heads"]
+    assert flags == [*needed, "--max-position-embeddings", "--train-iters", "--lr"]
+    assert line == (
+        f"run: 7 values are refused, listed above: found {', '.join(flags)}; hint: mega-train explain FLAG"
+    )
+
+
+def test_each_row_has_the_reason_and_what_replaces_it(corpus: Path) -> None:
+    line = f"gpt --data-path {corpus} {SHAPE} --train-iters 5 --lr 1e-3 --weight-decay -1 --keep-last 2"
+    done = CliRunner().invoke(app, line.split(), standalone_mode=False)
+    heading, *rows = (" ".join(row.split()) for row in done.stderr.splitlines())
+    assert heading == "flag why instead"
+    assert rows == [
+        "--keep-last there is no place to save to: wanted --save DIR --save RUN",
+        "--weight-decay not a number that can be used: found -1.0, wanted 0 or more",
+    ]
+
+
+def test_a_single_refusal_is_one_line_without_a_table(corpus: Path) -> None:
+    flags, line = _refused(*f"gpt --data-path {corpus} {SHAPE} --train-iters 5".split())
+    assert (flags, line) == ([], "--lr: missing: wanted a learning rate; hint: --lr 3e-4")
+
+
+def test_what_follows_from_a_corpus_that_cannot_be_opened_is_not_refused(tmp_path: Path) -> None:
+    words = f"gpt --data-path {tmp_path / 'none'} {SHAPE} --lr 1e-3 --reset-position-ids"
+    _, line = _refused(*words.split())  # no vocabulary is missing, and no end of a document
+    assert f"listed above: found {tmp_path / 'none'}.idx, --train-iters; " in line
+
+
+def test_errors_of_every_part_of_a_run_are_collected(planned: Planned) -> None:
+    assert _where(
+        planned,
+        world=3,
+        parallel__tp=2,
+        model__heads=3,
+        train__seed=-1,
+        log__interval=0,
+        optimizer__beta1=1.0,
+        optimizer__beta2=2.0,
+        train__fp16=True,
+        train__bf16=True,
+        train__hidden_dropout=1.5,
+        train__passed_over=["'x'"],
+    ) == [
+        "world size",
+        "--num-attention-heads",
+        "--log-interval",
+        "--seed",
+        "--adam-beta1",
+        "--adam-beta2",
+        "--hidden-dropout",
+        "--fp16",
+        "--skip-train-iteration-range",
+    ]
+
+
+def test_a_check_that_depends_on_a_refused_value_is_left_out(planned: Planned) -> None:
+    # 9 tokens do not fit the model: whether 2 ranks of cp can share them is another question
+    length = {"batch__length": 9, "model__context": 8, "parallel__cp": 2, "world": 2}
+    assert _where(planned, **length, train__seed=-1) == ["--seq-length", "--seed"]
+    # without a duration nothing says when the warm-up must end
+    warmup = {"train__iterations": None, "optimizer__warmup_iterations": 99}
+    assert _where(planned, **warmup, batch__micro=0) == ["--train-iters", "--micro-batch-size"]
+    # a scale that is none is neither above nor below another
+    scales = {"train__fp16": True, "train__initial_loss_scale": -1.0}
+    assert _where(planned, **scales, log__interval=0) == ["--log-interval", "--initial-loss-scale"]
+
+
+def test_of_one_flag_the_first_error_is_kept() -> None:
+    refused = Refusals()
+    first, second = MegaError("--lr", "missing"), MegaError("--lr", "not above 0")
+    assert not refused.extend([first, second])
+    with pytest.raises(MegaError) as caught:
+        refused.raise_any()
+    assert caught.value is first
+    assert parts(first) == (first,)
+
+
+def test_a_comparison_says_all_that_keeps_a_run_from_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nlayers = 2\nhidden = 16\nheads = 2\nvocab = 33\n[batch]\nlength = 8\n")
+    done = CliRunner().invoke(app, ["diff", str(file), str(file)])
+    assert f"of {file} nothing follows: --train-iters: missing" in done.stderr
+    assert "--lr: missing" in done.stderr

@@ -13,7 +13,7 @@ from mega_schema.checkpoint import Checkpoint
 from mega_schema.config import keys, load
 from mega_schema.errors import ConfigError
 from mega_schema.run_folder import RUN_CONFIG
-from mega_train.config import Model, Run
+from mega_train.config import Run
 from mega_train.data.sources import SPLIT
 from mega_train.resolve.begins import only_validates
 
@@ -80,12 +80,11 @@ def find_changes(run: Run, checkpoint: Checkpoint | None) -> list[Change]:
         return []
     context = checkpoint.spec.context
     before, now = _with_defaults(recorded, context), _with_defaults(run, context)
-    changes, unnamed_model = [], Model()
+    changes = []
     for key in keys(Run):
         old, new = (getattr(getattr(each, key.section), key.name) for each in (before, now))
-        # a start that names no model has the checkpoint's; flags that contradict it are refused elsewhere
-        unnamed = key.section == "model" and new == getattr(unnamed_model, key.name)
-        if key.dotted not in _OF_THE_START and not unnamed and not _same(old, new):
+        # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
+        if key.section != "model" and key.dotted not in _OF_THE_START and not _same(old, new):
             changes.append(Change(key.dotted, key.flag, old, new))
     data = [change for change in changes if change.decides_data]
     if data and not run.checkpoint.override_data:

@@ -160,10 +160,19 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
     return Side(said, derived(plan))
 
 
+_UNSAID = frozenset({None, False})
+_MODEL_KEYS = frozenset(key.dotted for key in keys(Run) if key.section == "model")
+
+
 def differences(one: Side, other: Side) -> Iterator[tuple[str, Any, Any]]:
-    """Name and both values of all that differs: first what was said, then what follows."""
+    """Name and both values of all that differs: first what was said, then what follows.
+
+    One model can be described by other keys. A key that one side leaves out is compared in what follows.
+    """
+    both_follow = bool(one.follows and other.follows)
     for first, second in ((one.said, other.said), (one.follows, other.follows)):
         if first and second:
             for name in first:
-                if first[name] != second[name]:
+                described = name in _MODEL_KEYS and both_follow and _UNSAID & {first[name], second[name]}
+                if first[name] != second[name] and not described:
                     yield name, first[name], second[name]

@@ -48,6 +48,7 @@ from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, courses, peak_rate
 from mega_train.resolve.plan import Plan
+from mega_train.resolve.record import recorded_model
 from mega_train.resolve.watching import check_log, check_profile
 
 __all__ = ["Plan", "model_spec", "resolve"]
@@ -87,7 +88,7 @@ def resolve(
         model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded
     )
     if spec is not None:
-        run = replace(run, model=replace(run.model, family=spec.family))  # for the run's record
+        run = replace(run, model=recorded_model(run, spec, loaded))
     steps = _steps(refused, run, layout, loaded_courses)
     cut = None if layout is None or spec is None else _cut(refused, run, spec, layout)
     for errors in _independent(run):

@@ -1,0 +1,84 @@
+"""The model section that run.toml gets, from which the same run can be started anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mega_schema.errors import ConfigError
+from mega_schema.spec import PRESETS, ModelSpec
+from mega_train.config import Model, Run
+from mega_train.resolve.model import model_spec
+
+
+def recorded_model(run: Run, spec: ModelSpec, loaded: ModelSpec | None) -> Model:
+    """What a person said of the model; where that is a checkpoint's, the keys that describe it.
+
+    Only the family is recorded of a model that no keys describe, such as one with tied weights that no preset
+    has.
+
+    Args:
+        spec: the run's model.
+        loaded: the checkpoint's.
+    """
+    said = replace(run.model, family=spec.family)
+    if loaded is None or said.preset is not None or {said.layers, said.hidden, said.heads} != {None}:
+        return said
+    for model in _candidates(spec):
+        try:
+            if model_spec(replace(run, model=model), spec.family, vocab=None, loaded=None) == spec:
+                return model
+        except ConfigError:  # a preset of another family
+            continue
+    return said
+
+
+def _candidates(spec: ModelSpec) -> Iterator[Model]:
+    """Model sections that may describe the model, the shortest first."""
+    yield from (Model(family=spec.family, preset=name) for name in PRESETS)
+    complete = _complete(spec)
+    yield complete
+    yield from (replace(complete, preset=name) for name in PRESETS)
+
+
+def _complete(spec: ModelSpec) -> Model:
+    """Every key that a model has in common with the flags."""
+    return Model(
+        family=spec.family,
+        layers=spec.layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_width=spec.head_width,
+        ffn=spec.ffn,
+        context=spec.context,
+        vocab=spec.vocab,
+        vocab_multiple=spec.vocab_multiple,
+        norm="RMSNorm" if spec.norm == "rmsnorm" else "LayerNorm",
+        norm_eps=spec.norm_eps,
+        norm_1p=spec.norm_1p,
+        embed_norm=spec.embed_norm,
+        qk_norm=spec.qk_norm,
+        post_norm_residual=spec.post_norm_residual,
+        parallel_residual=spec.parallel_residual,
+        activation=spec.activation,
+        positions=(
+            "learned_absolute"
+            if spec.positions == "learned"
+            else None
+            if spec.positions == "sinusoidal"  # of presets alone
+            else spec.positions
+        ),
+        rope_base=spec.rope_base,
+        rope_share=spec.rope_share,
+        rope_interleaved=spec.rope_interleaved,
+        rope_interpolation=spec.rope_interpolation,
+        rope_scaled=spec.rope_scaling != 1,
+        rope_scaling=spec.rope_scaling if spec.rope_scaling != 1 else None,
+        window=None if spec.window is None else f"{spec.window - 1},0",
+        untied=not spec.tied,
+        no_bias=not spec.bias,
+        qkv_bias=spec.qkv_bias and not spec.bias,
+        init_std=spec.init_std,
+        xavier=spec.init == "xavier_uniform",
+    )

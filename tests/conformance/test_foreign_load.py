@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -108,6 +109,9 @@ def test_a_hugging_face_folder_is_converted_in_a_line_and_its_weights_are_loaded
     start = next(event for event in read_events(run) if event["event"] == "start")
     assert (start["iteration"], Path(start["loaded"]).parent) == (0, copy)
     _check_same_weights(ours, copy)
+    (*_, repeated) = train("--load", str(hf), "--save", str(run), "--train-iters", "2", code=2)
+    assert "--save: holds checkpoints of a run that began with the same --load: found iteration 2" in repeated
+    assert f"hint: --load {run} --save {run} resumes from them" in repeated
     again = train("--load", str(hf), "--save", str(run), "--train-iters", "2", "--overwrite")
     assert f"its converted copy {copy} is used again" in again[0]
     assert not any("converting" in line for line in again)
@@ -120,6 +124,35 @@ def test_a_megatron_run_goes_on_with_its_optimizer_state(ours: Path, train: Trai
     assert said[1].endswith("the run begins with its weights and its optimizer's state")
     start = next(event for event in read_events(run) if event["event"] == "start")
     assert start["iteration"] == 3
+
+
+def test_validate_accepts_a_foreign_load_and_converts_nothing(
+    ours: Path, corpus: Path, tmp_path: Path
+) -> None:
+    hf, run = ours.parent / "hf", tmp_path / "run"
+    argv = ["validate", "--data-path", str(corpus), "--train-iters", "2", "--lr", "0.01"]
+    argv += ["--load", str(hf), "--save", str(run), "--json"]
+
+    def validated() -> dict[str, object]:
+        out = io.StringIO()
+        with redirect_stdout(out), pytest.raises(SystemExit) as left:
+            main(argv)
+        assert left.value.code == 0
+        return dict(json.loads(out.getvalue()))
+
+    told = validated()
+    copy = tmp_path / "run.converted"
+    assert told["start"] == f"with {hf}, which mega-ckpt converts to {copy}"
+    assert (told["model.layers"], told["model.hidden"], told["model.vocab"]) == (2, 16, VOCABULARY)
+    assert list(tmp_path.iterdir()) == []
+    _run(corpus, "--load", str(hf), "--save", str(run), "--train-iters", "1")
+    shutil.rmtree(run)
+    assert validated()["start"] == f"with the weights of {copy / 'iter_0000000'}"
+    argv += ["--num-layers", "3", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16"]
+    err = io.StringIO()
+    with redirect_stderr(err), pytest.raises(SystemExit):
+        main(argv)
+    assert "differs from the checkpoint's: found 3, wanted 2" in err.getvalue()
 
 
 def test_a_changed_source_is_converted_anew_and_a_damaged_copy_too(

@@ -101,6 +101,33 @@ def test_validate_opens_the_corpus(corpus: Path) -> None:
     assert done.exit_code != 0
 
 
+def test_validate_says_how_the_run_would_start(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
+    assert json.loads(_said("validate", *flags, "--json").output)["start"] == "anew"
+    _said("gpt", *flags, "--train-iters", "2", "--lr-decay-iters", "10")
+    loads = ["--lr-decay-iters", "10", "--load", str(run), "--json"]
+    assert json.loads(_said("validate", *flags, *loads).output)["start"] == f"from iteration 2 of {run}"
+    other = ["--save", str(tmp_path / "other")]
+    tuned = json.loads(_said("validate", *flags, *loads, *other, "--finetune").output)
+    assert tuned["start"] == f"with the weights of {run / 'iter_0000002'}"
+    again = json.loads(_said("validate", *flags, "--overwrite", "--json").stdout)
+    assert again["start"] == f"anew; supersedes iteration 2 in {run}"
+
+
+def test_validate_shows_a_run_that_its_save_folder_keeps_from_starting(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = [*TINY.split(), *SHORT.split(), "--data-path", str(corpus), "--save", str(run)]
+    _said("gpt", *flags)
+    config = str(run / "iter_0000010/run.toml")
+    for command in ("validate", "gpt"):
+        done = CliRunner().invoke(app, [command, "--config", config])
+        assert str(done.exception).startswith("--save: holds checkpoints of another run: found iteration 10")
+        assert f"hint: --load {run} --save {run} resumes from them" in str(done.exception)
+        assert ("start                              refused" in done.stdout) == (command == "validate")
+    assert "from iteration 10" in _said("validate", "--config", config, "--load", str(run)).stdout
+
+
 def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
     one, other, half = (tmp_path / f"{name}.toml" for name in ("one", "other", "half"))
     base = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mega_model.mesh import World
-from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.errors import FormatError, MegaError
 from mega_train import foreign_checkpoint
 from mega_train.compare import validated
 from mega_train.config import Parallel, Run, Save
@@ -115,8 +115,8 @@ def test_files_of_weights_are_told_the_folder_or_the_command(hf: Path, tmp_path:
     assert "hint: mega-ckpt convert --from FORMAT --to mega --load" in said
 
 
-def test_validate_names_the_conversion_and_does_none(hf: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hint: mega-ckpt convert --from hf --to mega --load .*hf --save"):
+def test_validate_refuses_what_cannot_be_converted_and_converts_nothing(hf: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"^--load .*hf: cannot be converted: found .*config.json"):
         validated(_run(hf, tmp_path / "run"), 1)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 

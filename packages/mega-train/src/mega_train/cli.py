@@ -112,16 +112,20 @@ def validate(
 ) -> None:
     """Check a run without starting it, and say what follows from its flags.
 
-    Takes the flags of training, and opens the corpora and the checkpoint they name.
+    Takes the flags of training, and opens the corpora and the checkpoint they name. Ends with code 2 where
+    training would, after what follows if only checkpoints in --save keep the run from starting.
     """
     from mega_train.compare import derived, validated
 
-    values = derived(validated(load(Run, config, given, sets), world))
+    done = validated(load(Run, config, given, sets), world)
+    values = {"start": "refused" if done.refusal else done.start, **derived(done.plan)}
     if as_json:
         click.echo(json.dumps(values))
-        return
-    for name, value in values.items():
-        click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
+    else:
+        for name, value in values.items():
+            click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
+    if done.refusal is not None:
+        raise done.refusal
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,53 @@ from mega_schema.run_folder import RUN_CONFIG
 from mega_schema.spec import Family, ModelSpec, preset
 from mega_train import resuming
 from mega_train.config import Optimizer, Run, Train
-from mega_train.foreign_checkpoint import check_own_format
+from mega_train.foreign_checkpoint import find_conversion, inspect_model, load_copy
 from mega_train.launch import prepare
 from mega_train.refusals import parts
 from mega_train.resolve import Plan, resolve
+from mega_train.resolve.begins import only_validates
+from mega_train.save_folder import list_iterations
 
 
-def validated(run: Run, world: int) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What a run would be, and how it would start.
+
+    Attributes:
+        start: what it begins with, in words.
+        refusal: why it may not write into --save.
+    """
+
+    plan: Plan
+    start: str
+    refusal: ConfigError | None
+
+
+def validated(run: Run, world: int) -> Validation:
     """What the run will be on so many processes; its corpora and its checkpoint are opened where it has any.
 
-    The family is the configuration's, the preset's, the checkpoint's, or gpt.
+    The family is the configuration's, the preset's, the checkpoint's, or gpt. Nothing is converted.
 
     Raises:
         MegaError: it could not begin.
     """
-    if run.checkpoint.load is not None:
-        check_own_format(run.checkpoint.load)
+    conversion = find_conversion(run)
+    unconverted, start = None, ""
+    if conversion is not None and conversion.is_done:
+        run = load_copy(run, conversion)
+    elif conversion is not None:
+        unconverted = inspect_model(conversion, run)
+        run = replace(run, checkpoint=replace(run.checkpoint, load=None, pretrained=None))
+        start = f"with {conversion.source}, which mega-ckpt converts to {conversion.copy}"
     named = preset(run.model.preset).family if run.model.preset is not None else None
     family, data = run.model.family or named, run.data
     if any((data.path, data.path_file, data.by_use, data.mock)):
-        return prepare(run, family, World(world)).plan
+        prepared = prepare(run, family, World(world), unconverted=unconverted, starts=False)
+        start = start or _start(prepared.plan.run, prepared.checkpoint, prepared.superseded)
+        return Validation(prepared.plan, start, prepared.refusal)
     begins = resuming.found(run, World(world))
-    loaded = begins.checkpoint.spec if begins.checkpoint else None
-    return resolve(
+    loaded = begins.checkpoint.spec if begins.checkpoint else unconverted
+    plan = resolve(
         begins.run,
         family or (loaded.family if loaded else "gpt"),
         world,
@@ -51,6 +75,20 @@ def validated(run: Run, world: int) -> Plan:
         loaded_courses=begins.courses,
         cuda=torch.cuda.is_available(),
     )
+    start = start or _start(plan.run, begins.checkpoint, begins.superseded)
+    return Validation(plan, start, begins.refusal)
+
+
+def _start(run: Run, checkpoint: Checkpoint | None, superseded: Collection[int]) -> str:
+    if checkpoint is None:
+        start = "anew"
+    elif run.checkpoint.finetune or only_validates(run):
+        start = f"with the weights of {checkpoint.folder}"
+    else:
+        start = f"from iteration {checkpoint.iteration} of {checkpoint.folder.parent}"
+    if superseded:
+        start += f"; supersedes {list_iterations(superseded)} in {run.checkpoint.save}"
+    return start
 
 
 def derived(plan: Plan) -> dict[str, object]:

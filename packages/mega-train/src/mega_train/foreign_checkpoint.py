@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from mega_schema.disk import on_disk, write_text
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.install_hint import install_hint
 from mega_schema.run_folder import LATEST
+from mega_schema.spec import ModelSpec
 from mega_train.config import Run, Save
 from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
@@ -46,24 +47,44 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 log = logging.getLogger("mega.train")
 
 
-def convert_foreign_load(run: Run, world: World) -> Run:
-    """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A checkpoint of another program, and the copy that a run makes of it.
 
-    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
+    Attributes:
+        flag: that names it, --load or --pretrained-checkpoint.
+        form: its format.
+        copy: the folder of the converted copy.
+        fingerprint: of the source's files.
+    """
+
+    source: Path
+    flag: str
+    form: str
+    copy: Path
+    fingerprint: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the copy is there, complete, and of the source as it is now."""
+        return _is_copy(self.copy, self.fingerprint)
+
+
+def find_conversion(run: Run) -> Conversion | None:
+    """The conversion that a run begins with; None where it loads a checkpoint of ours, or none.
 
     Raises:
-        ConfigError: there is no folder for the copy, mega-ckpt is not installed, or --save is the source.
-        MegaError: mega-ckpt refuses the source.
+        ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
     """
     save = run.checkpoint
     source, flag = save.load, "--load"
     if source is None or _begins_anew(save):
         source, flag = save.pretrained, "--pretrained-checkpoint"
     if source is None:
-        return run
+        return None
     _check_is_folder(source, flag)
     if (form := find_foreign_format(source)) is None:
-        return run
+        return None
     if same_folder(source, save.save):
         raise ConfigError(
             "--save",
@@ -72,30 +93,74 @@ def convert_foreign_load(run: Run, world: World) -> Run:
             wanted="a folder of its own for the run",
             hint=f"--save {source}-mega",
         )
-    copy = _converted(source, form, flag, run, world)
-    if flag == "--pretrained-checkpoint":
-        return replace(run, checkpoint=replace(save, pretrained=copy))
-    finetune = save.finetune or not _resumes(copy, run)
-    if world.rank == 0 and not save.finetune:
-        what = "its weights alone" if finetune else "its weights and its optimizer's state"
-        log.warning("%s: the run begins with %s", copy, what)
-    return replace(run, checkpoint=replace(save, load=copy, finetune=finetune))
+    if save.save is None:
+        raise ConfigError(
+            flag,
+            f"is {TITLES[form]}, and its converted copy needs a folder",
+            found=source,
+            wanted="--save, beside which it is put",
+            hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
+        )
+    folder = save.save.resolve()
+    copy = folder.with_name(f"{folder.name}.converted")
+    conversion = Conversion(source, flag, form, copy, _compute_fingerprint(source))
+    if copy.exists() and _recorded(copy) is None:
+        raise ConfigError(
+            flag,
+            "the folder for its converted copy is taken",
+            found=copy,
+            wanted="a free name",
+            hint=f"another --save, or {_command(source, form, _CONVERTED)}",
+        )
+    return conversion
 
 
-def check_own_format(load: Path) -> None:
-    """Refuse a checkpoint of another program, where it is not to be converted.
+def convert_foreign_load(run: Run, world: World) -> Run:
+    """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
+
+    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
 
     Raises:
-        ConfigError: it is one; the hint converts it.
+        ConfigError: as `find_conversion`, or mega-ckpt is not installed.
+        MegaError: mega-ckpt refuses the source.
     """
-    if (form := find_foreign_format(load)) is not None:
-        raise ConfigError(
-            "--load",
-            "is a checkpoint of another program",
-            found=f"{TITLES[form]}, {load}",
-            wanted="one of Mega; mega-train gpt and llama convert it before they start",
-            hint=_command(load, form, _CONVERTED),
-        )
+    conversion = find_conversion(run)
+    if conversion is None:
+        return run
+    if world.rank:
+        _wait(conversion, 60 * run.parallel.timeout_minutes)
+    elif conversion.is_done:
+        what = f"{conversion.source} is {TITLES[conversion.form]}"
+        log.warning("%s: its converted copy %s is used again", what, conversion.copy)
+    else:
+        _convert(conversion, run)
+    converted = load_copy(run, conversion)
+    if conversion.flag == "--load" and world.rank == 0 and not run.checkpoint.finetune:
+        finetune = converted.checkpoint.finetune
+        what = "its weights alone" if finetune else "its weights and its optimizer's state"
+        log.warning("%s: the run begins with %s", conversion.copy, what)
+    return converted
+
+
+def load_copy(run: Run, conversion: Conversion) -> Run:
+    """The run with the converted copy, which is there, in place of its source."""
+    save = run.checkpoint
+    if conversion.flag == "--pretrained-checkpoint":
+        return replace(run, checkpoint=replace(save, pretrained=conversion.copy))
+    finetune = save.finetune or not _resumes(conversion.copy, run)
+    return replace(run, checkpoint=replace(save, load=conversion.copy, finetune=finetune))
+
+
+def inspect_model(conversion: Conversion, run: Run) -> ModelSpec:
+    """The model of a checkpoint that is not converted yet, as mega-ckpt reads it. Nothing is written.
+
+    Raises:
+        ConfigError: mega-ckpt is not installed.
+        FormatError: mega-ckpt refuses the checkpoint.
+    """
+    words = ["inspect", "--json", "--from", conversion.form, *_true_vocab(run, conversion.form)]
+    told = json.loads(_run_converter(conversion, [*words, str(conversion.source)]))
+    return ModelSpec.from_dict(told["model"])
 
 
 def find_foreign_format(path: Path) -> str | None:
@@ -127,31 +192,8 @@ def _begins_anew(save: Save) -> bool:
     return save.load is not None and same_folder(save.load, save.save) and detect_format(save.load) is None
 
 
-def _converted(source: Path, form: str, flag: str, run: Run, world: World) -> Path:
-    """The converted copy, made by the first rank unless it is there."""
-    if run.checkpoint.save is None:
-        raise ConfigError(
-            flag,
-            f"is {TITLES[form]}, and its converted copy needs a folder",
-            found=source,
-            wanted="--save, beside which it is put",
-            hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
-        )
-    save = run.checkpoint.save.resolve()
-    copy = save.with_name(f"{save.name}.converted")
-    fingerprint = _compute_fingerprint(source)
-    if world.rank:
-        _wait(copy, fingerprint, 60 * run.parallel.timeout_minutes)
-    elif _is_copy(copy, fingerprint):
-        log.warning("%s is %s: its converted copy %s is used again", source, TITLES[form], copy)
-    else:
-        options = ["--true-vocab-size", str(vocab)] if (vocab := _true_vocab(run, form)) else []
-        _convert(source, form, flag, copy, fingerprint, options)
-    return copy
-
-
-def _true_vocab(run: Run, form: str) -> int | None:
-    """The vocabulary without padding, for a format that may store a padded one alone.
+def _true_vocab(run: Run, form: str) -> Sequence[str]:
+    """The option with the vocabulary without padding, for a format that may store a padded one alone.
 
     The datasets are opened for it, and a mistake in --data-path is found before the conversion.
     """
@@ -161,27 +203,14 @@ def _true_vocab(run: Run, form: str) -> int | None:
     else:
         identity = (Pairs if data.sft else Corpora).open(data).identity
         vocab = identity.vocab_size if identity is not None else None
-    return vocab if form in _PADDED else None
+    return ["--true-vocab-size", str(vocab)] if vocab and form in _PADDED else []
 
 
-def _convert(
-    source: Path, form: str, flag: str, copy: Path, fingerprint: str, options: Sequence[str]
-) -> None:
-    if copy.exists() and _recorded(copy) is None:
-        raise ConfigError(
-            flag,
-            "the folder for its converted copy is taken",
-            found=copy,
-            wanted="a free name",
-            hint=f"another --save, or {_command(source, form, _CONVERTED)}",
-        )
-    if find_spec(_CONVERTER) is None:
-        raise ConfigError(
-            flag,
-            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
-            found=source,
-            hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
-        )
+def _convert(conversion: Conversion, run: Run) -> None:
+    source, form, copy = conversion.source, conversion.form, conversion.copy
+    words = ["convert", "--from", form, "--to", "mega", "--no-check-logits", "--load", str(source)]
+    words += _true_vocab(run, form)
+    _check_converter(conversion)
     log.warning("%s is %s: converting it to %s", source, TITLES[form], copy)
     partial = _partial(copy)
     with on_disk(partial):
@@ -189,9 +218,9 @@ def _convert(
         partial.mkdir(parents=True)
     try:
         with _beating(partial):
-            _run_converter(source, form, flag, partial / copy.name, options)
+            _run_converter(conversion, [*words, "--save", str(partial / copy.name)])
         with on_disk(copy):
-            record = json.dumps({"source": str(source), "fingerprint": fingerprint})
+            record = json.dumps({"source": str(source), "fingerprint": conversion.fingerprint})
             write_text(partial / copy.name / RECORD, record + "\n")
             if copy.exists():
                 shutil.rmtree(copy)
@@ -200,27 +229,41 @@ def _convert(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _run_converter(source: Path, form: str, flag: str, target: Path, options: Sequence[str]) -> None:
-    """
+def _check_converter(conversion: Conversion) -> None:
+    if find_spec(_CONVERTER) is None:
+        source, form = conversion.source, conversion.form
+        raise ConfigError(
+            conversion.flag,
+            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
+            found=source,
+            hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
+        )
+
+
+def _run_converter(conversion: Conversion, words: Sequence[str]) -> str:
+    """What mega-ckpt prints.
+
     Raises:
-        FormatError: mega-ckpt refuses the source; its own line says why.
+        ConfigError: it is not installed.
+        FormatError: it refuses the source; its own line says why.
     """
-    argv = [sys.executable, "-m", _CONVERTER, "convert", "--from", form, "--to", "mega", "--no-check-logits"]
-    argv += ["--load", str(source), "--save", str(target), *options]
+    _check_converter(conversion)
     environment = {name: value for name, value in os.environ.items() if name != _ERROR_FILE}
+    argv = [sys.executable, "-m", _CONVERTER, *words]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
         raise FormatError(
-            f"{flag} {source}",
+            f"{conversion.flag} {conversion.source}",
             "cannot be converted",
             found=said.removeprefix("error: ") or f"mega-ckpt ended with code {done.returncode}",
-            hint=_command(source, form, _CONVERTED),
+            hint=_command(conversion.source, conversion.form, _CONVERTED),
         )
+    return done.stdout
 
 
-def _wait(copy: Path, fingerprint: str, patience: float) -> None:
+def _wait(conversion: Conversion, patience: float) -> None:
     """Until the first rank's copy is there.
 
     Raises:
@@ -228,7 +271,8 @@ def _wait(copy: Path, fingerprint: str, patience: float) -> None:
     """
     seen = time.monotonic()
     beat = 0
-    while not _is_copy(copy, fingerprint):
+    copy = conversion.copy
+    while not conversion.is_done:
         try:
             now = _partial(copy).stat().st_mtime_ns
         except OSError:

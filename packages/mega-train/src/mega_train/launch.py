@@ -24,7 +24,7 @@ from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.params import count
 from mega_schema.run_folder import TOKENIZER
-from mega_schema.spec import Family, preset
+from mega_schema.spec import Family, ModelSpec, preset
 from mega_schema.tokenizer import Tokenizer, check_same, open_folder
 from mega_train import resuming
 from mega_train.changed_settings import Change, describe_changes, find_changes
@@ -60,6 +60,7 @@ class Prepared:
         older: prepares it with an older checkpoint than that of an iteration.
         superseded: iterations in --save whose checkpoints the run supersedes.
         changes: settings that are not what the checkpoint recorded.
+        refusal: why the run may not write into --save, where that was not to be an error.
     """
 
     plan: Plan
@@ -69,14 +70,25 @@ class Prepared:
     older: Callable[[int], Prepared]
     superseded: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
+    refusal: ConfigError | None = None
 
 
-def prepare(run: Run, family: Family | None, world: World, before: int | None = None) -> Prepared:
+def prepare(
+    run: Run,
+    family: Family | None,
+    world: World,
+    before: int | None = None,
+    *,
+    unconverted: ModelSpec | None = None,
+    starts: bool = True,
+) -> Prepared:
     """Open the corpora and the checkpoint, and check everything against everything.
 
     Args:
         family: of the model; None means the checkpoint's, or gpt.
         before: the checkpoint is to be older than that of this iteration.
+        unconverted: the model of a checkpoint that is to be converted before the run.
+        starts: whether the run is to write into --save, so that what keeps it from that is an error.
 
     Raises:
         MegaError: the run cannot begin. Nothing was written and no process was met.
@@ -86,10 +98,13 @@ def prepare(run: Run, family: Family | None, world: World, before: int | None = 
         preset(run.model.preset)  # a name that is not known is told before a file that is not there
     begins = resuming.found(run, world, before)
     checkpoint, courses = begins.checkpoint, begins.courses
-    family = family or (checkpoint.spec.family if checkpoint else "gpt")
+    loaded = checkpoint.spec if checkpoint else unconverted
+    family = family or (loaded.family if loaded else "gpt")
     run, said = named(begins.run)
     refused = Refusals()
-    corpora = refused.attempt(_corpora, run, said, checkpoint)
+    if begins.refusal is not None and starts:
+        refused.extend([begins.refusal])
+    corpora = refused.attempt(_corpora, run, said, loaded)
     if corpora is None:  # what it decides is not checked, and is not called missing
         refused.unknown |= {"--data-path"} | ({"--vocab-size"} if said is None else set())
     identity = corpora.identity if corpora else None
@@ -107,12 +122,25 @@ def prepare(run: Run, family: Family | None, world: World, before: int | None = 
         family,
         world.size,
         corpus=identity,
-        loaded=checkpoint.spec if checkpoint else None,
+        loaded=loaded,
         loaded_courses=courses,
         cuda=torch.cuda.is_available(),
         refused=refused,
     )
     assert corpora is not None
+    _check_machine(plan, world)
+    changes = find_changes(plan.run, checkpoint)
+    return Prepared(
+        plan, corpora, checkpoint, tokenizer, older, begins.superseded, tuple(changes), begins.refusal
+    )
+
+
+def _check_machine(plan: Plan, world: World) -> None:
+    """What this machine must have for the plan.
+
+    Raises:
+        ConfigError: there are too few GPUs, or a kernel cannot be had.
+    """
     if plan.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
         raise ConfigError(
             "--device",
@@ -132,15 +160,14 @@ def prepare(run: Run, family: Family | None, world: World, before: int | None = 
             hint="--bf16 alone",
         )
     choose(plan.run.train.kernels, torch.device(plan.device))  # what cannot be had is said before ranks meet
-    changes = find_changes(plan.run, checkpoint)
-    return Prepared(plan, corpora, checkpoint, tokenizer, older, begins.superseded, tuple(changes))
 
 
-def _corpora(run: Run, said: Tokenizer | None, checkpoint: Checkpoint | None) -> Corpora | Pairs:
+def _corpora(run: Run, said: Tokenizer | None, loaded: ModelSpec | None) -> Corpora | Pairs:
     """Open what the run reads.
 
     Args:
         said: the tokenizer that flags name.
+        loaded: the model of the checkpoint.
 
     Raises:
         MegaError: it cannot be opened, or no vocabulary is known for mock data.
@@ -152,7 +179,7 @@ def _corpora(run: Run, said: Tokenizer | None, checkpoint: Checkpoint | None) ->
     model = run.model
     vocab = said.identity.vocab_size if said else model.vocab
     if vocab is None:
-        spec = preset(model.preset) if model.preset else checkpoint.spec if checkpoint else None
+        spec = preset(model.preset) if model.preset else loaded
         vocab = spec.vocab if spec else None
     if vocab is None:
         wanted = "ids for the mock data"

@@ -39,12 +39,14 @@ class Found:
         run: its configuration, which says so where that is --pretrained-checkpoint.
         courses: those it goes on with.
         superseded: iterations in --save whose checkpoints it supersedes.
+        refusal: why the run may not write into --save.
     """
 
     run: Run
     checkpoint: Checkpoint | None
     courses: Courses | None
     superseded: tuple[int, ...] = ()
+    refusal: ConfigError | None = None
 
 
 def found(run: Run, world: World, before: int | None = None) -> Found:
@@ -55,7 +57,6 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
 
     Raises:
         FormatError: there is none that is sound.
-        ConfigError: --save holds checkpoints that the run would write over.
     """
     load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
     if load is not None and same_folder(load, save) and _is_new(load):
@@ -70,9 +71,9 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         load = pretrained
         run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
     if load is None:
-        superseded = find_superseded(run, None, None)
+        superseded, refusal = _superseded(run, None, None)
         _say_superseded(run, superseded, world)
-        return Found(run, None, None, superseded)
+        return Found(run, None, None, superseded, refusal)
     first: FormatError | None = None
     candidates = _candidates(load, before)
     for folder in candidates.folders:
@@ -82,14 +83,14 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         except DamageError as error:
             first = first or error
             continue
-        superseded = find_superseded(run, checkpoint, candidates.newest)
+        superseded, refusal = _superseded(run, checkpoint, candidates.newest)
         if world.rank == 0 and candidates.problem is not None and before is None:
             _warn(candidates.problem, checkpoint.iteration, "the newest sound checkpoint")
         elif world.rank == 0 and first is not None:
             _warn(first, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
             _say_superseded(run, superseded, world)
-        return Found(run, checkpoint, courses, superseded)
+        return Found(run, checkpoint, courses, superseded, refusal)
     problem = candidates.problem or first
     assert problem is not None, f"{load}: nothing before {before}"
     raise problem
@@ -186,6 +187,15 @@ def _is_new(load: Path) -> bool:
 def _warn(damage: FormatError, iteration: int, which: str = "the one before it") -> None:
     words = str(damage).partition("; hint: ")[0]
     log.warning("%s; the run resumes from iteration %d, %s", words, iteration, which)
+
+
+def _superseded(
+    run: Run, checkpoint: Checkpoint | None, newest: int | None
+) -> tuple[tuple[int, ...], ConfigError | None]:
+    try:
+        return find_superseded(run, checkpoint, newest), None
+    except ConfigError as error:
+        return (), error
 
 
 def _say_superseded(run: Run, superseded: Collection[int], world: World) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mega_schema.checkpoint import Checkpoint
+from mega_schema.config import load
 from mega_schema.errors import ConfigError
-from mega_schema.run_folder import LATEST, is_foreign, iteration_folders
+from mega_schema.run_folder import LATEST, RUN_CONFIG, is_foreign, iteration_folder, iteration_folders
 from mega_train.config import Run, Save
 from mega_train.metrics import check_record
 from mega_train.resolve.begins import only_validates
@@ -67,12 +68,13 @@ def _refusal(save: Save, later: list[int], loaded: int | None) -> ConfigError:
     found = f"{list_iterations(later)} in {save.save}"
     others = "another --save keeps them, --overwrite gives them up"
     if loaded is None:
+        run = "a run that began with the same --load" if _began_alike(save, later[-1]) else "another run"
         return ConfigError(
             "--save",
-            "holds checkpoints of another run",
+            f"holds checkpoints of {run}",
             found=found,
             wanted="a folder without checkpoints",
-            hint=f"--load {save.save} resumes from them, {others}",
+            hint=f"--load {save.save} --save {save.save} resumes from them, {others}",
         )
     assert save.load is not None
     resumes = f"--load {save.save} resumes from the newest"
@@ -85,3 +87,14 @@ def _refusal(save: Save, later: list[int], loaded: int | None) -> ConfigError:
         wanted=f"none after iteration {loaded}",
         hint=f"{resumes}, {others}",
     )
+
+
+def _began_alike(save: Save, iteration: int) -> bool:
+    """Whether the run in --save began with the checkpoint that is loaded now."""
+    if save.save is None or save.load is None:
+        return False
+    try:
+        recorded = load(Run, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
+    except ConfigError:  # none is recorded, or by another version
+        return False
+    return same_folder(recorded.checkpoint.load, save.load)

@@ -256,18 +256,46 @@ def test_a_run_goes_on_with_the_courses_it_began_with_or_says_that_it_does_not(p
 
     begun = planned(optimizer__warmup_iterations=2).courses
     assert goes_on(begun, optimizer__warmup_iterations=2) == begun
-    line = (
-        "--lr-decay-iters: is not that of the run that goes on: found 80 samples, wanted 40 samples, the "
-        "checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning "
-        "rate and weight decay, --override-opt_param-scheduler takes these"
+    ends = "ends the decay of the learning rate elsewhere than in the run that goes on, without"
+    hint = (
+        "the checkpoint's; hint: --use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of "
+        "learning rate and weight decay, --override-opt_param-scheduler takes these"
     )
-    for longer in (
-        {"train__iterations": 20},
-        {"batch__global_samples": 8, "optimizer__warmup_fraction": 0.1},
+    # the flag is the one that was changed, and not what follows from it
+    for changed, line in (
+        (
+            {"train__iterations": 20, "optimizer__warmup_iterations": 2},
+            f"--train-iters: {ends} --lr-decay-iters: found 20 steps of 4 samples, "
+            "wanted 10 steps of 4 samples",
+        ),
+        (
+            {"train__iterations": 20, "optimizer__warmup_fraction": 0.2},
+            f"--train-iters: {ends} --lr-decay-iters: found 20 steps of 4 samples, "
+            "wanted 10 steps of 4 samples",
+        ),
+        (
+            {"optimizer__decay_iterations": 20, "optimizer__warmup_iterations": 2},
+            "--lr-decay-iters: is not that of the run that goes on: found 20 steps of 4 samples, wanted "
+            "10 steps of 4 samples",
+        ),
+        (
+            {"optimizer__warmup_fraction": 0.5},
+            "--lr-warmup-fraction: is not that of the run that goes on: found 5 steps of 4 samples, wanted "
+            "2 steps of 4 samples",
+        ),
+        (
+            {"batch__global_samples": 8, "optimizer__warmup_iterations": 1},
+            f"--train-iters: {ends} --lr-decay-iters: found 10 steps of 8 samples, "
+            "wanted 5 steps of 8 samples",
+        ),
+        (
+            {"train__samples": 80, "train__iterations": None, "optimizer__warmup_samples": 8},
+            f"--train-samples: {ends} --lr-decay-samples: found 80 samples, wanted 40 samples",
+        ),
     ):
         with pytest.raises(ConfigError) as refused:
-            goes_on(begun, **({"optimizer__warmup_iterations": 2} | longer if len(longer) == 1 else longer))
-        assert str(refused.value) == line
+            goes_on(begun, **changed)
+        assert str(refused.value) == f"{line}, {hint}"
     with pytest.raises(ConfigError, match=r"^--lr: is not that of the run that goes on: found 0\.02, wanted"):
         goes_on(begun, optimizer__warmup_iterations=2, optimizer__lr=0.02)
     longer = {"train__iterations": 20}

@@ -77,6 +77,15 @@ def test_a_word_that_nothing_is_called_by_is_answered_with_a_near_one() -> None:
     assert str(caught.value) == (
         "optimizer.warmup_fractoin: is no key and no flag; hint: did you mean optimizer.warmup_fraction?"
     )
+    with pytest.raises(ConfigError, match=r"did you mean --vocab-size\?"):
+        list(explain("vocab-sise"))
+
+
+@pytest.mark.parametrize("word", ["--foo", "foo", "--learning-rate"])
+def test_a_word_that_nothing_is_near_gets_no_suggestion(word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(explain(word))
+    assert str(caught.value) == f"{word}: is no key and no flag"
 
 
 def test_validate_says_what_follows_and_starts_nothing(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> Non
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, positions="rope", norm="rmsnorm")
     said = load(Run, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
     assert model_spec(said, "gpt", vocab=None, loaded=loaded) == loaded
-    with pytest.raises(ConfigError, match=r"^model.norm: differs from the checkpoint's"):
+    with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):
         model_spec(load(Run, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded=loaded)
 
 

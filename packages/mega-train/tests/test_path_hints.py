@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_schema.errors import FormatError
+from mega_schema.errors import ConfigError, FormatError
 from mega_train.config import Data
 from mega_train.data.corpora import Corpora
 from mega_train.data.path_hints import suggest
@@ -33,7 +33,7 @@ def test_a_prefix_without_its_ending_and_a_misspelt_one_name_the_dataset(corpus:
     without = corpus.with_name("toy")
     assert _refused(without) == f"{without}.idx: no such file; hint: did you mean {corpus}?"
     assert suggest(corpus.with_name("toi_text_document")) == f"did you mean {corpus}?"
-    assert suggest(corpus.with_name("something-else")) == ""
+    assert suggest(corpus.with_name("something-else")) == f"datasets in {corpus.parent}: {corpus}"
 
 
 def test_a_folder_lists_its_datasets(corpus: Path, tmp_path: Path) -> None:
@@ -44,9 +44,27 @@ def test_a_folder_lists_its_datasets(corpus: Path, tmp_path: Path) -> None:
     assert suggest(tmp_path).endswith("c and 2 more")
 
 
-def test_a_path_without_anything_near_it_has_no_hint(tmp_path: Path) -> None:
+def test_a_path_in_no_folder_and_one_in_an_empty_folder_are_no_folders_without_datasets(
+    tmp_path: Path,
+) -> None:
     gone = tmp_path / "no" / "such"
-    assert _refused(gone) == f"{gone}.idx: no such file"
+    assert _refused(gone) == f"{gone}.idx: no such file; hint: there is no folder {gone.parent}"
+    alone = tmp_path / "nosuch"
+    assert _refused(alone) == f"{alone}.idx: no such file"
+
+
+def test_the_working_folder_and_an_empty_word_are_no_prefixes(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus.parent)
+    assert _refused(Path()) == (
+        f".: is a folder, not the prefix of a dataset; hint: datasets in this folder: {corpus.name}"
+    )
+    with pytest.raises(ConfigError) as caught:
+        Corpora.open(Data(path=("0.5", "", "0.5", str(corpus))))
+    assert str(caught.value) == (
+        "--data-path: has an empty word: wanted a prefix; hint: is a variable of the shell not set?"
+    )
 
 
 def test_an_index_that_is_damaged_keeps_its_own_error(corpus: Path, tmp_path: Path) -> None:

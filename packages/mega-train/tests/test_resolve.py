@@ -206,7 +206,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "--num-attention-heads: does not divide --hidden-size: found 3 heads, hidden 16, wanted "
         "a divisor of 16, or --kv-channels",
     ),
-    ({"model__kv_heads": 3, "model__heads": 4}, "model.kv_heads: query heads must share key heads evenly"),
+    (
+        {"model__kv_heads": 3, "model__heads": 4},
+        "--num-query-groups: query heads must share key heads evenly",
+    ),
     ({"model__swiglu": True, "model__activation": "gelu_tanh"}, "--activation: disagrees with --swiglu"),
     ({"model__preset": "gpt2-125m"}, "--preset: unknown model: found gpt2-125m"),
     (
@@ -369,7 +372,7 @@ def test_a_dropout_that_leaves_nothing_is_refused(planned: Planned, flag: str, v
 def test_flags_that_differ_from_the_checkpoint_are_refused(planned: Planned) -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8)
     assert _refused(planned, loaded=loaded, model__heads=4) == (
-        "model.heads: differs from the checkpoint's: found 4, wanted 2; "
+        "--num-attention-heads: differs from the checkpoint's: found 4, wanted 2; "
         "hint: leave the model's flags out to take the checkpoint's model"
     )
     assert _refused(planned, family="llama", loaded=loaded, **NO_MODEL).startswith(

@@ -100,13 +100,44 @@ def test_options_that_disagree_are_told(planned: Planned, said: dict[str, Any], 
     assert line in str(caught.value)
 
 
-def test_a_llama_is_told_what_it_has_one_of(planned: Planned) -> None:
-    with pytest.raises(ConfigError, match="model.embed_norm: the llama family has one choice"):
-        planned(family="llama", model__embed_norm=True)
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"embed_norm": True}, "--embed-layernorm: {one}: found given, wanted not given"),
+        ({"norm": "LayerNorm"}, "--normalization: {one}: found LayerNorm, wanted RMSNorm"),
+        ({"activation": "gelu_erf"}, "--activation: {one}: found gelu_erf, wanted swiglu"),
+        ({"glu": "geglu"}, "--glu-activation: {one}: found geglu, wanted swiglu"),
+        (
+            {"positions": "learned_absolute"},
+            "--position-embedding-type: {one}: found learned_absolute, wanted rope",
+        ),
+    ],
+)
+def test_a_llama_is_told_what_it_has_one_of_by_the_flag(
+    planned: Planned, said: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(family="llama", **{f"model__{key}": value for key, value in said.items()})
+    says = line.format(one="the llama family has one choice")
+    assert str(caught.value) == f"{says}; hint: mega-train gpt has the others"
+
+
+def test_fields_of_a_model_are_flags_wherever_an_error_names_them(planned: Planned) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(model__parallel_residual=True, model__post_norm_residual=True)
+    assert str(caught.value).startswith("--parallel-residual: ")
+    assert "found --apply-residual-connection-post-layernorm too" in str(caught.value)
+    loaded = planned(model__window="3,0", model__untied=True).spec
+    with pytest.raises(
+        ConfigError, match=r"^--untie-embeddings-and-output-weights: .* not given, wanted given"
+    ):
+        planned(loaded=loaded, model__window="3,0")
+    with pytest.raises(ConfigError, match=r"^--window-size: differs .* found 7,0, wanted 3,0;"):
+        planned(loaded=loaded, model__window="7,0", model__untied=True)
 
 
 def test_a_checkpoints_model_is_compared_without_what_it_began_with(planned: Planned) -> None:
     loaded: ModelSpec = planned().spec
     assert planned(loaded=loaded, model__xavier=True).spec.init == "xavier_uniform"
-    with pytest.raises(ConfigError, match="model.qk_norm: differs from the checkpoint's"):
+    with pytest.raises(ConfigError, match="^--qk-layernorm: differs from the checkpoint's"):
         planned(loaded=loaded, model__qk_norm=True)

@@ -86,8 +86,8 @@ def test_an_interruption_is_said_by_the_first_rank_alone(
     assert capsys.readouterr().err == said
 
 
-def _trainer(saved_at: int | None) -> Any:
-    run_ = SimpleNamespace(checkpoint=SimpleNamespace(save="runs/a"))
+def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | None = None) -> Any:
+    run_ = SimpleNamespace(checkpoint=SimpleNamespace(save=save, interval=interval))
     trainer: Any = SimpleNamespace(
         iteration=7, saves=SimpleNamespace(saved_at=saved_at), plan=SimpleNamespace(run=run_)
     )
@@ -96,16 +96,20 @@ def _trainer(saved_at: int | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("saved_at", "hint"),
+    ("saves", "hint"),
     [
-        (5, "--load runs/a goes on from iteration 5"),
-        (None, "nothing was saved: --save RUN --save-interval N saves every N iterations"),
+        ((5, "runs/a", 5), "--load runs/a goes on from iteration 5"),
+        ((None, None, None), "nothing was saved: --save RUN --save-interval N saves every N iterations"),
+        ((None, "runs/a", None), "nothing was saved: --save-interval N saves every N iterations"),
+        ((None, "runs/a", 10), "nothing was saved yet: --save-interval is 10"),
     ],
 )
-def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(saved_at: int | None, hint: str) -> None:
+def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
+    saves: tuple[int | None, str | None, int | None], hint: str
+) -> None:
     with (
-        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}"),
-        _ended_from_outside(_trainer(saved_at), None),
+        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}$"),
+        _ended_from_outside(_trainer(*saves), None),
     ):
         raise KeyboardInterrupt
 

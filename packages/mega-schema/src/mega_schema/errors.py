@@ -37,21 +37,24 @@ class MegaError(Exception):
         found: the value that is there.
         wanted: the value, or a description of the values, that would do.
         hint: something that can be pasted or done to mend it.
+
+    Attributes:
+        values: found and wanted, where they are given.
     """
 
     def __init__(
         self, where: object, what: str, *, found: object = _ABSENT, wanted: object = _ABSENT, hint: str = ""
     ) -> None:
         self.where, self.what, self.found, self.wanted, self.hint = where, what, found, wanted, hint
-        self._values = {n: v for n, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT}
-        values = [f"{word} {v}" for word, v in self._values.items()]
+        self.values = {n: v for n, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT}
+        values = [f"{word} {v}" for word, v in self.values.items()]
         line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
         # values come from files and requests: one must not break the line, nor steer a terminal
         super().__init__(escape_controls(line + (f"; hint: {hint}" if hint else "")))
 
     def __reduce__(self) -> tuple[object, ...]:
         # raised in a worker process, it has to reach the one that speaks
-        values = {**self._values, "hint": self.hint}
+        values = {**self.values, "hint": self.hint}
         return partial(type(self), **values), (str(self.where), self.what)  # type: ignore[arg-type]
 
 

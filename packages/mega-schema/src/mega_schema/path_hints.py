@@ -30,7 +30,12 @@ def suggest(prefix: Path, option: str = "") -> str:
     if not near:
         names = {path.name: path for path in _datasets(prefix.parent)}
         near = [names[name] for name in get_close_matches(prefix.name, list(names), _MOST, 0.7)]
-    return f"did you mean {_list(near)}?" if near else ""
+    if near:
+        return f"did you mean {_list(near)}?"
+    if not prefix.parent.is_dir():
+        return f"there is no folder {prefix.parent}"
+    others = _datasets(prefix.parent)
+    return f"datasets in {prefix.parent}: {_list(others)}" if others else ""
 
 
 def _datasets(folder: Path) -> list[Path]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from mega_schema.arch import table
-from mega_schema.config import Key, closest, keys
+from mega_schema.config import Key, keys
 from mega_schema.errors import ConfigError
 from mega_schema.params import count
 from mega_schema.spec import PRESETS
 from mega_train.config import Run
-from mega_train.flag_translation import refusal_of
+from mega_train.flag_translation import SIMILAR, refusal_of
 from mega_train.megatron_flags import find_flag, flag_table
 
 
@@ -36,7 +37,9 @@ def explain(word: str) -> Iterator[str]:
         return
     known = [name for key in keys(Run) for name in (key.dotted, *key.declared.split("/"))]
     known += flag_table().names
-    raise ConfigError(word, "is no key and no flag", hint=closest(word, known))
+    close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
+    hint = f"did you mean {close[0]}?" if close else ""
+    raise ConfigError(word, "is no key and no flag", hint=hint)
 
 
 def everything() -> Iterator[str]:

@@ -28,7 +28,7 @@ DEFAULTS = (
     (("--num-dataset-builder-threads", "1"), ()),
 )
 _FLAG = re.compile(r"--[A-Za-z]")
-_SIMILAR = 0.84  # of difflib: below it a suggestion is more often wrong than right
+SIMILAR = 0.84  # of difflib: below it a suggestion is more often wrong than right
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def suggest_flag(flag: str, ours: Collection[str], table: FlagTable) -> str:
     """A hint that names the flag that was meant, or an empty one where none is similar enough."""
     begins = [name for name in ours if name.startswith(flag)]  # argparse takes a unique beginning
     known = sorted({*ours, *table.names})
-    close = begins if len(begins) == 1 else get_close_matches(flag, known, 1, _SIMILAR)
+    close = begins if len(begins) == 1 else get_close_matches(flag, known, 1, SIMILAR)
     return f"did you mean {close[0]}?" if close else ""
 
 

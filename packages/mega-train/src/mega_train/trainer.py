@@ -200,9 +200,13 @@ class Trainer:
     @property
     def goes_on(self) -> str:
         """How the run can be gone on with, for a person."""
+        save = self.plan.run.checkpoint
+        if self.saves.saved_at is None and save.interval is not None:
+            return f"nothing was saved yet: --save-interval is {save.interval}"
         if self.saves.saved_at is None:
-            return "nothing was saved: --save RUN --save-interval N saves every N iterations"
-        return f"--load {self.plan.run.checkpoint.save} goes on from iteration {self.saves.saved_at}"
+            flags = "--save RUN --save-interval N" if save.save is None else "--save-interval N"
+            return f"nothing was saved: {flags} saves every N iterations"
+        return f"--load {save.save} goes on from iteration {self.saves.saved_at}"
 
     def _not_finite(self, loss: float, norm: float) -> NotFinite:
         return NotFinite(

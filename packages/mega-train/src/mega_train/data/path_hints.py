@@ -15,6 +15,8 @@ def open_dataset(prefix: Path) -> IndexedDataset:
     Raises:
         FormatError: it is missing, cut off or of another format.
     """
+    if not prefix.name:  # "." and "/"
+        raise FormatError(prefix, "is a folder, not the prefix of a dataset", hint=suggest(prefix))
     try:
         return IndexedDataset(prefix)
     except FormatError as error:

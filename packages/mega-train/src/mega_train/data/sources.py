@@ -199,6 +199,10 @@ def _blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ..
     As Megatron core: an odd number of words, or one in a weight's place that is no number, means prefixes
     alone. Where that would be a mistake (a number is no dataset), it is told as one.
     """
+    if any(not word.strip() for word in words):
+        raise ConfigError(
+            flag, "has an empty word", wanted="a prefix", hint="is a variable of the shell not set?"
+        )
     numbers = [_number(word) for word in words]
     if len(words) > 1 and len(words) % 2 == 0 and None not in numbers[::2]:
         weights = [number for number in numbers[::2] if number is not None]

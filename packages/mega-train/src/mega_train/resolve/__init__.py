@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from mega_schema.arch import table
@@ -44,6 +45,7 @@ from mega_train.resolve.checks import (
     check_saving,
     recomputation,
 )
+from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, courses, peak_rate
@@ -85,7 +87,9 @@ def resolve(
     parallel = run.parallel
     layout = refused.attempt(Layout.of, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
     spec = refused.attempt(
-        model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded
+        with_flag_names,
+        run.model,
+        partial(model_spec, run, family, vocab=corpus.vocab_size if corpus else None, loaded=loaded),
     )
     if spec is not None:
         run = replace(run, model=recorded_model(run, spec, loaded))
@@ -183,7 +187,7 @@ class _Cut:
 def _cut(refused: Refusals, run: Run, spec: ModelSpec, layout: Layout) -> _Cut | None:
     """The cut; None where something of it is refused."""
     staged = refused.attempt(dealt, run.parallel, spec.layers, layout)
-    refused.attempt(_check_cut, spec, layout)
+    refused.attempt(with_flag_names, run.model, _check_cut, spec, layout)
     fp8 = refused.attempt(fp8_recipe, run, spec, layout)
     length = spec.context if run.batch.length is None else run.batch.length
     if not refused.extend(check_length(run, spec, length, layout)):

@@ -130,7 +130,10 @@ def _said(run: Run, family: Family, vocab: int | None, loaded: ModelSpec | None)
             wanted=f"a divisor of {given['hidden']}, or --kv-channels",
         )
     gated = given.get("activation", "swiglu" if family == "llama" else "") in GATED
-    if "ffn" not in given and gated and (m.swiglu or not m.glu):  # BigScience's gates leave it at 4 x hidden
+    narrow = family == "llama" or (
+        gated and (m.swiglu or not m.glu)
+    )  # BigScience's gates leave it at 4 x hidden
+    if "ffn" not in given and narrow:
         given["ffn"] = int(given["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
     return (gpt if family == "gpt" else llama)(**given)
 

@@ -65,23 +65,42 @@ def courses(run: Run, iterations: int, batches: BatchSizes, loaded: Courses | No
     rate = learning_rate(run, end, batches.full)
     said = Courses(rate, weight_decay(run, end), _ends(run, rate))
     if loaded is not None and not o.override_schedule:
-        _check_same(said, loaded, "iters" if run.train.samples is None else "samples")
+        _check_same(said, loaded, run, batches.full)
     return said
 
 
-def _check_same(said: Courses, loaded: Courses, unit: Literal["iters", "samples"]) -> None:
+def _check_same(said: Courses, loaded: Courses, run: Run, full: int) -> None:
+    unit: Literal["iters", "samples"] = "iters" if run.train.samples is None else "samples"
     mine, before = said.matters(unit), loaded.matters(unit)
-    for flag, value in before.items():
-        if mine.get(flag, value) != value:
-            in_samples = " samples" if flag.endswith(unit) else ""
-            raise ConfigError(
-                flag,
-                "is not that of the run that goes on",
-                found=f"{_short(mine[flag])}{in_samples}",
-                wanted=f"{_short(value)}{in_samples}, the checkpoint's",
-                hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning rate "
-                "and weight decay, --override-opt_param-scheduler takes these",
-            )
+    other = [flag for flag, value in before.items() if mine.get(flag, value) != value]
+    decay, warmup = f"--lr-decay-{unit}", f"--lr-warmup-{unit}"
+    share = run.optimizer.warmup_fraction
+    if {decay, warmup} <= {*other} and share is not None and before[warmup] == share * before[decay]:
+        other.remove(warmup)  # it moved with the decay, of which it is the same share
+    if not other:
+        return
+    flag, what = other[0], "is not that of the run that goes on"
+    found, wanted = _short(mine[flag]), _short(before[flag])
+    if flag.endswith(f"-{unit}"):
+        found, wanted = (_length(course[flag], unit, full) for course in (mine, before))
+    if flag == decay and not (run.optimizer.decay_iterations or run.optimizer.decay_samples):
+        flag = f"--train-{unit}"
+        what = f"ends the decay of the learning rate elsewhere than in the run that goes on, without {decay}"
+    elif flag == warmup and share is not None:
+        flag = "--lr-warmup-fraction"
+    raise ConfigError(
+        flag,
+        what,
+        found=found,
+        wanted=f"{wanted}, the checkpoint's",
+        hint="--use-checkpoint-opt_param-scheduler keeps the checkpoint's courses of learning rate "
+        "and weight decay, --override-opt_param-scheduler takes these",
+    )
+
+
+def _length(samples: float, unit: Literal["iters", "samples"], full: int) -> str:
+    """A length of a course: in steps too, where the run counts them."""
+    return f"{samples:g} samples" if unit == "samples" else f"{samples / full:g} steps of {full} samples"
 
 
 def _short(value: object) -> str:

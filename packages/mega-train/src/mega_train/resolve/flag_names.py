@@ -1,0 +1,67 @@
+"""Say what is wrong with a model in the flags that a person typed, where `ModelSpec` names its own fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+from mega_schema.config import keys
+from mega_schema.errors import MegaError
+from mega_train.config import Model, Run
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_FIELD = re.compile(r"\bmodel\.(\w+)")
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {key.name: key.flag for key in keys(Run) if key.section == "model" and key.name != "family"}
+    | {
+        "tied": "--untie-embeddings-and-output-weights",
+        "bias": "--disable-bias-linear",
+        "init": "--init-method-xavier-uniform",
+    }
+)
+_INVERSE = frozenset({"tied", "bias"})  # fields that are false where their flag is given
+_WORDS: Mapping[object, str] = MappingProxyType(
+    {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "learned": "learned_absolute"}
+)
+
+
+def with_flag_names(model: Model, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The function's value.
+
+    Raises:
+        MegaError: what the function raises, with flags in place of the fields of a model.
+    """
+    try:
+        return function(*args, **kwargs)
+    except MegaError as error:
+        raise _translate(error, model) from None
+
+
+def _translate(error: MegaError, model: Model) -> MegaError:
+    field = _FIELD.fullmatch(str(error.where))
+    if field is None or field[1] not in _FLAGS:
+        return error
+    values = {name: _value(field[1], value, model) for name, value in error.values.items()}
+    what, hint = _in_flags(error.what, model), _in_flags(error.hint, model)
+    return type(error)(_flag(field[1], model), what, hint=hint, **values)
+
+
+def _flag(field: str, model: Model) -> str:
+    if field == "activation" and model.activation is None:
+        return "--swiglu" if model.swiglu else "--glu-activation" if model.glu else "--activation"
+    return _FLAGS[field]
+
+
+def _value(field: str, value: Any, model: Model) -> object:
+    if type(value) is bool:
+        return "given" if value != (field in _INVERSE) else "not given"
+    if field == "window" and type(value) is int:
+        return f"{value - 1},0"
+    return _WORDS.get(value, _in_flags(value, model) if isinstance(value, str) else value)
+
+
+def _in_flags(text: str, model: Model) -> str:
+    return _FIELD.sub(lambda field: _flag(field[1], model) if field[1] in _FLAGS else field[0], text)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mega_schema.indexed import beside
+from mega_schema.indexed import IndexedDataset, beside
 from mega_schema.run_folder import FORMAT
 from mega_schema.side_files import rewrite_checksums
 from mega_train.cli import main
@@ -25,9 +27,12 @@ def _gpt(corpus: object, *argv: object, code: int = 0) -> str:
 
 def _start(corpus: object, *argv: object, code: int = 0) -> str:
     """The same for a run of which nothing but its data is given."""
+    return _start_with(["--data-path", *(corpus if isinstance(corpus, list) else [corpus])], *argv, code=code)
+
+
+def _start_with(data: list[object], *argv: object, code: int = 0) -> str:
     out, err = io.StringIO(), io.StringIO()
-    data = [*corpus] if isinstance(corpus, list) else [corpus]
-    words = ["gpt", "--data-path", *map(str, data), *map(str, argv)]
+    words = ["gpt", *map(str, data), *map(str, argv)]
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == code, err.getvalue()
@@ -74,6 +79,79 @@ def test_other_data_is_refused_and_read_where_it_is_asked_for(
     assert "hint: --override-data" in line
     assert line.count("\n") == 1
     assert "from iteration 2" in _gpt(data, *run, "--override-data")
+
+
+def _altered(corpus: Path, folder: Path, what: str) -> Path:
+    """A copy of the corpus with a change that leaves its size."""
+    prefix = folder / corpus.name
+    for suffix in (".bin", ".idx"):
+        shutil.copy(beside(corpus, suffix), beside(prefix, suffix))
+    file = beside(prefix, ".bin" if what == "tokens" else ".idx")
+    data = bytearray(file.read_bytes())
+    if what == "tokens":
+        data[0] ^= 1
+    else:  # the first two sequences are one token longer and shorter
+        lengths = np.frombuffer(data, np.int32, count=2, offset=34)
+        lengths += np.array([-1, 1], np.int32)
+        begin = 34 + 4 * len(IndexedDataset(corpus))
+        np.frombuffer(data, np.int64, count=2, offset=begin)[1] -= IndexedDataset(corpus).dtype.itemsize
+    file.write_bytes(data)
+    return prefix
+
+
+def test_a_corpus_that_moved_is_taken_in_one_line(corpus: Path, moved: Path, trained: Path) -> None:
+    out = _gpt(moved, "--train-iters", 2, "--load", trained)
+    (line,) = [line for line in out.splitlines() if "--data-path" in line]
+    assert line == f"  data.path (--data-path): {corpus} -> {moved}, which holds the same data"
+    refused = _gpt(moved, "--train-iters", 2, "--load", trained, "--seed", 99, code=2)
+    assert "found --seed 99, wanted --seed 1234" in refused, "the move is no reason"
+
+
+def test_a_blend_whose_datasets_moved_is_the_same_in_the_same_order(
+    corpus: Path, moved: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = _altered(corpus, tmp_path / "other", "tokens")
+    blend, run = ["0.3", corpus, "0.7", other], tmp_path / "run"
+    _gpt(blend, "--train-iters", 2, "--save", run)
+    resumes = ["--train-iters", 2, "--load", run]
+    assert "which holds the same data" in _gpt(["0.3", moved, "0.7", other], *resumes)
+    for changed in (["0.3", other, "0.7", moved], ["0.4", moved, "0.6", other], ["0.3", moved, "0.7", moved]):
+        line = _gpt(changed, *resumes, code=2)
+        assert "--data-path: the run would read other data" in line
+        assert line.endswith("hint: --override-data reads these from here on\n")
+
+
+def test_groups_that_moved_are_the_same(corpus: Path, moved: Path, tmp_path: Path) -> None:
+    def group(prefix: Path, *words: object) -> str:
+        flags = ["--train-weighted-split-paths", f"T: 0.5 0:0.5 {prefix}, 0.5 0.5:1 {prefix}"]
+        return _start_with(flags, *MODEL, *COURSE, "--train-iters", 2, *words)
+
+    group(corpus, "--save", tmp_path / "run")
+    assert "which holds the same data" in group(moved, "--load", tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["tokens", "lengths"])
+def test_a_corpus_of_the_same_size_and_other_content_is_refused(
+    corpus: Path, trained: Path, tmp_path: Path, what: str
+) -> None:
+    other = _altered(corpus, tmp_path, what)
+    words = ["--vocab-size", 33, "--train-iters", 2, "--load", trained]
+    assert "--data-path: the run would read other data" in _gpt(other, *words, code=2)
+
+
+def test_a_checkpoint_without_identities_is_resumed_as_before(
+    corpus: Path, moved: Path, trained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    file = run / "iter_0000002/trainer.json"
+    trainer = json.loads(file.read_text("utf-8"))
+    del trainer["datasets"]
+    file.write_text(json.dumps(trainer), "utf-8")
+    rewrite_checksums(file.parent, FORMAT)
+    assert "from iteration 2" in _gpt(corpus, "--train-iters", 2, "--load", run)
+    line = _gpt(moved, "--train-iters", 2, "--load", run, code=2)
+    assert "--override-data reads these from here on; give it too where the same data was moved" in line
 
 
 def test_the_same_data_in_other_words_is_the_same(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mega_schema.config import keys, load
 from mega_schema.errors import ConfigError
 from mega_schema.run_folder import RUN_CONFIG
 from mega_train.config import Run
+from mega_train.data.identities import normalize_prefix
 from mega_train.data.sources import SPLIT
 from mega_train.resolve.begins import only_validates
 
@@ -28,6 +29,9 @@ _DATA = frozenset(
         *("data.renormalize", "data.order", "data.no_sharding"),
     }
 )
+# of them, those whose words name datasets, and those whose texts hold several words
+_GROUPS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
+_PATHS = frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUPS
 # how this start finds its checkpoint; another start may find the same one in another way
 _OF_THE_START = frozenset(
     {
@@ -46,26 +50,37 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that is not what the checkpoint recorded."""
+    """A setting that is not what the checkpoint recorded.
+
+    Attributes:
+        is_moved: whether it names other paths of the same datasets.
+    """
 
     key: str
     flag: str
     old: Any
     new: Any
+    is_moved: bool = False
 
     @property
     def decides_data(self) -> bool:
-        return self.key in _DATA
+        return self.key in _DATA and not self.is_moved
 
     def __str__(self) -> str:
-        return f"{self.key} ({self.flag}): {_text(self.old)} -> {_text(self.new)}"
+        moved = ", which holds the same data" if self.is_moved else ""
+        return f"{self.key} ({self.flag}): {_text(self.old)} -> {_text(self.new)}{moved}"
 
 
-def find_changes(run: Run, checkpoint: Checkpoint | None) -> list[Change]:
+def find_changes(
+    run: Run, checkpoint: Checkpoint | None, identities: Callable[[], Mapping[str, str]]
+) -> list[Change]:
     """The settings of a resumed run that changed since its checkpoint was written.
 
     Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
     no run.toml or one of another version.
+
+    Args:
+        identities: computes those of the run's datasets; called where the paths changed.
 
     Raises:
         ConfigError: the run would read other data than the one it resumes, without --override-data.
@@ -86,6 +101,13 @@ def find_changes(run: Run, checkpoint: Checkpoint | None) -> list[Change]:
         # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
         if key.section != "model" and key.dotted not in _OF_THE_START and not _same(old, new):
             changes.append(Change(key.dotted, key.flag, old, new))
+    datasets = checkpoint.trainer.get("datasets")
+    if isinstance(datasets, dict) and any(change.key in _PATHS for change in changes):
+        now_read = identities()
+        changes = [
+            replace(change, is_moved=change.key in _PATHS and _moved(change, datasets, now_read))
+            for change in changes
+        ]
     data = [change for change in changes if change.decides_data]
     if data and not run.checkpoint.override_data:
         raise ConfigError(
@@ -93,7 +115,8 @@ def find_changes(run: Run, checkpoint: Checkpoint | None) -> list[Change]:
             "the run would read other data than the run it resumes",
             found=" ".join(f"{change.flag} {_text(change.new)}" for change in data),
             wanted=" ".join(f"{change.flag} {_text(change.old)}" for change in data) + f", as {file} says",
-            hint="--override-data reads these from here on; give it too where the same data was moved",
+            hint="--override-data reads these from here on"
+            + ("" if datasets else "; give it too where the same data was moved"),
         )
     return changes
 
@@ -118,6 +141,23 @@ def _same(old: Any, new: Any) -> bool:
     if isinstance(old, tuple) and isinstance(new, tuple):
         return len(old) == len(new) and all(map(_same_word, old, new))
     return isinstance(old, str | Path) and isinstance(new, str | Path) and _same_word(str(old), str(new))
+
+
+def _moved(change: Change, recorded: Mapping[str, str], now_read: Mapping[str, str]) -> bool:
+    """Whether two blends differ in the paths of their datasets alone."""
+
+    def words(texts: Any) -> list[str]:
+        several = change.key in _GROUPS
+        return [word for text in texts for word in (re.split(r"[\s,]+", text) if several else [text])]
+
+    def is_same(old: str, new: str) -> bool:
+        identity = recorded.get(normalize_prefix(old))
+        return _same_word(old, new) or (
+            identity is not None and identity == now_read.get(normalize_prefix(new))
+        )
+
+    old, new = words(change.old), words(change.new)
+    return len(old) == len(new) and all(map(is_same, old, new))
 
 
 def _same_word(old: Any, new: Any) -> bool:

@@ -31,6 +31,7 @@ from mega_train.changed_settings import Change, describe_changes, find_changes
 from mega_train.config import Run
 from mega_train.data.answers import Pairs
 from mega_train.data.corpora import Corpora
+from mega_train.data.identities import compute_identities
 from mega_train.data.named import check_said, folder_of, named
 from mega_train.leaving import Leaving
 from mega_train.loop import Loop
@@ -129,7 +130,7 @@ def prepare(
     )
     assert corpora is not None
     _check_machine(plan, world)
-    changes = find_changes(plan.run, checkpoint)
+    changes = find_changes(plan.run, checkpoint, partial(compute_identities, plan.run.data, corpora))
     return Prepared(
         plan, corpora, checkpoint, tokenizer, older, begins.superseded, tuple(changes), begins.refusal
     )

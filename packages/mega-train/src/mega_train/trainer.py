@@ -25,6 +25,7 @@ from mega_train.config import Run
 from mega_train.data.answers import TOKEN, Pairs
 from mega_train.data.corpora import Corpora
 from mega_train.data.feed import Reading, cursor, feed
+from mega_train.data.identities import compute_identities
 from mega_train.grads import Gradients
 from mega_train.optimizers import optimizer
 from mega_train.pipeline import run
@@ -120,6 +121,7 @@ class Trainer:
                 saved_at = self.iteration
         self.saves = Saves(plan.run.checkpoint, mesh, saved_at, superseded)
         self.tables: dict[tuple[int, bool], Table] = {}
+        self._corpora, self._identities = corpora, dict[str, str]()
         fed = feed(plan, corpora, mesh, iteration=self.iteration, consumed=self.consumed)
         self.train, self.valid, self.test = fed.training, fed.validation, fed.test
         self.cursors = {samples: cursor(plan, mesh, samples) for samples in fed}
@@ -239,6 +241,8 @@ class Trainer:
     def save(self) -> None:
         """Begin a checkpoint of where the run stands; `saves` tells when it is written."""
         kept = self.plan.run.checkpoint
+        if self.mesh.rank == 0 and not self._identities:  # they take reading, so once and not at the start
+            self._identities.update(compute_identities(self.plan.run.data, self._corpora))
         trainer = {
             "iteration": self.iteration,
             "consumed_samples": self.consumed,
@@ -249,6 +253,7 @@ class Trainer:
             "seed": self.plan.run.train.seed,
             "learning_rate": self.rate,
             "courses": self.plan.courses.state(),
+            "datasets": self._identities,
         }
         commit = {
             "described": described(self.rt.spec, self.mesh.layout),

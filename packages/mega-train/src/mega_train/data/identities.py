@@ -1,0 +1,46 @@
+"""Tell datasets apart by their content, wherever they lie: a resumed run finds its own again after a move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from mega_schema.indexed import IndexedDataset
+from mega_train.config import Data
+from mega_train.data.answers import Pairs
+from mega_train.data.corpora import Corpora
+
+_SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
+
+
+def compute_identities(data: Data, corpora: Corpora | IndexedDataset | Pairs) -> Mapping[str, str]:
+    """A digest of each dataset that a run reads, by the prefix that names it; none of mock data.
+
+    The digest covers the lengths of all sequences, where documents begin, and the first tokens of some
+    sequences from the first to the last. The type of the ids does not count.
+    """
+    if data.mock:
+        return {}
+    if isinstance(corpora, Pairs):
+        return {normalize_prefix(data.path[0]): _digest(corpora.prompts, corpora.answers)}
+    opened = corpora.opened.values() if isinstance(corpora, Corpora) else [corpora]
+    return {str(dataset.prefix): _digest(dataset) for dataset in opened}
+
+
+def normalize_prefix(word: str) -> str:
+    """A prefix as the identities name it."""
+    return str(Path(word.strip()))
+
+
+def _digest(*datasets: IndexedDataset) -> str:
+    digest = blake2b(digest_size=16)
+    for dataset in datasets:
+        digest.update(np.ascontiguousarray(dataset.lengths, np.int32).data)
+        digest.update(np.ascontiguousarray(dataset.documents, np.int64).data)
+        for number in np.linspace(0, len(dataset) - 1, min(_SEQUENCES, len(dataset)), dtype=np.int64):
+            length = min(_TOKENS, int(dataset.lengths[number]))
+            digest.update(dataset.read(int(number), 0, length).astype(np.int64).data)
+    return digest.hexdigest()

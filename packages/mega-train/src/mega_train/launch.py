@@ -298,15 +298,13 @@ def _ended_from_outside(trainer: Trainer, watchdog: Watchdog | None) -> Iterator
 
 
 def keep_freed_memory() -> None:
-    """Let what tensors free serve the next step, and fault few pages in for what is new. On Linux alone.
+    """Let what tensors free serve the next step. On Linux with glibc alone.
 
     By default glibc takes blocks of a few megabytes from the system, and gives them back, each time: a step's
     logits come as pages that the system clears first, and the host of a virtual machine may have to find.
-    Those that are new torch asks for in large pages, 2 MiB a fault and not 4 KiB, if told so before its first
-    tensor.
-    bench/cpu_training.py measures the difference. Other C libraries have no such setting, and are left alone.
+    bench/cpu_training.py measures the difference. torch's large pages (THP_MEM_ALLOC_ENABLE) save nothing more
+    then, and glibc reuses what they align badly (docs/log.md).
     """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's own variable
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
         setting(_M_MMAP_MAX, 0)

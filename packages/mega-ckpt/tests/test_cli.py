@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mega_ckpt.format_names import NAMES, WRITTEN
+from mega_ckpt.formats import format_of
 from mega_schema.spec import ModelSpec
 
 
@@ -40,7 +42,19 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
         (("reshard", "--load", "a", "--save", "b", "--tp", "0"), "error: --tp: 0 is not in the range"),
         (
             ("convert", "--from", "hf", "--to", "mega", "--load", "x", "--save", "y"),
-            "error: x: has no config.json",
+            "error: x: no such file or folder; hint: ls .\n",
+        ),
+        (
+            ("convert", "--from", "hf", "--to", "mega", "--load", "meta-llama/Llama", "--save", "y"),
+            "hint: of Hugging Face's hub? hf download meta-llama/Llama --local-dir Llama-hf\n",
+        ),
+        (
+            ("convert", "--from", "hf", "--to", "fairseq", "--load", "x", "--save", "y"),
+            "--to: is a format that is only read: found fairseq, wanted mega | hf | meta | megatron",
+        ),
+        (
+            ("convert", "--from", "torch_dist", "--to", "mega", "--load", "/no/x", "--save", "y"),
+            "error: /no/x: no such file or folder; hint: ls /\n",
         ),
         (
             ("convert", "--from", "mega", "--to", "mega", "--load", "x", "--save", "y"),
@@ -58,6 +72,43 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("reshard", "--load", "run"),
+        ("average", "run"),
+        *(("convert", "--from", "mega", "--load", "run", "--to", name) for name in WRITTEN if name != "mega"),
+        ("convert", "--from", "hf", "--load", "hf", "--to", "mega"),
+        ("export-tokenizer", "run"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_where_a_folder_is_to_be_written_is_named_with_its_flag(
+    run_folder: Any,
+    hf_folder: Any,
+    small_llama: ModelSpec,
+    mega: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_folder(small_llama)
+    hf_folder(small_llama)
+    Path("c.jsonl").write_text("{}")
+    said = str(mega(*command, "--save", "c.jsonl").exception)
+    assert said == "--save: is a file: found c.jsonl, wanted a folder"
+    said = str(mega(*command, "--save", "c.jsonl/new/run").exception)
+    assert said == "--save: is below a file: found c.jsonl, wanted a folder"
+    assert Path("c.jsonl").read_text() == "{}"
+
+
+def test_the_formats_that_are_only_read_are_not_offered_to_write() -> None:
+    assert [name for name in NAMES if format_of(name).write is not None] == [*WRITTEN]
+    offered = _command("convert", "--help").stdout.partition("--to [")[2].partition("]")[0]
+    assert offered == "|".join(WRITTEN)
 
 
 def test_the_hint_of_a_layout_that_does_not_divide_can_be_pasted(

@@ -24,7 +24,7 @@ from mega_ckpt.commands.common import (
 from mega_ckpt.commands.look import diff, inspect, verify
 from mega_ckpt.commands.rewrite import average, reshard
 from mega_ckpt.commands.upkeep import export_tokenizer, prune
-from mega_ckpt.format_names import NAMES
+from mega_ckpt.format_names import NAMES, WRITTEN
 from mega_schema import command
 from mega_schema.errors import escape_controls
 from mega_schema.output_option import OUTPUT_FOLDER
@@ -38,7 +38,14 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--from", "have", required=True, type=click.Choice([*NAMES]), help="What --load is.")
-@click.option("--to", "want", required=True, type=click.Choice([*NAMES]), help="What --save will be.")
+@click.option(
+    "--to",
+    "want",
+    required=True,
+    type=click.Choice([*NAMES]),  # one that is only read is refused with a line of its own
+    metavar=f"[{'|'.join(WRITTEN)}]",
+    help="What --save will be.",
+)
 @click.option("--load", "--load-dir", required=True, type=PATH, help="Folder or file to read.")
 @click.option("--save", "--save-dir", required=True, type=OUTPUT_FOLDER, help="Folder to write.")
 @click.option(

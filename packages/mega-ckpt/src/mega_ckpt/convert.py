@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt import logits
+from mega_ckpt import formats, logits
 from mega_ckpt.bands import Band
 from mega_ckpt.formats import KEEP, Reading, Target, Written, format_of, writing
 from mega_ckpt.logits import Difference
@@ -59,7 +59,7 @@ def convert(
         raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
     begun = time.monotonic()
     (free, write), target = writing(want), target or Target()
-    source = format_of(have).read(load, reading or Reading())
+    source = formats.read(have, load, reading or Reading())
     if target.dtype != KEEP:
         source = _precise(source)
     free(source, save, target)

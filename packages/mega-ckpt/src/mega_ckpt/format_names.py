@@ -22,3 +22,5 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "torch_dist": ("torch_dist", "a folder of Megatron core's, written by torch.distributed.checkpoint"),
     }
 )
+READ_ONLY = frozenset({"fairseq", "bigscience", "llama2c"})
+WRITTEN = tuple(name for name in NAMES if name not in READ_ONLY)

@@ -12,6 +12,7 @@ from mega_ckpt.new_folder import other_checkpoints
 from mega_schema.disk import on_disk, replacing, sync_folder, sync_tree
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.outputs import check_output
 from mega_schema.run_folder import LATEST as TRACKER
 from mega_schema.run_folder import MANIFEST
 from mega_schema.run_lock import hold_run_folder
@@ -73,8 +74,7 @@ def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
     Raises:
         ConfigError: it has, or it is no folder.
     """
-    if run.exists() and not run.is_dir():
-        raise ConfigError("--save", "is a file", found=run, wanted="a folder")
+    check_output("--save", run, "folder", is_ours=lambda _: True)
     places = (run / name_of(iteration), _replaced(run, name_of(iteration)))
     for folder in (run, *sorted(run.glob("iter_*")), *places):
         if (folder / MANIFEST).exists():

@@ -21,6 +21,7 @@ from mega_schema.commit import Save
 from mega_schema.disk import on_disk
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Coordinates, Layout
+from mega_schema.outputs import check_output
 from mega_schema.run_folder import MANIFEST, iteration_folder, iterations, replaced_folder
 from mega_schema.run_lock import hold_run_folder
 from mega_schema.shard import overlap
@@ -91,8 +92,9 @@ def check_free(run: Path, iteration: int, *, force: bool) -> None:
     """Refuse a run that has checkpoints; with `force`, only an iteration that another program wrote.
 
     Raises:
-        ConfigError: it has, or it is a checkpoint itself.
+        ConfigError: it has, or it is a checkpoint itself, or no folder.
     """
+    check_output("--save", run, "folder", is_ours=lambda _: True)
     if (run / MANIFEST).exists():
         hint = f"--save {run.parent}"
         raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)

@@ -56,9 +56,11 @@ def check_output(
         what, hint = "is in a folder that --input reads", "the next run would read what this one writes"
         raise ConfigError(option, what, found=path, wanted=f"a folder outside {outer}", hint=hint)
     if not path.exists():
-        if not path.is_symlink():
-            return
-        raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
+        if path.is_symlink():
+            raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
+        if not (above := next(each for each in (*path.parents, Path()) if each.exists())).is_dir():
+            raise ConfigError(option, "is below a file", found=above, wanted="a folder")
+        return
     if path.is_dir() != (kind == "folder"):
         found = "a folder" if path.is_dir() else "a file"
         raise ConfigError(option, f"is {found}", found=path, wanted=f"a {kind}")

@@ -56,7 +56,7 @@ def inspect(
         if stats:
             told["stats"] = all_of(checkpoint, progress("reading"))
     else:
-        source = formats.format_of(form).read(folder, _reading(true_vocab_size, model))
+        source = formats.read(form, folder, _reading(true_vocab_size, model))
         told = summary_of(source, form, tensors=tensors)
         if stats:
             told["stats"] = all_of_source(source, progress("reading"))
@@ -117,11 +117,11 @@ def diff(
 ) -> None:
     """Say which tensors of A and B differ, and by how much. Exit code: 0 the same, 1 different."""
     from mega_ckpt.diff import compare
-    from mega_ckpt.formats import format_of, guessed
+    from mega_ckpt.formats import guessed, read
 
     reading = _reading(true_vocab_size, model)
     sources = [
-        format_of(name or guessed(path, flag)).read(path, reading)
+        read(name or guessed(path, flag), path, reading)
         for path, name, flag in ((a, have, "--from"), (b, want, "--to"))
     ]
     found = compare(*sources, optimizer=not no_optim, progress=progress("comparing"))

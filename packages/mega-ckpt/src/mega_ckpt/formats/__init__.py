@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from mega_ckpt.format_names import NAMES
+from mega_ckpt.format_names import NAMES, WRITTEN
 from mega_ckpt.source import Source
 from mega_ckpt.threads import Progress, silent
 from mega_schema.checkpoint_formats import detect_format
@@ -16,6 +17,7 @@ from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
 KEEP = "keep"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,25 @@ def format_of(name: str) -> Format:
     return found
 
 
+def read(name: str, path: Path, reading: Reading) -> Source:
+    """The checkpoint at `path`, of the format of this name.
+
+    Raises:
+        FormatError: there is none, or its reader refuses it.
+    """
+    if name != "mega" and not path.exists():  # of ours the tracker says more
+        raise _missing(path)
+    return format_of(name).read(path, reading)
+
+
+def _missing(path: Path) -> FormatError:
+    there = next(folder for folder in (*path.parents, Path()) if folder.is_dir())
+    hint = f"ls {there}"
+    if _HUB_NAME.fullmatch(str(path)):
+        hint = f"of Hugging Face's hub? hf download {path} --local-dir {path.name}-hf"
+    return FormatError(path, "no such file or folder", hint=hint)
+
+
 def writing(
     name: str,
 ) -> tuple[Callable[[Source, Path, Target], None], Callable[[Source, Path, Target], Written]]:
@@ -118,8 +139,7 @@ def writing(
     """
     found = format_of(name)
     if found.write is None or found.free is None:
-        names = [each for each in NAMES if format_of(each).write is not None]
-        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(names))
+        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(WRITTEN))
     return found.free, found.write
 
 
@@ -136,5 +156,5 @@ def guessed(path: Path, flag: str) -> str:
     if name is not None:
         return name
     if not path.exists():
-        raise FormatError(path, "no such file or folder")
+        raise _missing(path)
     raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))

@@ -17,6 +17,7 @@ from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
 KEEP = "keep"
+_SAY_IT = ("mega", "fairseq")  # the first has more to say; a file of the second is named without its part
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -116,7 +117,7 @@ def read(name: str, path: Path, reading: Reading) -> Source:
     Raises:
         FormatError: there is none, or its reader refuses it.
     """
-    if name != "mega" and not path.exists():  # of ours the tracker says more
+    if name not in _SAY_IT and not path.exists():
         raise _missing(path)
     return format_of(name).read(path, reading)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import random
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from mega_data.error_limit import ErrorLimit, TooManyErrors
+from mega_data.parts import Parts
 from mega_data.preprocess import Options, Outcome, preprocess
 from mega_data.readers.inputs import Input, form_of
 from mega_schema.errors import FormatError, MegaError
@@ -181,6 +184,25 @@ def test_files_before_a_pipe_stay_done_and_the_pipe_is_read_from_its_beginning(t
     Fake.buffer = io.BytesIO(line * 40)
     done = preprocess(given, tmp_path / "out/p", null(), STRICT, **SMALL)
     assert (done.documents, done.fresh) == (180 + 40, 40 * len(line))
+
+
+def test_a_disk_that_is_full_when_a_line_is_wrong_hides_no_error(tmp_path: Path, monkeypatch):
+    inputs, note, failed = corpus(tmp_path), Parts.note, list[Parts]()
+    break_line(inputs[2], line=50)
+
+    def full(self: Parts) -> None:
+        if sys.exc_info()[0] is FormatError:
+            failed.append(self)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        note(self)
+
+    monkeypatch.setattr(Parts, "note", full)
+    with pytest.raises(FormatError, match=r"2\.jsonl\.gz:51: not JSON"):
+        preprocess(inputs, tmp_path / "out/p", null(), STRICT, block=400, note=2000)
+    assert len(failed) == 1
+    monkeypatch.undo()
+    done = check_as_of_one_run(inputs, tmp_path / "out", SKIP)
+    assert done.fresh < done.size
 
 
 class Stop(Exception):

@@ -36,5 +36,5 @@ def test_what_large_tensors_of_a_run_free_serves_again(corpus: Path) -> None:
     # The first few may take new memory: glibc 2.36 keeps what aligning a tensor cut off, seven small blocks
     # of a size at most, and without it the tensor's own block is too short for the next one.
     assert statistics.median(again) < 32, (
-        "128 MiB that were given back are 32,768 faults, or 64 of large pages"
+        "128 MiB that were given back are 32,768 faults"
     )

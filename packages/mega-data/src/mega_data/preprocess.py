@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -219,7 +219,8 @@ def _parts(
         yield parts
     except (ConfigError, FormatError):
         changed = (n for n, one in enumerate(given) if one.version() != versions[n])
-        parts.keep(unchanged=next(changed, len(given)))
+        with suppress(OSError):  # the disk may be full too: then the last note stays
+            parts.keep(unchanged=next(changed, len(given)))
         raise
     except OSError as error:
         if error.filename is not None or error.errno is None:

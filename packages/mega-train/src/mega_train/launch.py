@@ -302,8 +302,8 @@ def keep_freed_memory() -> None:
 
     By default glibc takes blocks of a few megabytes from the system, and gives them back, each time: a step's
     logits come as pages that the system clears first, and the host of a virtual machine may have to find.
-    bench/cpu_training.py measures the difference. torch's large pages (THP_MEM_ALLOC_ENABLE) save nothing more
-    then, and glibc reuses what they align badly (docs/log.md).
+    bench/cpu_training.py measures the difference. Beside it torch's large pages (THP_MEM_ALLOC_ENABLE) save
+    nothing, and glibc reuses badly what they align (docs/log.md).
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:

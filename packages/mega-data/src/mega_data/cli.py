@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import click
@@ -29,7 +30,10 @@ def commands() -> None:
 def main() -> None:
     """What the program `mega-data` runs."""
     raise_at_sigterm("the same command goes on where this one ended")
-    run(commands)
+    try:
+        run(commands)
+    finally:
+        gc.freeze()  # else Python looks for cycles among the words of a vocabulary once more before it ends
 
 
 @commands.command()

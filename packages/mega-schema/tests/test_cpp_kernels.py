@@ -41,15 +41,17 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.usefixtures("_compiled", "_threads")
-@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "rounded"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
+)
 @pytest.mark.parametrize(
     ("tokens", "out", "into"),
     [(1, 1, 1), (2, 8, 48), (3, 7, 50), (33, 130, 49), (64, 65, 96), (2049, 17, 97), (5000, 3, 16)],
 )
 def test_a_product_is_added_in_float32_by_any_number_of_threads(
-    tokens: int, out: int, into: int, rounded: bool
+    tokens: int, out: int, into: int, dtype: torch.dtype, rounded: bool
 ) -> None:
-    grad, x = _random(tokens, out, seed=1), _random(tokens, into, seed=2)
+    grad, x = _random(tokens, out, seed=1).to(dtype), _random(tokens, into, seed=2).to(dtype)
     exact = grad.double().t() @ x.double()
     tolerance = {"rtol": 2**-8, "atol": 1e-4} if rounded else {"rtol": 1e-5, "atol": 1e-4}
     found = []

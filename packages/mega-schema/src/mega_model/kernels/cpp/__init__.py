@@ -42,13 +42,14 @@ def part() -> Part:
 
 def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
     """As `products.add_product`."""
-    if grad_TO.dtype != torch.bfloat16 or main_OI.stride(1) != 1 or not len(grad_TO):
+    if grad_TO.dtype not in _KINDS or main_OI.stride(1) != 1 or not len(grad_TO):
         products.add_product(main_OI, grad_TO, x_TI, first=first, rounded=rounded)
         return
     (tokens, out), into = grad_TO.shape, x_TI.shape[1]
     given = main_OI, _dense_rows(grad_TO), _dense_rows(x_TI)
     places = [place for x in given for place in (_at(x), x.stride(0))]
-    _call("mega_add_weight_gradient", *places, tokens, out, into, first, rounded)
+    name = f"mega_add_weight_gradient_{_KINDS[grad_TO.dtype]}"
+    _call(name, *places, tokens, out, into, first, rounded)
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:

@@ -11,15 +11,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
-from mega_data.clean import language
 from mega_data.clean.ngrams import Decontaminate, Grams
 from mega_data.clean.registry import from_flag, from_toml
 from mega_data.clean.report import page
@@ -475,20 +472,6 @@ def test_no_step_is_a_mistake(tmp_path: Path) -> None:
         commands, ["clean", "--input", str(folder), "--output", str(tmp_path / "out")]
     )
     assert "no step" in str(outcome.exception)
-
-
-def test_a_process_reads_the_model_of_languages_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    langid = pytest.importorskip("py3langid.langid")
-    read = Mock(return_value=Mock(nb_classes=["en"]))
-    monkeypatch.setattr(langid.LanguageIdentifier, "from_model_file", read)
-    monkeypatch.setattr(language, "_identifier", cache(language._identifier.__wrapped__))
-    fasttext = Mock()
-    monkeypatch.setitem(sys.modules, "fasttext", fasttext)
-    (tmp_path / "lid.bin").write_bytes(b"")
-    for _ in range(3):
-        from_flag("language:keep=en").step.start()
-        from_flag(f"language:model={tmp_path / 'lid.bin'}").step.start()
-    assert (read.call_count, fasttext.load_model.call_count) == (1, 1)
 
 
 def test_sentences_of_75_languages_are_told_apart_nine_times_in_ten() -> None:

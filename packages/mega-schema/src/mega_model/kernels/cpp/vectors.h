@@ -32,8 +32,8 @@ inline void store(float* to, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(t
 inline __m512 rounded(const Bf16*, __m512 x) { return widened(narrowed(x)); }
 inline __m512 rounded(const float*, __m512 x) { return x; }
 
-// exp(x) within 2 units in the last place: 2^n times the Taylor polynomial of degree 7 of what is left, which is
-// at most ln 2 / 2; zero below the least normal number, infinity above the largest
+// exp(x) within one unit in the last place: 2^n times the Taylor polynomial of degree 7 of what is left, which is
+// at most ln 2 / 2; infinity above the largest number
 inline __m512 exp(__m512 x) {
     // of infinities no multiple of ln 2 can be taken off; where a number is none, these give their second one
     x = _mm512_min_ps(_mm512_set1_ps(200.0f), _mm512_max_ps(_mm512_set1_ps(-200.0f), x));

@@ -58,6 +58,9 @@ def _check(package: Package, folder: Path) -> Path:
         metadata = email.message_from_bytes(file.read(info))
         license_text = file.read(info.replace("METADATA", "licenses/LICENSE"))
     assert license_text == (ROOT / "LICENSE").read_bytes()
+    files = {path for root in package.roots for path in root.rglob("*") if path.is_file()}
+    sources = {path.relative_to(package.folder / "src").as_posix() for path in files if path.suffix != ".pyc"}
+    assert not sources - names, "files of the sources that the wheel lacks"
     assert {f"{root.name}/py.typed" for root in package.roots} <= names
     assert (metadata["License-Expression"], metadata["Author"]) == ("Apache-2.0", "Mega contributors")
     assert metadata["Keywords"]

@@ -35,6 +35,4 @@ def test_what_large_tensors_of_a_run_free_serves_again(corpus: Path) -> None:
     _, *again = map(int, done.stdout.splitlines()[-32:])
     # The first few may take new memory: glibc 2.36 keeps what aligning a tensor cut off, seven small blocks
     # of a size at most, and without it the tensor's own block is too short for the next one.
-    assert statistics.median(again) < 32, (
-        "128 MiB that were given back are 32,768 faults"
-    )
+    assert statistics.median(again) < 32, "128 MiB that were given back are 32,768 faults"

@@ -15,7 +15,7 @@ LOOKUPS = {"getattr", "setattr", "globals", "locals", "vars", "compile", "__impo
 # what a process and its own workers say to each other over pipes, as multiprocessing does; never a file
 MESSAGES = {
     "mega-data/src/mega_data/worker_errors.py": ["pickle"],
-    "mega-data/src/mega_data/workers.py": ["pickle"],
+    "mega-data/src/mega_data/seed.py": ["pickle"],
 }
 
 

@@ -25,7 +25,7 @@ LINE = '{"text": "one two three four"}\n'
 TOKENIZER = "--tokenizer-type NullTokenizer --vocab-size 100"
 TRAINING = (
     "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 16 --max-position-embeddings 16 "
-    "--micro-batch-size 1 --global-batch-size 1 --train-iters 1 --data-path corpus_text_document "
+    "--micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 0.01 --data-path corpus_text_document "
     "--hidden-dropout 0 --attention-dropout 0"
 )
 

@@ -244,6 +244,7 @@ def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Pat
             convert(load, tmp_path / "run", "bigscience", "mega", reading=Reading(**reading))
 
     refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
+    (tmp_path / "empty").mkdir()
     refused("empty: is no checkpoint of Megatron-DeepSpeed: wanted latest, or layer_01", tmp_path / "empty")
     (run / "latest").write_text("../elsewhere", "utf-8")
     refused("latest: is no name of a step: found '../elsewhere'")

@@ -153,7 +153,10 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
         with pytest.raises(FormatError, match=said):
             convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
 
+    refused("meta: no such file or folder; hint: ls ")
+    (tmp_path / "meta").mkdir()
     refused("meta: has no params.json: wanted a folder of Meta's Llama")
+    (tmp_path / "meta").rmdir()
     folder = meta()
     first, second = (folder / f"consolidated.0{rank}.pth" for rank in range(2))
     whole = second.read_bytes()

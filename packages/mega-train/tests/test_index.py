@@ -299,7 +299,9 @@ def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_p
     names = [_written(tmp_path / f"c{i}", [9]) for i in range(20)]
     with pytest.raises(FormatError) as caught:
         Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))
-    assert str(caught.value) == f"{tmp_path / 'gone.idx'}: no such file"
+    near = ", ".join(names[at] for at in (0, 1, 10))
+    hint = f"datasets in {tmp_path}: {near} and 17 more"
+    assert str(caught.value) == f"{tmp_path / 'gone.idx'}: no such file; hint: {hint}"
     beside(tmp_path / "c3", ".bin").unlink()
     with pytest.raises(FormatError) as caught:
         Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))

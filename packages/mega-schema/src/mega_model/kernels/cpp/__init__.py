@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from mega_schema.cpp_library import NotCompiled
 
 __all__ = ["NotCompiled", "part"]
 
-_KINDS = {torch.bfloat16: "bf16", torch.float32: "f32"}  # what a function's name ends with
+_KINDS = MappingProxyType({torch.bfloat16: "bf16", torch.float32: "f32"})  # what a function's name ends with
 
 
 def part() -> Part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import click
@@ -30,10 +29,7 @@ def commands() -> None:
 def main() -> None:
     """What the program `mega-data` runs."""
     raise_at_sigterm("the same command goes on where this one ended")
-    try:
-        run(commands)
-    finally:
-        gc.freeze()  # else Python looks for cycles among the words of a vocabulary once more before it ends
+    run(commands)
 
 
 @commands.command()

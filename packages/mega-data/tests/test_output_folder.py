@@ -17,6 +17,7 @@ import pytest
 
 from mega_data.cli import commands
 from mega_data.executors.local import run as run_tasks
+from mega_data.output_folder import check_folder
 from mega_data.steps import PLAN, Stage
 from mega_schema.errors import ConfigError, FormatError
 
@@ -127,6 +128,18 @@ def test_shards_of_an_earlier_run_do_not_stay_beside_those_of_another(tmp_path: 
     assert "dropped" in visible(output)
     call("clean", "--input", tmp_path / "in", "--output", output, *STEP)
     assert "dropped" not in visible(output)  # of the run before
+
+
+def test_a_work_folder_in_which_another_element_writes_its_plan_is_not_refused(tmp_path: Path) -> None:
+    output, work = tmp_path / "out", tmp_path / "work"
+    work.mkdir()
+    (work / "..plan-ab81.d753.partial").touch()
+    check_folder(output, work, [])
+    (work / "notes").touch()
+    with pytest.raises(ConfigError, match="^--work: holds files that this command did not write"):
+        check_folder(output, work, [])
+    (work / PLAN).touch()
+    check_folder(output, work, [])
 
 
 def test_a_second_run_into_one_output_is_refused_in_one_line(tmp_path: Path) -> None:

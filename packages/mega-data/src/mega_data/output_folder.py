@@ -78,7 +78,7 @@ def check_folder(
     check("--output", output, is_ours=is_ours)
     if work is None:
         return
-    check("--work", work, is_ours=lambda folder: (folder / PLAN).is_file())
+    check("--work", work, is_ours=_is_work_folder)
     if work.resolve() == output.resolve():
         hint = "name another folder, or leave --work out"
         raise ConfigError("--work", "is --output", found=work, hint=hint)
@@ -174,6 +174,12 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
         raise ConfigError("--output", "holds files of an earlier run of other inputs", found=found, hint=hint)
+
+
+def _is_work_folder(folder: Path) -> bool:
+    """Whether a folder is of a run, or of elements of a job array that write its plan at this time."""
+    others = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return not others or (folder / PLAN).is_file()
 
 
 def publish(output: Path, command: str, work: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -112,16 +113,14 @@ def _serve(stages: Sequence[Stage], folder: Path, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, _leave)  # so that temporary files are removed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent()
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # who started it is gone
+        while True:
             number, task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer: object = perform(stages[number], task, folder)
-        except Exception as error:
-            answer = portable_error(error)
-        pipe.send(answer)
+            try:
+                answer: object = perform(stages[number], task, folder)
+            except Exception as error:
+                answer = portable_error(error)
+            pipe.send(answer)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -101,9 +101,9 @@ def test_a_cpu_with_products_of_bfloat16_takes_what_was_compiled(monkeypatch: py
 
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
     found = choose("auto", GPU)
-    assert found.summary == "triton, reference (attention, add_product)"
+    assert found.summary == "triton, reference (attention, linear, add_product)"
     assert found.kernels.attention is REFERENCE.attention
-    mine = {field.name for field in fields(Kernels)} - {"attention", "add_product"}
+    mine = {field.name for field in fields(Kernels)} - {"attention", "linear", "add_product"}
     assert not [name for name in mine if getattr(found.kernels, name) is getattr(REFERENCE, name)]
 
 
@@ -140,7 +140,7 @@ def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch
 def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
     found = choose("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
-    assert found.summary == f"triton, apex ({norms}), reference (attention, add_product)"
+    assert found.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
     assert found.why["rms_norm"] == "asked for"
 
 
@@ -182,7 +182,7 @@ def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_torch_compile_leaves_every_kernel_its_definition() -> None:
     found = choose("compile", CPU, backend="aot_eager")
-    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped, add_product)"
+    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped, linear, add_product)"
     assert [result for result in checked(found.kernels, CPU, torch.float32) if not result.ok] == []
 
 

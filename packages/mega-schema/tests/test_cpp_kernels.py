@@ -90,6 +90,66 @@ def test_a_product_over_no_tokens_is_zero(first: bool) -> None:
     assert torch.equal(main, torch.zeros(4, 3) if first else torch.ones(4, 3))
 
 
+@pytest.mark.usefixtures("_compiled", "_threads")
+@pytest.mark.parametrize(
+    ("tokens", "into", "out"),
+    [(128, 128, 128), (129, 131, 145), (200, 2050, 150), (131, 300, 3100), (1100, 130, 160)],
+)
+def test_a_linear_layer_and_its_inputs_gradient_by_any_number_of_threads(
+    tokens: int, into: int, out: int
+) -> None:
+    x, weight = _random(tokens, 2, into).float()[:, 1], _random(out, into + 3, seed=1).float()[:, 2:-1]
+    bias, grad = _random(out, seed=2).float(), _random(tokens, out, seed=3).float()
+    wanted = x.double() @ weight.double().t()
+    for given, turned, exact in (
+        ((x, weight, bias), False, wanted + bias.double()),
+        ((x, weight, None), False, wanted),
+        ((grad, weight.t(), None), True, grad.double() @ weight.double()),
+    ):
+        found = []
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            found.append(cpp.linear(*given))
+        torch.testing.assert_close(found[0].double(), exact, rtol=1e-5, atol=1e-4, msg=str(turned))
+        assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_a_row_of_a_linear_layer_does_not_depend_on_the_others() -> None:
+    x, weight = _random(300, 140).float(), _random(150, 140, seed=1).float()
+    whole = cpp.linear(x, weight)
+    assert torch.equal(cpp.linear(x[100:240], weight), whole[100:240])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype"), [(1, torch.float32), (127, torch.float32), (128, BF16), (128, torch.float64)]
+)
+def test_a_small_linear_layer_and_other_dtypes_are_left_to_torch(tokens: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (
+        _random(*n, seed=i).to(dtype) for i, n in enumerate([(tokens, 130), (128, 130), (128,)])
+    )
+    assert torch.equal(cpp.linear(x, weight, bias), products.linear(x, weight, bias))
+    square = torch.ones(130, 260)[:, ::2]  # no numbers beside each other
+    assert torch.equal(cpp.linear(x.float(), square), products.linear(x.float(), square))
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(("vendor", "ours"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
+def test_float32_layers_are_ours_on_amds_cpus(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, ours: bool
+) -> None:
+    monkeypatch.setattr(cpp, "vendor", lambda: vendor)
+    assert ("linear" in cpp.part()) == ours
+
+
+def test_the_vendor_of_a_cpu_that_does_not_say_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert cpp_library.vendor.__wrapped__() == ""
+
+
 def _attended(kernel: object, given: list[Tensor], grad: Tensor, visible: Visible) -> list[Tensor]:
     leaves = [x.detach().clone().requires_grad_() for x in given]
     out = kernel(*leaves, visible)  # type: ignore[operator]

@@ -22,17 +22,18 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
         self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.linear = rt.kernels.linear
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fp8 is None:
-            return column_linear(x, self.weight, self.bias, self.tp, self.gradients)
+            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear)
         return self.product(x) if self.bias is None else self.product(x) + self.bias
 
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ alone, for who adds the bias otherwise."""
         if self.fp8 is not None:
             return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
-        return column_linear(x, self.weight, None, self.tp, self.gradients)
+        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
 
 
 class Head(ColumnLinear):
@@ -54,6 +55,7 @@ class Head(ColumnLinear):
             tp=self.tp,
             gradients=self.gradients,
             kernel=self.kernel,
+            linear=self.linear,
         )
 
 
@@ -67,10 +69,11 @@ class RowLinear(nn.Module):
         super().__init__()
         self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
         self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.linear = rt.kernels.linear
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fp8 is None:
-            y = row_linear(x, self.weight, self.tp, self.gradients)
+            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear)
         else:
             y = fp8.row_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return y if self.bias is None else y + self.bias

@@ -20,31 +20,43 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mega_model.kernels.products import linear
+from mega_model.kernels.record import Linear
 from mega_model.mesh import Axis
-from mega_model.products import computing_dtype
 from mega_model.weight_gradients import WeightGradients
 
 
 def column_linear(
-    x_TI: Tensor, weight_OI: nn.Parameter, bias_O: Tensor | None, tp: Axis, gradients: WeightGradients
+    x_TI: Tensor,
+    weight_OI: nn.Parameter,
+    bias_O: Tensor | None,
+    tp: Axis,
+    gradients: WeightGradients,
+    product: Linear = linear,
 ) -> Tensor:
     """x Wᵀ + b, (T, O): every rank gets every token, and gives its slice of the output.
 
     Megatron's f; with sequence parallelism its g.
     """
     if not torch.is_grad_enabled():
-        return _gathered_product(x_TI, weight_OI, bias_O, tp)[1]
-    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients)
+        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
+    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients, product)
 
 
-def row_linear(x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients) -> Tensor:
+def row_linear(
+    x_TI: Tensor,
+    weight_OI: nn.Parameter,
+    tp: Axis,
+    gradients: WeightGradients,
+    product: Linear = linear,
+) -> Tensor:
     """x Wᵀ summed over the ranks, (T, O): a rank brings its slice of the input.
 
     Megatron's g; with sequence parallelism its ḡ, and a rank gets its own share of the tokens.
     """
     if not torch.is_grad_enabled():
-        return _scattered_product(x_TI, weight_OI, tp)
-    return _apply(_Row, x_TI, weight_OI, tp, gradients)
+        return _scattered_product(x_TI, weight_OI, tp, product)
+    return _apply(_Row, x_TI, weight_OI, tp, gradients, product)
 
 
 def vocabulary_rows(
@@ -59,32 +71,23 @@ def vocabulary_rows(
     return _apply(_Rows, local_T, mine_T, weight_VD, tp, gradients)
 
 
-def _product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in the dtype of x; one token is read faster than it is converted."""
-    if computing_dtype(x_TI) == x_TI.dtype or x_TI.shape[0] == 1:
-        return F.linear(x_TI, weight_OI, bias_O)
-    return F.linear(x_TI.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(
-        x_TI.dtype
-    )
-
-
 def _gathered_product(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis, product: Linear
 ) -> tuple[Tensor, Tensor]:
     """The tokens of all ranks, and x Wᵀ + b of them."""
     if not tp.fused:
         whole_TI = tp.enter(x_TI).wait()
-        return whole_TI, _product(whole_TI, weight_OI, bias_O)
+        return whole_TI, product(whole_TI, weight_OI, bias_O)
     assert tp.group is not None
     symmetric = torch.ops.symm_mem
     whole_TI, (y_TO,) = symmetric.fused_all_gather_matmul(x_TI, [weight_OI.t()], 0, tp.group.group_name)
     return whole_TI, y_TO if bias_O is None else y_TO + bias_O
 
 
-def _scattered_product(x_TI: Tensor, weight_OI: Tensor, tp: Axis) -> Tensor:
+def _scattered_product(x_TI: Tensor, weight_OI: Tensor, tp: Axis, product: Linear) -> Tensor:
     """x Wᵀ summed over the ranks, this rank's tokens of it."""
     if not tp.fused:
-        return tp.leave(_product(x_TI, weight_OI)).wait()
+        return tp.leave(product(x_TI, weight_OI)).wait()
     assert tp.group is not None
     return torch.ops.symm_mem.fused_matmul_reduce_scatter(x_TI, weight_OI.t(), "sum", 0, tp.group.group_name)
 
@@ -102,10 +105,11 @@ class _Column(torch.autograd.Function):
         bias_O: Tensor | None,
         tp: Axis,
         gradients: WeightGradients,
+        product: Linear,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return _gathered_product(x_TI, weight_OI, bias_O, tp)[1]
+        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
+        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
 
     @staticmethod
     @once_differentiable
@@ -116,20 +120,25 @@ class _Column(torch.autograd.Function):
         x: Callable[[], Tensor] = lambda: tp.enter(x_TI).wait()  # noqa: E731
         if needs_weight and not gradients.deferring:
             x = tp.enter(x_TI).wait
-        grad_x = tp.leave(_product(grad_TO, weight.t())) if needs_x else None
+        grad_x = tp.leave(ctx.product(grad_TO, weight.t())) if needs_x else None
         grad_weight = gradients.add(weight, x, grad_TO) if needs_weight else None
         grad_bias = grad_TO.sum(0) if needs_bias else None
-        return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, None, None
+        return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, *[None] * 3
 
 
 class _Row(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: nn.Parameter,
+        tp: Axis,
+        gradients: WeightGradients,
+        product: Linear,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight, ctx.tp, ctx.gradients = weight_OI, tp, gradients
-        return _scattered_product(x_TI, weight_OI, tp)
+        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
+        return _scattered_product(x_TI, weight_OI, tp, product)
 
     @staticmethod
     @once_differentiable
@@ -137,11 +146,11 @@ class _Row(torch.autograd.Function):
         (x_TI,) = ctx.saved_tensors
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         if needs_x:
-            grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp)
+            grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp, ctx.product)
         else:
             grad_TO, grad_x = ctx.tp.enter(grad_TO).wait(), None
         grad_weight = ctx.gradients.add(ctx.weight, lambda: x_TI, grad_TO) if needs_weight else None
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight, *[None] * 3
 
 
 class _Rows(torch.autograd.Function):

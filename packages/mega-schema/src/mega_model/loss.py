@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mega_model.kernels.record import CrossEntropy
+from mega_model.kernels.products import linear
+from mega_model.kernels.record import CrossEntropy, Linear
 from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
 from mega_model.mesh import Axis
@@ -29,13 +30,14 @@ def head_loss(
     tp: Axis,
     gradients: WeightGradients,
     kernel: CrossEntropy = cross_entropy,
+    linear: Linear = linear,
 ) -> Tensor:
     """Sum over the tokens of the cross-entropy of x Wᵀ, in nats; the logits exist for a few tokens at a time.
 
     Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
     the logits were kept (arXiv:2410.10989 §3.2). Backward scales what is there by the gradient of the sum.
-    Until then the weight's gradient is held in float32 beside the main one. So large a chunk is: its logits
-    take no more than that.
+    Until then the weight's gradient is held in float32 beside the main one. The logits of a chunk take
+    half of that.
 
     Args:
         x_TD: what the head multiplies, as `column_linear` takes it.
@@ -52,7 +54,8 @@ def head_loss(
             synchronisation per step.
     """
     _check(target_T, vocab)
-    return _HeadLoss.apply(x_TD, weight_VD, target_T, vocab, tp, gradients, kernel, torch.is_grad_enabled())
+    kernels = kernel, linear
+    return _HeadLoss.apply(x_TD, weight_VD, target_T, vocab, tp, gradients, kernels, torch.is_grad_enabled())
 
 
 def _check(target_T: Tensor, vocab: int) -> None:
@@ -81,7 +84,7 @@ class _HeadLoss(torch.autograd.Function):
         vocab: int,
         tp: Axis,
         gradients: WeightGradients,
-        kernel: CrossEntropy,
+        kernels: tuple[CrossEntropy, Linear],
         differentiating: bool,
     ) -> Tensor:
         needs_x, needs_weight = (differentiating and needed for needed in ctx.needs_input_grad[:2])
@@ -89,22 +92,25 @@ class _HeadLoss(torch.autograd.Function):
         whole_TD, dtype = tp.enter(x_TD).wait(), computing_dtype(x_TD)
         whole_TD, true_VD = whole_TD.to(dtype), weight_VD[:true].to(dtype)
         tokens, width = whole_TD.shape
-        step = loss_chunk(tokens, loss_tokens(width, dtype.itemsize))
-        logits_CV = whole_TD.new_empty((step, true))
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
         grad_VD = torch.empty_like(weight_VD, dtype=torch.float32) if needs_weight else None
         # a small probability is zero in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
-        for begin in range(0, tokens, step):
-            some = slice(begin, begin + step)
-            x_CD = whole_TD[some]
-            z_CV = torch.mm(x_CD, true_VD.t(), out=logits_CV[: len(x_CD)])
-            loss_T[some] = kernel(z_CV, local_T[some], tp, scale)
+        entropy, linear = kernels
+
+        def chunk(begin: int, end: int) -> None:
+            x_CD = whole_TD[begin:end]
+            z_CV = linear(x_CD, true_VD)
+            loss_T[begin:end] = entropy(z_CV, local_T[begin:end], tp, scale)
             if grad_TD is not None:
-                torch.mm(z_CV, true_VD, out=grad_TD[some])
+                grad_TD[begin:end] = linear(z_CV, true_VD.t())
             if grad_VD is not None:
                 gradients.add_product(grad_VD[:true], z_CV, x_CD, first=begin == 0)
+
+        step = loss_chunk(tokens, loss_tokens(width, dtype.itemsize))
+        for begin in range(0, tokens, step):
+            chunk(begin, begin + step)  # its logits are gone before the next one's are there
         if grad_VD is not None:
             grad_VD[true:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,16 @@ def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NotCompiled(f"{path} cannot be had: {error}") from None
+
+
+@cache
+def vendor() -> str:
+    """The maker of this CPU by Linux's name, "AuthenticAMD" or "GenuineIntel"; empty where it gives none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def _compiler() -> str:

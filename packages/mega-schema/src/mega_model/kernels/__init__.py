@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mega_model.dropout import add_dropped
 from mega_model.kernels import reference
-from mega_model.kernels.products import add_product
+from mega_model.kernels.products import add_product, linear
 from mega_model.kernels.record import Kernels, Visible
 
 __all__ = ["REFERENCE", "Kernels", "Visible"]
@@ -22,5 +22,6 @@ REFERENCE = Kernels(
     attention=reference.attention,
     cross_entropy=reference.cross_entropy,
     add_dropped=add_dropped,
+    linear=linear,
     add_product=add_product,
 )

@@ -141,6 +141,13 @@ def _case(
 
         return run
 
+    def layer(kernels: Kernels) -> Callable[..., Any]:
+        def run(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+            x, weight, bias, grad = (tensor.detach() for tensor in (x, weight, bias, grad))
+            return kernels.linear(x, weight, bias), kernels.linear(grad, weight.t())
+
+        return run
+
     cases: dict[str, tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]] = {
         "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), made((_T, _D), (_D,))),
         "layer_norm": (lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5), made((_T, _D), (_D,), (_D,))),
@@ -166,6 +173,7 @@ def _case(
         ),
         "cross_entropy": (entropy, made((_T, _V))),
         "add_dropped": (lambda k: lambda x, r: k.add_dropped(x, r, key, 0.25), made((_T, _D), (_T, _D))),
+        "linear": (layer, made((2 * _D, 2 * _D), (2 * _D, 2 * _D), (2 * _D,), (2 * _D, 2 * _D))),
         "add_product": (added, made((_T, _D), (_T, 2 * _D))),
     }
     return cases[name]

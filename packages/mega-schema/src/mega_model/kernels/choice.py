@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def summary(self) -> str:
-        """Whose they are, most first: "triton, reference (attention, add_product)"."""
+        """Whose they are, most first: "triton, reference (attention, linear, add_product)"."""
         by: dict[str, list[str]] = {}
         for field, its in self.whose.items():
             by.setdefault(its, []).append(field)
@@ -70,7 +70,7 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
     """The kernels that --kernels names, for a device.
 
     `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
-    attention in blocks, and where a compiler is there weight gradients of bfloat16 in C++. The name of a
+    attention in blocks, and where a compiler is there what `cpp.part` has. The name of a
     package takes what that has, and ours for the rest.
 
     Args:
@@ -94,7 +94,7 @@ def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Ch
 
         ours = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
         chosen = _with(_definitions(""), "triton", ours, "asked for" if name == "triton" else "installed")
-    torchs: others.Part = {"attention": REFERENCE.attention, "add_product": REFERENCE.add_product}
+    torchs: others.Part = {name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")}
     chosen = _with(chosen, "reference", torchs, "torch's own: cuBLAS, cuDNN, flash or what it has")
     part = "flash-attn" if name == "auto" else name
     if part in _PARTS and found(part) is not None:

@@ -41,6 +41,13 @@ class AddDropped(Protocol):
         """
 
 
+class Linear(Protocol):
+    """The output of a linear layer, and by the weight turned its input's gradient: `products.linear`."""
+
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """x Wᵀ + b, (T, O), of the dtype of x."""
+
+
 class AddProduct(Protocol):
     """A product added to a float32 sum, as the gradient of a weight is: `products.add_product`."""
 
@@ -72,4 +79,5 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
     cross_entropy: CrossEntropy
     add_dropped: AddDropped
+    linear: Linear
     add_product: AddProduct

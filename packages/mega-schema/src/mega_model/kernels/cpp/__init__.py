@@ -19,26 +19,30 @@ from mega_model.kernels import blocked, products, reference
 from mega_model.kernels.cpp.library import load
 from mega_model.kernels.others import Part
 from mega_model.kernels.record import Visible
-from mega_schema.cpp_library import NotCompiled
+from mega_schema.cpp_library import NotCompiled, vendor
 
 __all__ = ["NotCompiled", "part"]
 
 _KINDS = MappingProxyType({torch.bfloat16: "bf16", torch.float32: "f32"})  # what a function's name ends with
+_FEWEST = 128  # tokens or numbers of a side of a weight; with fewer, packing costs more than it gives
 
 
 def part() -> Part:
     """The kernels that are written in C++, by their names in the record.
 
+    `linear` is for AMD's CPUs: torch's float32 products are MKL's, which is at its best on Intel's.
+
     Raises:
         NotCompiled: there are none here.
     """
     load()
-    return {
+    part: dict[str, Any] = {
         "add_product": add_product,
         "attention": attention,
         "bias_gelu": bias_gelu,
         "cross_entropy": partial(reference.cross_entropy, softmax_=softmax_),
     }
+    return {**part, "linear": linear} if vendor() == "AuthenticAMD" else part
 
 
 def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
@@ -51,6 +55,25 @@ def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, 
     places = [place for x in given for place in (_at(x), x.stride(0))]
     name = f"mega_add_weight_gradient_{_KINDS[grad_TO.dtype]}"
     _call(name, *places, tokens, out, into, first, rounded)
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """As `products.linear`, to which what is not float32 and what is small is left: torch is faster there."""
+    (tokens, into), out = x_TI.shape, weight_OI.shape[0]
+    if x_TI.dtype != torch.float32 or min(tokens, into, out) < _FEWEST or 1 not in weight_OI.stride():
+        return products.linear(x_TI, weight_OI, bias_O)
+    x_TI, turned = _dense_rows(x_TI), weight_OI.stride(1) != 1
+    y_TO = x_TI.new_empty(tokens, out) if bias_O is None else bias_O.expand(tokens, out).contiguous()
+    given = (
+        _at(y_TO),
+        out,
+        _at(x_TI),
+        x_TI.stride(0),
+        _at(weight_OI),
+        weight_OI.stride(0 if not turned else 1),
+    )
+    _call("mega_linear_f32", *given, tokens, out, into, bias_O is None, turned)
+    return y_TO
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:

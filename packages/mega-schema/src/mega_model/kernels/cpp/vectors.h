@@ -46,3 +46,30 @@ inline __m512 exp(__m512 x) {
         p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(term));
     return _mm512_scalef_ps(p, n);
 }
+
+// the 16 rows become the columns
+inline void transpose(__m512 (&v)[16]) {
+    __m512 w[16];
+    for (int i = 0; i < 16; i += 2) {
+        w[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        w[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    // v[4i + j] has columns j, j + 4, j + 8, j + 12 of rows 4i to 4i + 3, each in a quarter
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            const __m512d a = _mm512_castps_pd(w[i + j]), b = _mm512_castps_pd(w[i + j + 2]);
+            v[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+            v[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        }
+    for (int j = 0; j < 4; ++j) {
+        const __m512 even_low = _mm512_shuffle_f32x4(v[j], v[j + 4], 0x88);
+        const __m512 odd_low = _mm512_shuffle_f32x4(v[j], v[j + 4], 0xdd);
+        const __m512 even_high = _mm512_shuffle_f32x4(v[j + 8], v[j + 12], 0x88);
+        const __m512 odd_high = _mm512_shuffle_f32x4(v[j + 8], v[j + 12], 0xdd);
+        w[j] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        w[j + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        w[j + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        w[j + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+    for (int i = 0; i < 16; ++i) v[i] = w[i];
+}

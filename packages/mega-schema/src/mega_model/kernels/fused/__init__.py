@@ -23,5 +23,6 @@ TRITON = Kernels(
     attention=reference.attention,  # torch has others' fused attention
     cross_entropy=probability.cross_entropy,
     add_dropped=dropout.add_dropped,
+    linear=products.linear,
     add_product=products.add_product,  # cuBLAS adds to float32 itself
 )

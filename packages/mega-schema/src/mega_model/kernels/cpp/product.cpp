@@ -1,0 +1,178 @@
+// Products of two matrices into a float32 one, which is written over or added to:
+//
+//   weight gradient   main[o][i] += sum over t of grad[t][o] * x[t][i]       bfloat16 or float32
+//   linear            y[t][o]     = sum over i of x[t][i] * weight[o][i]     float32
+//   its input's grad  grad_x[t][i] = sum over o of grad[t][o] * weight[o][i]  float32
+//
+// Of bfloat16 factors torch makes the first by way of bfloat16 outputs or float32 factors. The loops are those of
+// Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): panels of both factors are
+// packed so that the innermost loop reads memory in order, and a tile of the sum stays in registers over a panel.
+
+#include "tile.h"
+
+namespace {
+
+constexpr long ROWS = 8, VECTORS = 3;  // of a tile: 24 sums, 3 of b and one of a fit in 32 registers
+constexpr long COLUMNS = 16 * VECTORS;
+constexpr long BLOCK = 64;             // rows of a packed at once: with a panel of b they stay in the second cache
+constexpr long LONGEST = 1024;         // words of the sum in a packed panel
+constexpr long WIDEST = 32 * COLUMNS;  // columns of b packed at once: with LONGEST 6 MiB
+
+// A factor in memory. The numbers that lie beside each other are either those of one place in the sum (`across`), or
+// those that follow each other along the sum.
+template <typename Item>
+struct Factor {
+    const Item* at;
+    long stride;
+    bool across;
+
+    // from this row or column of the product, and this place in the sum on
+    const Item* from(long line, long place) const {
+        return across ? at + place * stride + line : at + line * stride + place;
+    }
+};
+
+// 16 lines of float32, of which fewer may be there, as vectors across them: of the 16 next places in the sum
+void turned(__m512 (&v)[16], const float* from, long stride, long lines, long places) {
+    for (long r = 0; r < 16; ++r) v[r] = r < lines ? load(from + r * stride, lanes(places)) : _mm512_setzero_ps();
+    transpose(v);
+}
+
+// two panels of 8 rows of a from 16
+void pack_rows(Pair* panels, long panel_size, const Factor<Bf16>& a, long row, long begin, long places, long rows) {
+    for (long p = 0; p < places; p += 2) {
+        const Bf16* first = a.from(row, begin + p);
+        const __m512i both = interleaved(first, p + 1 < places ? first + a.stride : nullptr, rows);
+        Pair* to = panels + p / 2 * ROWS;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(both));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + panel_size), _mm512_extracti64x4_epi64(both, 1));
+    }
+}
+
+inline void put_rows(float* panels, long panel_size, long place, __m512 both) {
+    _mm256_storeu_ps(panels + place * ROWS, _mm512_castps512_ps256(both));
+    _mm256_storeu_ps(panels + panel_size + place * ROWS, _mm512_extractf32x8_ps(both, 1));
+}
+
+void pack_rows(float* panels, long panel_size, const Factor<float>& a, long row, long begin, long places, long rows) {
+    if (a.across) {
+        for (long p = 0; p < places; ++p) put_rows(panels, panel_size, p, load(a.from(row, begin + p), lanes(rows)));
+        return;
+    }
+    for (long p = 0; p < places; p += 16) {
+        __m512 v[16];
+        turned(v, a.from(row, begin + p), a.stride, rows, places - p);
+        for (long i = 0; i < std::min(16L, places - p); ++i) put_rows(panels, panel_size, p + i, v[i]);
+    }
+}
+
+void pack_columns(Pair* panel, const Factor<Bf16>& b, long column, long begin, long places, long columns) {
+    pack<COLUMNS>(panel, b.from(column, begin), b.stride, places, columns);
+}
+
+void pack_columns(float* panel, const Factor<float>& b, long column, long begin, long places, long columns) {
+    if (b.across) {
+        pack<COLUMNS>(panel, b.from(column, begin), b.stride, places, columns);
+        return;
+    }
+    for (long c = 0; c < COLUMNS; c += 16)
+        for (long p = 0; p < places; p += 16) {
+            __m512 v[16];
+            turned(v, b.from(column + c, begin + p), b.stride, columns - c, places - p);
+            for (long i = 0; i < std::min(16L, places - p); ++i) _mm512_store_ps(panel + (p + i) * COLUMNS + c, v[i]);
+        }
+}
+
+struct Sum {
+    float* at;
+    long stride, rows, columns;
+    bool overwrite, round;
+};
+
+void put(const Sum& out, long row, long column, bool overwrite, const __m512 (&sums)[ROWS][VECTORS]) {
+    for (long r = 0; r < std::min(ROWS, out.rows - row); ++r)
+        for (long v = 0; v < VECTORS; ++v) {
+            const long left = out.columns - column - 16 * v;
+            if (left <= 0) break;
+            const __mmask16 mask = lanes(left);
+            float* at = out.at + (row + r) * out.stride + column + 16 * v;
+            __m512 sum = sums[r][v];
+            if (out.round) sum = widened(narrowed(sum));
+            if (!overwrite) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, at));
+            _mm512_mask_storeu_ps(at, mask, sum);
+        }
+}
+
+template <typename Item>
+int add_product(const Sum& out, const Factor<Item>& a, const Factor<Item>& b, long places, int threads) {
+    using Word = typename Words<Item>::Word;
+    constexpr long PER = Words<Item>::PER;
+    // rounding needs the whole sum; else as many places at once as leave their panels in the caches
+    const long most = out.round ? places : LONGEST * PER;
+    const long parts = std::max(1L, (places + most - 1) / most);
+    const long step = ((places + parts - 1) / parts + PER - 1) / PER * PER;
+    const long longest = step / PER, blocks = (out.rows + BLOCK - 1) / BLOCK;
+    const auto packed_b = room<Word>(longest * std::min(WIDEST, (out.columns + COLUMNS - 1) / COLUMNS * COLUMNS));
+    if (!packed_b) return 1;
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+    {
+        const auto packed_a = room<Word>(longest * BLOCK);
+        failed = !packed_a;
+        for (long left = 0; left < out.columns; left += WIDEST) {
+            const long panels = (std::min(WIDEST, out.columns - left) + COLUMNS - 1) / COLUMNS;
+            // where blocks of rows are few for so many threads, the panels are dealt out too
+            const long groups = std::clamp((4L * threads + blocks - 1) / blocks, 1L, panels);
+            for (long begin = 0; begin < places; begin += step) {
+                const long some = std::min(step, places - begin), words = (some + PER - 1) / PER;
+#pragma omp for schedule(static)
+                for (long p = 0; p < panels; ++p) {
+                    const long column = left + p * COLUMNS;
+                    pack_columns(packed_b.get() + p * longest * COLUMNS, b, column, begin, some,
+                                 out.columns - column);
+                }
+#pragma omp for schedule(static) collapse(2)
+                for (long block = 0; block < blocks; ++block)
+                    for (long g = 0; g < groups; ++g) {
+                        if (failed) continue;
+                        const long top = block * BLOCK, bottom = std::min(top + BLOCK, out.rows);
+                        for (long row = top; row < bottom; row += 16)
+                            pack_rows(packed_a.get() + (row - top) * longest, longest * ROWS, a, row, begin, some,
+                                      bottom - row);
+                        for (long p = g * panels / groups; p < (g + 1) * panels / groups; ++p)
+                            for (long row = top; row < bottom; row += ROWS) {
+                                __m512 sums[ROWS][VECTORS];
+                                multiply(sums, packed_a.get() + (row - top) * longest, 1, ROWS,
+                                         packed_b.get() + p * longest * COLUMNS, words);
+                                put(out, row, left + p * COLUMNS, out.overwrite && begin == 0, sums);
+                            }
+                    }
+            }
+        }
+    }
+    return failed;
+}
+
+}  // namespace
+
+extern "C" int mega_add_weight_gradient_bf16(float* main, long main_stride, const Bf16* grad, long grad_stride,
+                                             const Bf16* x, long x_stride, long tokens, long out, long in,
+                                             int overwrite, int round, int threads) {
+    const Sum sum{main, main_stride, out, in, overwrite != 0, round != 0};
+    return add_product<Bf16>(sum, {grad, grad_stride, true}, {x, x_stride, true}, tokens, threads);
+}
+
+extern "C" int mega_add_weight_gradient_f32(float* main, long main_stride, const float* grad, long grad_stride,
+                                            const float* x, long x_stride, long tokens, long out, long in,
+                                            int overwrite, int, int threads) {
+    const Sum sum{main, main_stride, out, in, overwrite != 0, false};
+    return add_product<float>(sum, {grad, grad_stride, true}, {x, x_stride, true}, tokens, threads);
+}
+
+// weight[o][i] lies at o * weight_stride + i, or with `turned` at i * weight_stride + o
+extern "C" int mega_linear_f32(float* y, long y_stride, const float* x, long x_stride, const float* weight,
+                               long weight_stride, long tokens, long out, long in, int overwrite, int turned,
+                               int threads) {
+    const Sum sum{y, y_stride, tokens, out, overwrite != 0, false};
+    return add_product<float>(sum, {x, x_stride, false}, {weight, weight_stride, turned != 0}, in, threads);
+}

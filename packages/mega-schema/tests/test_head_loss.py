@@ -174,6 +174,43 @@ def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -
     assert [some is weight for some in ready] == [True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gradient_that_is_known_is_added_in_forward(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """But not of products in float16, where a small one would be zero."""
+    monkeypatch.setattr(loss, "computing_dtype", lambda x: x.dtype)
+    x, weight, target = _case(1, 300)
+    wanted_x, wanted = torch.autograd.grad(3 * _whole(x, weight, target), (x, weight))
+    x, weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
+    gradients, main, ready = WeightGradients(), torch.ones(weight.shape), []
+    gradients.into(weight, lambda: main)
+    gradients.ready = ready.append
+    total = 3 * _head(x, weight, target, gradients=gradients, gradient=3.0)
+    assert len(ready) == (0 if dtype == torch.float16 else 1)
+    total.backward()
+    assert len(ready) == 1
+    rtol = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(main, 1 + wanted, rtol=rtol, atol=10 * rtol)
+    torch.testing.assert_close(x.grad.float(), wanted_x, rtol=rtol, atol=rtol)
+
+
+def test_a_gradient_that_is_not_the_one_said_is_an_error() -> None:
+    x, weight, target = _case(1, 9)
+    gradients, main = WeightGradients(), torch.zeros_like(weight)
+    gradients.into(weight, lambda: main)
+    loss = 2 * _head(x, weight, target, gradients=gradients, gradient=3.0)
+    with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, and was said to be 3\.0"):
+        loss.backward()
+
+
+def test_a_known_gradient_of_a_weight_that_autograd_has_changes_nothing() -> None:
+    x, weight, target = _case(1, 9)
+    wanted = torch.autograd.grad(2 * _whole(x, weight, target), (x, weight))
+    found = torch.autograd.grad(2 * _head(x, weight, target, gradient=2.0), (x, weight))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
     x, weight, target = _case(1, 9)
     gradients, main, ready = WeightGradients(), torch.zeros_like(weight), []

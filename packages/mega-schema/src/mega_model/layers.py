@@ -43,8 +43,12 @@ class Head(ColumnLinear):
         super().__init__(replace(rt, fp8=None), name, bias=False)
         self.vocab, self.kernel = rt.spec.vocab, rt.kernels.cross_entropy
 
-    def forward(self, x: Tensor, target_T: Tensor | None = None) -> Tensor:
-        """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats."""
+    def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
+        """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats.
+
+        Args:
+            gradient: of that sum, as `head_loss` takes it.
+        """
         if target_T is None:
             return super().forward(x)
         return head_loss(
@@ -56,6 +60,7 @@ class Head(ColumnLinear):
             gradients=self.gradients,
             kernel=self.kernel,
             linear=self.linear,
+            gradient=gradient,
         )
 
 

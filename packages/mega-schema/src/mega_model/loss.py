@@ -5,6 +5,7 @@ Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,13 +32,14 @@ def head_loss(
     gradients: WeightGradients,
     kernel: CrossEntropy = cross_entropy,
     linear: Linear = linear,
+    gradient: float | None = None,
 ) -> Tensor:
     """Sum over the tokens of the cross-entropy of x Wᵀ, in nats; the logits exist for a few tokens at a time.
 
     Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
     the logits were kept (arXiv:2410.10989 §3.2). Backward scales what is there by the gradient of the sum.
-    Until then the weight's gradient is held in float32 beside the main one. The logits of a chunk take
-    half of that.
+    Until then the weight's gradient is held in float32 beside the main one, unless `gradient` is known: then
+    it is added to that one in forward. The logits of a chunk take half of it.
 
     Args:
         x_TD: what the head multiplies, as `column_linear` takes it.
@@ -45,6 +47,7 @@ def head_loss(
             gradient.
         target_T: of the tokens of all ranks of tp; global ids in [0, vocab), or -100 for a token that does
             not count.
+        gradient: what backward will bring as the gradient of the sum, where the caller knows it.
 
     Returns:
         a float32 number, the same on every rank of tp.
@@ -52,10 +55,11 @@ def head_loss(
     Raises:
         IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
             synchronisation per step.
+        RuntimeError: backward brings another gradient than `gradient` said.
     """
     _check(target_T, vocab)
-    kernels = kernel, linear
-    return _HeadLoss.apply(x_TD, weight_VD, target_T, vocab, tp, gradients, kernels, torch.is_grad_enabled())
+    given = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
+    return _HeadLoss.apply(x_TD, weight_VD, target_T, *given)
 
 
 def _check(target_T: Tensor, vocab: int) -> None:
@@ -85,6 +89,7 @@ class _HeadLoss(torch.autograd.Function):
         tp: Axis,
         gradients: WeightGradients,
         kernels: tuple[CrossEntropy, Linear],
+        gradient: float | None,
         differentiating: bool,
     ) -> Tensor:
         needs_x, needs_weight = (differentiating and needed for needed in ctx.needs_input_grad[:2])
@@ -94,9 +99,14 @@ class _HeadLoss(torch.autograd.Function):
         tokens, width = whole_TD.shape
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
-        grad_VD = torch.empty_like(weight_VD, dtype=torch.float32) if needs_weight else None
         # a small probability is zero in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
+        main_VD = gradients.main(weight_VD) if needs_weight and gradient and scale == 1 else None
+        grad_VD = main_VD
+        if main_VD is not None:
+            scale = gradient
+        elif needs_weight:
+            grad_VD = torch.empty_like(weight_VD, dtype=torch.float32)
         entropy, linear = kernels
 
         def chunk(begin: int, end: int) -> None:
@@ -106,22 +116,32 @@ class _HeadLoss(torch.autograd.Function):
             if grad_TD is not None:
                 grad_TD[begin:end] = linear(z_CV, true_VD.t())
             if grad_VD is not None:
-                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=begin == 0)
+                first = begin == 0 and main_VD is None
+                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=first)
 
         step = loss_chunk(tokens, loss_tokens(width, dtype.itemsize))
         for begin in range(0, tokens, step):
             chunk(begin, begin + step)  # its logits are gone before the next one's are there
-        if grad_VD is not None:
+        if main_VD is not None:
+            gradients.added(weight_VD)
+            grad_VD = None
+        elif grad_VD is not None:
             grad_VD[true:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
         ctx.save_for_backward(grad_x, grad_VD)
-        ctx.weight, ctx.gradients, ctx.scale = weight_VD, gradients, scale
+        ctx.weight, ctx.gradients, ctx.scale, ctx.added = weight_VD, gradients, scale, main_VD is not None
         return loss_T.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_VD = ctx.saved_tensors
+        if ctx.added:
+            if not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
+                raise RuntimeError(
+                    f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
+                )
+            return grad_x, *[None] * 8
         grad = grad / ctx.scale
         grad_weight = None if grad_VD is None else ctx.gradients.add_made(ctx.weight, grad_VD, grad)
-        return None if grad_x is None else grad_x * grad, grad_weight, *[None] * 6
+        return None if grad_x is None else grad_x * grad, grad_weight, *[None] * 7

@@ -42,6 +42,7 @@ class Decoder(nn.Module):
         attend: Attend,
         drop: Drop = keep,
         target_T: Tensor | None = None,
+        gradient: float | None = None,
     ) -> Tensor:
         """One stage's share of the work.
 
@@ -50,13 +51,14 @@ class Decoder(nn.Module):
             position_T: place of every token in its document, whole on every rank.
             drop: what training drops of the branches.
             target_T: the token after each, or IGNORED; whole on every rank of tp. Without it, logits.
+            gradient: of the sum of the losses, as `head_loss` takes it.
 
         Returns:
             (T, D) for the next stage; on the last one the sum of the tokens' losses in nats, or this rank's
             (T, V) logits.
         """
         x_TD = self.hidden(x, position_T, attend, drop)
-        return self.head(x_TD, target_T) if self.stage.last else x_TD
+        return self.head(x_TD, target_T, gradient) if self.stage.last else x_TD
 
     def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
         """Everything but the head: (T, D), normed on the last stage."""

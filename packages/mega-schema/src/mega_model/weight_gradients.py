@@ -98,6 +98,14 @@ class WeightGradients:
         """
         self._product(main_OI, grad_TO, x_TI, first=first, rounded=not self.fused)
 
+    def main(self, weight: nn.Parameter) -> Tensor | None:
+        """The main gradient of a weight, None where autograd has its gradients.
+
+        Who adds to it calls `added` when the gradient of one pass is complete.
+        """
+        main = self._main.get(weight)
+        return None if main is None else main()
+
     def add_by(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
         """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
         main = self._main.get(weight)
@@ -131,20 +139,21 @@ class WeightGradients:
         if main is None:
             return (made * scale).to(weight.dtype)
         main().addcmul_(made, scale)
-        self._count(weight)
+        self.added(weight)
         return None
 
     def _add(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:
         def add() -> None:
             addition()
-            self._count(weight)
+            self.added(weight)
 
         if self._later is None:
             add()
         else:
             self._later.append(add)
 
-    def _count(self, weight: nn.Parameter) -> None:
+    def added(self, weight: nn.Parameter) -> None:
+        """Say that one use of the weight has added its gradient of one pass."""
         self._added[weight] += 1
         if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
             self.ready(weight)

@@ -81,13 +81,14 @@ class MicroBatches:
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.granularity == "selective":
             attend = Recomputed(attend)
-        out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS))
-        if not model.stage.last:
-            return out
         counted = self.counted
         if counted is None:
             counted = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
-        return scaled(out * self.mesh.cp.size / counted, self.scale)
+        known = None
+        if self.samples is not None and self.mesh.device.type == "cpu":  # a GPU would have to be waited for
+            known = self.scale * self.mesh.cp.size / float(counted)
+        out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS), known)
+        return scaled(out * self.mesh.cp.size / counted, self.scale) if model.stage.last else out
 
     def _counted_by_all(self) -> Tensor:
         """Tokens of all replicas' micro-batches that count, over dp: the mean over replicas undoes that."""

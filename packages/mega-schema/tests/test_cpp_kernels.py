@@ -150,6 +150,15 @@ def test_the_vendor_of_a_cpu_that_does_not_say_it_is_empty(monkeypatch: pytest.M
     assert cpp_library.vendor.__wrapped__() == ""
 
 
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(("out", "into"), [(0, 3), (4, 0), (0, 0)])
+def test_a_weight_of_no_rows_or_columns_has_no_gradient(out: int, into: int) -> None:
+    """As of the share of a rank of tp that holds padding alone."""
+    main = torch.ones(out, into)
+    cpp.add_product(main, _random(5, out), _random(5, into), first=True, rounded=False)
+    assert main.shape == (out, into)
+
+
 def _attended(kernel: object, given: list[Tensor], grad: Tensor, visible: Visible) -> list[Tensor]:
     leaves = [x.detach().clone().requires_grad_() for x in given]
     out = kernel(*leaves, visible)  # type: ignore[operator]

@@ -111,7 +111,7 @@ int add_product(const Sum& out, const Factor<Item>& a, const Factor<Item>& b, lo
     const long most = out.round ? places : LONGEST * PER;
     const long parts = std::max(1L, (places + most - 1) / most);
     const long step = ((places + parts - 1) / parts + PER - 1) / PER * PER;
-    const long longest = step / PER, blocks = (out.rows + BLOCK - 1) / BLOCK;
+    const long longest = step / PER, blocks = std::max(1L, (out.rows + BLOCK - 1) / BLOCK);
     const auto packed_b = room<Word>(longest * std::min(WIDEST, (out.columns + COLUMNS - 1) / COLUMNS * COLUMNS));
     if (!packed_b) return 1;
     int failed = 0;

@@ -20,7 +20,11 @@ PEERS = {"hugging_face": "transformers", "megatron_core": "megatron.core"}
     ("script", "keys"),
     [
         ("kernels.py", {"kernel", "milliseconds", "ratio"}),
-        ("step.py", {"mfu", "of_products", "seconds_by_kind", "hugging_face", "megatron_core"}),
+        pytest.param(
+            "step.py",
+            {"mfu", "of_products", "seconds_by_kind", "hugging_face", "megatron_core"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tmp_path: Path) -> None:
@@ -34,7 +38,7 @@ def test_a_benchmark_for_gpus_runs_tiny_on_a_cpu(script: str, keys: set[str], tm
             assert all("tokens_per_second" in result[peer] for result in results if peer in keys)
 
 
-@pytest.mark.parametrize("script", ["kernels.py", "step.py"])
+@pytest.mark.parametrize("script", ["kernels.py", pytest.param("step.py", marks=pytest.mark.long)])
 def test_without_a_gpu_nothing_is_measured(script: str) -> None:
     done = subprocess.run(
         [sys.executable, GPU / script],

@@ -125,6 +125,7 @@ def test_a_run_that_lost_a_host_goes_on_with_fewer_ranks(hosts: tuple[Host, Host
     assert Checkpoint.open(save).iteration == 400
 
 
+@pytest.mark.long
 def test_a_cut_cable_ends_both_sides_with_the_cause_and_the_checkpoint_loads(
     hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from mega_train.repeatable import repeatable
 from mega_train.watch.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
-from tests.selection import requested
+from tests.selection import every, requested
 
 
 def _leaves_together(world: World, meet: str, folder: Path) -> None:
@@ -79,11 +79,14 @@ CASES: dict[int, dict[str, Body]] = {
 }
 
 
+ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
+
+
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return Outcomes(CASES, tmp_path_factory, requested(request, "case"))
 
 
-@pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks in CASES for case in CASES[ranks]])
+@pytest.mark.parametrize(("ranks", "case"), every(2, ALL))
 def test_the_course_of_a_run_is_one_for_all_ranks(outcomes: Outcomes, ranks: int, case: str) -> None:
     assert not (text := outcomes.of(ranks, case)), text

@@ -209,7 +209,7 @@ def outcome(
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(3, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every(5, ALL))
 def test_the_layout_trains_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

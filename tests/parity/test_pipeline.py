@@ -176,7 +176,7 @@ def outcome(
 ALL = [(ranks, case) for ranks in CASES for case in CASES[ranks]]
 
 
-@pytest.mark.parametrize(("ranks", "case"), every(2, ALL))
+@pytest.mark.parametrize(("ranks", "case"), every(3, ALL))
 def test_the_pipeline_trains_as_one_process_does(
     outcome: Callable[[int, str], str], ranks: int, case: str
 ) -> None:

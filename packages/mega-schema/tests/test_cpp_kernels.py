@@ -133,6 +133,19 @@ def test_a_small_linear_layer_and_other_dtypes_are_left_to_torch(tokens: int, dt
     assert torch.equal(cpp.linear(x.float(), square), products.linear(x.float(), square))
 
 
+@pytest.mark.parametrize("other", ["weight's dtype", "bias's dtype", "weight's columns", "dimensions"])
+def test_a_linear_layer_whose_parts_do_not_fit_is_torchs_to_answer(other: str) -> None:
+    x, weight, bias = torch.ones(130, 140), torch.ones(150, 140), torch.ones(150)
+    if other == "dimensions":
+        assert torch.equal(cpp.linear(x[None], weight, bias)[0], products.linear(x, weight, bias))
+        return
+    weight = weight.to(BF16) if other == "weight's dtype" else weight
+    weight = weight[:, :-1].clone() if other == "weight's columns" else weight
+    bias = bias.to(BF16) if other == "bias's dtype" else bias
+    with pytest.raises(RuntimeError, match="dtype|shapes"):
+        cpp.linear(x, weight, bias)
+
+
 @pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize(("vendor", "ours"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
 def test_float32_layers_are_ours_on_amds_cpus(

@@ -21,6 +21,7 @@ def test_every_triton_kernel_is_its_definition(cases: str) -> None:
     _interpreted("interpreted.py", cases)
 
 
+@pytest.mark.long
 def test_every_kernel_of_ligers_is_the_definition() -> None:
     if importlib.util.find_spec("liger_kernel") is None:
         pytest.skip("liger_kernel is not installed: pip install -r requirements-test.txt")

@@ -5,6 +5,7 @@ Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ def head_loss(
 
     Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
     the logits were kept (arXiv:2410.10989 §3.2). Backward scales what is there by the gradient of the sum.
-    Until then the weight's gradient is held in float32 beside the main one, unless `gradient` is known: then
-    it is added to that one in forward. The logits of a chunk take half of it.
+    Until then the weight's gradient is held in float32 beside the main one. Where `gradient` is known, it is
+    added to the main one in forward instead: if there is one, and if multiplying the logits' gradient by that
+    number rounds nothing that was not rounded before.
 
     Args:
         x_TD: what the head multiplies, as `column_linear` takes it.
@@ -100,7 +102,9 @@ class _HeadLoss(torch.autograd.Function):
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
         # a small probability is zero in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
-        main_VD = gradients.main(weight_VD) if needs_weight and gradient and scale == 1 else None
+        # the gradient at the target is about -1: times no power of two, bfloat16 rounds it alike for all
+        exact = gradient is not None and (dtype == torch.float32 or math.frexp(gradient)[0] == 0.5)
+        main_VD = gradients.main(weight_VD) if needs_weight and exact and scale == 1 else None
         grad_VD = main_VD
         if main_VD is not None:
             scale = gradient
@@ -136,7 +140,8 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_VD = ctx.saved_tensors
         if ctx.added:
-            if abs(float(grad) - ctx.scale) > 1e-5 * abs(ctx.scale):  # both may be nan
+            # both may be nan
+            if not math.isclose(float(grad), ctx.scale, rel_tol=1e-5) and ctx.scale == ctx.scale:
                 raise RuntimeError(
                     f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
                 )

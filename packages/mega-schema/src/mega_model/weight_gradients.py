@@ -26,7 +26,8 @@ class WeightGradients:
     Attributes:
         fused: a product is added in float32, as it is made; else it is rounded to the precision of its
             factors before (Megatron's --no-gradient-accumulation-fusion).
-        ready: called with a weight when its gradient of one backward pass is complete; in every pass.
+        ready: called with a weight when as many of its uses have added as one pass of the model has: in every
+            backward pass, but for a head whose loss has a known gradient, which adds in forward.
     """
 
     def __init__(self, *, fused: bool = True, product: AddProduct = add_product) -> None:

@@ -7,7 +7,7 @@ _MULTIPLE = 128  # of which products like their tokens: a CPU takes a third long
 
 
 def loss_tokens(width: int, itemsize: int) -> int:
-    """Tokens whose logits exist at once: these take half of what the head's float32 gradient does, or less.
+    """Tokens whose logits exist at once: these take half the room of its float32 gradient, or are FEWEST.
 
     Args:
         width: of what the head multiplies.

@@ -58,6 +58,10 @@ class MicroBatches:
         self.data = replace(plan.run.data, reset_positions=begins_again)
         per_token = plan.run.train.per_token_loss or plan.run.data.sft
         self.counted = self._counted_by_all() if per_token else None
+        # A head that adds its gradient in forward adds in another order where several forwards go before a
+        # backward, or where replicas sum after each micro-batch; a GPU would wait for the number.
+        in_turn = plan.run.parallel.schedule != "gpipe" and plan.sharing.stage < 2
+        self.known = samples is not None and in_turn and mesh.device.type == "cpu"
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -84,9 +88,7 @@ class MicroBatches:
         counted = self.counted
         if counted is None:
             counted = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
-        known = None
-        if self.samples is not None and self.mesh.device.type == "cpu":  # a GPU would have to be waited for
-            known = self.scale * self.mesh.cp.size / float(counted)
+        known = self.scale * self.mesh.cp.size / float(counted) if self.known else None
         out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS), known)
         return scaled(out * self.mesh.cp.size / counted, self.scale) if model.stage.last else out
 

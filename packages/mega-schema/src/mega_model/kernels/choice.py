@@ -116,7 +116,8 @@ def _on_a_cpu() -> Choice:
     try:
         return _with(chosen, "c++", cpp.part(), "compiled on this machine")
     except cpp.NotCompiled as error:
-        return replace(chosen, why={**chosen.why, "add_product": str(error)})
+        why = dict.fromkeys(("add_product", "bias_gelu", "cross_entropy"), str(error))
+        return replace(chosen, why={**chosen.why, **why})
 
 
 def _check(name: str, device: torch.device) -> None:

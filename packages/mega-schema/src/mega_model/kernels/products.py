@@ -15,7 +15,7 @@ _ROUNDED = 1 << 22  # numbers of a product that are there before they are added
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in the dtype of x; no gradients are taken through it.
+    """x Wᵀ + b in the dtype of x. A layer's backward pass calls it with the transposed weight.
 
     A CPU converts the factors to the dtype it computes in, but for one token, which is read faster than that.
     """

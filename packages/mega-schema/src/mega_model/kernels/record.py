@@ -42,7 +42,7 @@ class AddDropped(Protocol):
 
 
 class Linear(Protocol):
-    """The output of a linear layer, and by the weight turned its input's gradient: `products.linear`."""
+    """A layer's output, and with the transposed weight the gradient of its input: `products.linear`."""
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """x Wᵀ + b, (T, O), of the dtype of x."""

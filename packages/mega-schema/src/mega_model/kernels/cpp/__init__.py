@@ -30,7 +30,8 @@ _FEWEST = 128  # tokens or numbers of a side of a weight; with fewer, packing co
 def part() -> Part:
     """The kernels that are written in C++, by their names in the record.
 
-    `linear` is for AMD's CPUs: torch's float32 products are MKL's, which is at its best on Intel's.
+    `linear` is for AMD's CPUs alone: torch has a fast product for it on Intel's, MKL's, and none of those for
+    which `add_product` is made, of bfloat16 into float32.
 
     Raises:
         NotCompiled: there are none here.
@@ -59,20 +60,18 @@ def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """As `products.linear`, to which what is not float32 and what is small is left: torch is faster there."""
+    given = (x_TI, weight_OI) if bias_O is None else (x_TI, weight_OI, bias_O)
+    usual = all(x.dtype == torch.float32 for x in given) and 1 in weight_OI.stride()
+    # what does not fit together is torch's to refuse
+    if not usual or x_TI.dim() != 2 or x_TI.shape[1] != weight_OI.shape[1]:
+        return products.linear(x_TI, weight_OI, bias_O)
     (tokens, into), out = x_TI.shape, weight_OI.shape[0]
-    if x_TI.dtype != torch.float32 or min(tokens, into, out) < _FEWEST or 1 not in weight_OI.stride():
+    if min(tokens, into, out) < _FEWEST:
         return products.linear(x_TI, weight_OI, bias_O)
     x_TI, turned = _dense_rows(x_TI), weight_OI.stride(1) != 1
     y_TO = x_TI.new_empty(tokens, out) if bias_O is None else bias_O.expand(tokens, out).contiguous()
-    given = (
-        _at(y_TO),
-        out,
-        _at(x_TI),
-        x_TI.stride(0),
-        _at(weight_OI),
-        weight_OI.stride(0 if not turned else 1),
-    )
-    _call("mega_linear_f32", *given, tokens, out, into, bias_O is None, turned)
+    places = _at(y_TO), out, _at(x_TI), x_TI.stride(0), _at(weight_OI), weight_OI.stride(int(turned))
+    _call("mega_linear_f32", *places, tokens, out, into, bias_O is None, turned)
     return y_TO
 
 

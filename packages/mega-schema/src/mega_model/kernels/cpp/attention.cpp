@@ -26,32 +26,6 @@ struct Tensor {  // (B, heads, tokens, width), the width dense
 
 long up(long count, long unit) { return (count + unit - 1) / unit * unit; }
 
-// transposes 16 x 16 numbers of 32 bits
-void transpose(__m512i (&x)[16]) {
-    __m512i y[16];
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; ++j) {
-            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + 2 + j]);
-            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + 2 + j]);
-        }
-    for (int i = 0; i < 4; ++i) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-        x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
-        x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
-    }
-}
-
 // the transpose of a matrix in panels of 64 of its rows: panel[word of a row][64]
 template <typename Item, typename Word = typename Words<Item>::Word>
 void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width) {
@@ -59,15 +33,14 @@ void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width)
     for (long begin = 0; begin < rows; begin += WIDE, panels += words * WIDE)
         for (long r = 0; r < WIDE; r += 16)
             for (long p = 0; p < words; p += 16) {
-                __m512i some[16];
+                __m512 some[16];  // words, whatever they hold
                 for (long i = 0; i < 16; ++i)
                     some[i] = begin + r + i < rows
-                                  ? _mm512_maskz_loadu_epi32(lanes(words - p),
-                                                             x.row(begin + r + i) + Words<Item>::PER * p)
-                                  : _mm512_setzero_si512();
+                                  ? _mm512_maskz_loadu_ps(lanes(words - p), x.row(begin + r + i) + Words<Item>::PER * p)
+                                  : _mm512_setzero_ps();
                 transpose(some);
                 for (long i = 0; i < std::min(16L, words - p); ++i)
-                    _mm512_store_si512(panels + (p + i) * WIDE + r, some[i]);
+                    _mm512_store_ps(panels + (p + i) * WIDE + r, some[i]);
             }
 }
 

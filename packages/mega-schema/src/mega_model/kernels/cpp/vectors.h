@@ -47,7 +47,7 @@ inline __m512 exp(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// the 16 rows become the columns
+// the 16 rows of words become the columns
 inline void transpose(__m512 (&v)[16]) {
     __m512 w[16];
     for (int i = 0; i < 16; i += 2) {

@@ -1,6 +1,7 @@
 """A training step on a CPU: ours beside what people run instead, each at its best, in one run.
 
-    python bench/train_cpu.py [--dtype fp32] [--threads 1 2] [--rounds 3] [--steps 6] [--json RESULT]
+    python bench/train_cpu.py [--dtype fp32] [--threads 1 2] [--rounds 3] [--steps 6] [--ways ours ...]
+                              [--json RESULT]
 
 GPT of 6 layers, hidden 384, 6 heads, vocabulary 50,304, sequence 512, micro-batch 4: forward, backward,
 clipping, AdamW, on the same tokens. The peers:
@@ -16,19 +17,19 @@ Megatron Core, which has torch's default one.
 
 fp32 is float32 in all. bf16 is autocast with float32 weights in the compiled peers, and bfloat16 weights with
 float32 main weights in ours and Megatron Core's. What becomes of a weight gradient then differs, and the
-column `weight_gradients` says it: autocast and Megatron Core without Apex round it to bfloat16, ours does not
+field `weight_gradients` says it: autocast and Megatron Core without Apex round it to bfloat16, ours does not
 by default (`ours`), and does with --no-gradient-accumulation-fusion (`ours-rounded`). Only `ours-rounded`
 does the same work as the peers. Where the CPU lacks bfloat16 instructions, peers emulate them and ours
 computes in float32: the comparison says nothing then, and --dtype bf16 is refused.
 
 Each way is a process of its own, started in turn, `rounds` times for each number of threads. The least CPU
 time (user and system, all threads) and the least wall-clock time of a step count, as other work on the
-machine only adds to both. Memory is the peak of the process: whole, and with what its imports took taken off.
+machine only adds to both. Memory is the peak of the process, the least of the rounds: whole, and with what its imports took taken off.
 All begin near ln 50,304 = 10.83, each from random weights of its own (`beside_gpt2.py` and
 `tests/megatron_core` hold the losses of equal weights against each other).
 
 `products` is the time of the step's matrix products alone at the best rate torch reaches for this model's
-shapes, measured in the same run: 6 per parameter of a matrix and token, and attention's.
+shapes, measured in the same run: 6 FLOPs per parameter of a matrix and token, and attention's.
 """
 
 from __future__ import annotations

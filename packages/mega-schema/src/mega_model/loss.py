@@ -37,10 +37,10 @@ def head_loss(
     """Sum over the tokens of the cross-entropy of x Wᵀ, in nats; the logits exist for a few tokens at a time.
 
     Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
-    the logits were kept (arXiv:2410.10989 §3.2). Backward scales what is there by the gradient of the sum.
-    Until then the weight's gradient is held in float32 beside the main one. Where `gradient` is known, it is
-    added to the main one in forward instead: if there is one, and if multiplying the logits' gradient by that
-    number rounds nothing that was not rounded before.
+    the logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the
+    sum; until then the weight's gradient is a float32 tensor as large as the main gradient. If `gradient` is
+    given and the weight has a main gradient, forward adds to that one instead: always in float32, in bfloat16
+    only if `gradient` is a power of two, of float16 products never.
 
     Args:
         x_TD: what the head multiplies, as `column_linear` takes it.
@@ -56,7 +56,7 @@ def head_loss(
     Raises:
         IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
             synchronisation per step.
-        RuntimeError: backward brings another gradient than `gradient` said.
+        RuntimeError: forward has added the weight's gradient, and backward's gradient is not `gradient`.
     """
     _check(target_T, vocab)
     given = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()

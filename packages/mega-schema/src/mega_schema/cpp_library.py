@@ -21,7 +21,7 @@ _MOST_SECONDS: Final = 120
 
 
 class NotCompiled(Exception):
-    """There is no library, for the reason that the text says."""
+    """The library cannot be compiled or loaded, for the reason that the text says."""
 
 
 def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
@@ -31,7 +31,7 @@ def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
     sources, the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
 
     Raises:
-        NotCompiled: there is no compiler, it failed, or the cache cannot be written.
+        NotCompiled: there is no compiler, it failed, or the library cannot be written or loaded.
     """
     compiler, files = _compiler(), sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
     key = hashlib.sha256(" ".join((compiler, *flags)).encode())

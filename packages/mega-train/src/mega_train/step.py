@@ -45,7 +45,7 @@ class MicroBatches:
             models: the stages this rank holds, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
                 `data.answers`; the same on every rank of cp.
-            scale: how many times too large gradients are to be.
+            scale: of the loss; gradients are multiplied by it.
             samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
                 nothing, as in a validation.
         """

@@ -1,7 +1,7 @@
 """Kernels of ours in C++, for CPUs with AVX-512's products of bfloat16.
 
-Each takes bfloat16 or float32 (`linear` float32 alone) that lies in rows. All else is left to the definition, or of
-attention to `blocked`.
+Each takes bfloat16 or float32 (`linear` float32 alone) that lies in rows. All else is left to the
+definition, or of attention to `blocked`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FEWEST = 128  # tokens or numbers of a side of a weight; with fewer, packing co
 def part() -> Part:
     """The kernels that are written in C++, by their names in the record.
 
-    `linear` is for AMD's CPUs alone: on Intel's, torch's product by MKL may be faster. `add_product` is for all:
-    torch has no CPU product of bfloat16 factors with a float32 result.
+    `linear` is for AMD's CPUs alone: on Intel's, torch's product by MKL may be faster. `add_product` is for
+    all: torch has no CPU product of bfloat16 factors with a float32 result.
 
     Raises:
         NotCompiled: there are none here.

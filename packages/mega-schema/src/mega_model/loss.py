@@ -140,8 +140,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_VD = ctx.saved_tensors
         if ctx.added:
-            # both may be nan
-            if not math.isclose(float(grad), ctx.scale, rel_tol=1e-5) and ctx.scale == ctx.scale:
+            if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
                 raise RuntimeError(
                     f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
                 )

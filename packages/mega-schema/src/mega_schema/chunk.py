@@ -1,4 +1,4 @@
-"""How much of what is too large to be there at once is there: said here for who computes and who plans."""
+"""The size of the chunks in which a head computes its loss: one rule for the model and for the planner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _MULTIPLE = 128  # of which products like their tokens: a CPU takes a third long
 
 
 def loss_tokens(width: int, itemsize: int) -> int:
-    """Tokens whose logits exist at once: these take half the room of its float32 gradient, or are FEWEST.
+    """Tokens of a chunk: their logits take half the memory of the head's float32 gradient; FEWEST at least.
 
     Args:
         width: of what the head multiplies.

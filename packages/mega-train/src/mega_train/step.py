@@ -85,12 +85,14 @@ class MicroBatches:
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.granularity == "selective":
             attend = Recomputed(attend)
+        given = x, self._own(position_BS), attend, dropout or keep
+        if not model.stage.last:
+            return model(*given)
         counted = self.counted
         if counted is None:
             counted = (target_BS != IGNORED).sum().clamp(min=1) * len(self.batches)
         known = self.scale * self.mesh.cp.size / float(counted) if self.known else None
-        out = model(x, self._own(position_BS), attend, dropout or keep, self._own(target_BS), known)
-        return scaled(out * self.mesh.cp.size / counted, self.scale) if model.stage.last else out
+        return scaled(model(*given, self._own(target_BS), known) * self.mesh.cp.size / counted, self.scale)
 
     def _counted_by_all(self) -> Tensor:
         """Tokens of all replicas' micro-batches that count, over dp: the mean over replicas undoes that."""

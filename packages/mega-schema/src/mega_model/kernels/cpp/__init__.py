@@ -1,4 +1,4 @@
-"""Kernels of ours in C++, for CPUs with AVX-512's products of bfloat16.
+"""C++ kernels for CPUs with AVX-512's products of bfloat16.
 
 Each takes bfloat16 or float32 (`linear` float32 alone) that lies in rows. All else is left to the
 definition, or of attention to `blocked`.
@@ -69,10 +69,10 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     (tokens, into), out = x_TI.shape, weight_OI.shape[0]
     if min(tokens, into, out) < _FEWEST:
         return products.linear(x_TI, weight_OI, bias_O)
-    x_TI, turned = _dense_rows(x_TI), weight_OI.stride(1) != 1
+    x_TI, transposed = _dense_rows(x_TI), weight_OI.stride(1) != 1
     y_TO = x_TI.new_empty(tokens, out) if bias_O is None else bias_O.expand(tokens, out).contiguous()
-    places = _at(y_TO), out, _at(x_TI), x_TI.stride(0), _at(weight_OI), weight_OI.stride(int(turned))
-    _call("mega_linear_f32", *places, tokens, out, into, bias_O is None, turned)
+    places = _at(y_TO), out, _at(x_TI), x_TI.stride(0), _at(weight_OI), weight_OI.stride(int(transposed))
+    _call("mega_linear_f32", *places, tokens, out, into, bias_O is None, transposed)
     return y_TO
 
 

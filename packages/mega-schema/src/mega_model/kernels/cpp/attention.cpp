@@ -31,17 +31,7 @@ template <typename Item, typename Word = typename Words<Item>::Word>
 void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width) {
     const long words = width / Words<Item>::PER;
     for (long begin = 0; begin < rows; begin += WIDE, panels += words * WIDE)
-        for (long r = 0; r < WIDE; r += 16)
-            for (long p = 0; p < words; p += 16) {
-                __m512 some[16];  // words, whatever they hold
-                for (long i = 0; i < 16; ++i)
-                    some[i] = begin + r + i < rows
-                                  ? _mm512_maskz_loadu_ps(lanes(words - p), x.row(begin + r + i) + Words<Item>::PER * p)
-                                  : _mm512_setzero_ps();
-                transpose(some);
-                for (long i = 0; i < std::min(16L, words - p); ++i)
-                    _mm512_store_ps(panels + (p + i) * WIDE + r, some[i]);
-            }
+        ::pack_transposed<WIDE>(panels, x.row(begin), x.stride, rows - begin, words);
 }
 
 // words that so many numbers along a sum fill

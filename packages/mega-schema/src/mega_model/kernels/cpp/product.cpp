@@ -32,12 +32,6 @@ struct Factor {
     }
 };
 
-// 16 lines of float32, of which fewer may be there, as vectors across them: of the 16 next places in the sum
-void turned(__m512 (&v)[16], const float* from, long stride, long lines, long places) {
-    for (long r = 0; r < 16; ++r) v[r] = r < lines ? load(from + r * stride, lanes(places)) : _mm512_setzero_ps();
-    transpose(v);
-}
-
 // two panels of 8 rows of a from 16
 void pack_rows(Pair* panels, long panel_size, const Factor<Bf16>& a, long row, long begin, long places, long rows) {
     for (long p = 0; p < places; p += 2) {
@@ -61,7 +55,7 @@ void pack_rows(float* panels, long panel_size, const Factor<float>& a, long row,
     }
     for (long p = 0; p < places; p += 16) {
         __m512 v[16];
-        turned(v, a.from(row, begin + p), a.stride, rows, places - p);
+        load_across(v, a.from(row, begin + p), a.stride, rows, places - p);
         for (long i = 0; i < std::min(16L, places - p); ++i) put_rows(panels, panel_size, p + i, v[i]);
     }
 }
@@ -75,12 +69,7 @@ void pack_columns(float* panel, const Factor<float>& b, long column, long begin,
         pack<COLUMNS>(panel, b.from(column, begin), b.stride, places, columns);
         return;
     }
-    for (long c = 0; c < COLUMNS; c += 16)
-        for (long p = 0; p < places; p += 16) {
-            __m512 v[16];
-            turned(v, b.from(column + c, begin + p), b.stride, columns - c, places - p);
-            for (long i = 0; i < std::min(16L, places - p); ++i) _mm512_store_ps(panel + (p + i) * COLUMNS + c, v[i]);
-        }
+    pack_transposed<COLUMNS>(panel, b.from(column, begin), b.stride, columns, places);
 }
 
 struct Sum {
@@ -169,10 +158,10 @@ extern "C" int mega_add_weight_gradient_f32(float* main, long main_stride, const
     return add_product<float>(sum, {grad, grad_stride, true}, {x, x_stride, true}, tokens, threads);
 }
 
-// weight[o][i] lies at o * weight_stride + i, or with `turned` at i * weight_stride + o
+// weight[o][i] lies at o * weight_stride + i, or with `transposed` at i * weight_stride + o
 extern "C" int mega_linear_f32(float* y, long y_stride, const float* x, long x_stride, const float* weight,
-                               long weight_stride, long tokens, long out, long in, int overwrite, int turned,
+                               long weight_stride, long tokens, long out, long in, int overwrite, int transposed,
                                int threads) {
     const Sum sum{y, y_stride, tokens, out, overwrite != 0, false};
-    return add_product<float>(sum, {x, x_stride, false}, {weight, weight_stride, turned != 0}, in, threads);
+    return add_product<float>(sum, {x, x_stride, false}, {weight, weight_stride, transposed != 0}, in, threads);
 }

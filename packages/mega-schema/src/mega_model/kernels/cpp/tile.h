@@ -63,6 +63,25 @@ void pack(float* panel, const float* from, long stride, long rows, long columns)
             _mm512_store_ps(panel + c, load(from + r * stride + c, lanes(columns - c)));
 }
 
+// 16 lines of words, of which fewer may be there, as vectors across them: of the 16 next words
+template <typename Item>
+void load_across(__m512 (&v)[16], const Item* from, long stride, long lines, long words) {
+    for (long r = 0; r < 16; ++r)
+        v[r] = r < lines ? _mm512_maskz_loadu_ps(lanes(words), from + r * stride) : _mm512_setzero_ps();
+    transpose(v);
+}
+
+// the transpose of a matrix as panel[word of a row][WIDTH], zeros where there are no more rows
+template <long WIDTH, typename Item, typename Word = typename Words<Item>::Word>
+void pack_transposed(Word* panel, const Item* from, long stride, long rows, long words) {
+    for (long r = 0; r < WIDTH; r += 16)
+        for (long p = 0; p < words; p += 16) {
+            __m512 some[16];
+            load_across(some, from + r * stride + Words<Item>::PER * p, stride, rows - r, words - p);
+            for (long i = 0; i < std::min(16L, words - p); ++i) _mm512_store_ps(panel + (p + i) * WIDTH + r, some[i]);
+        }
+}
+
 inline __m512 add_products(__m512 sum, Pair a, const Pair* b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)_mm512_load_si512(b));
 }

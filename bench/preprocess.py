@@ -8,10 +8,11 @@ The first command makes the corpus: the documents of TEXTS.jsonl, then files of 
 
 Each pipeline is a process of its own that reads lines, parses them with orjson, encodes on two cores and
 writes a dataset; `tokenizers` and `tiktoken` get the beginning of the corpus, as neither gets faster with
-more. A run on one line first tells what starting costs; it is subtracted. Of several runs the quickest
-counts. Rates are megabytes of the corpus a second of the processor, all processes together, and of the
-wall, which says little where others use the machine. The ids of the three must be equal. `tiktoken` is left
-out, and the result says so, where it is not installed.
+more. A run on one line first tells what starting costs; it is subtracted. The pipelines take turns, and of
+several rounds the quickest counts. Where all read the whole corpus (`--slow-megabytes` at its size), the
+ratios of whole processes, their start included, are given too. Rates are megabytes of the corpus a second of
+the processor, all processes together, and of the wall, which says little where others use the machine. The
+ids of the three must be equal. `tiktoken` is left out, and the result says so, where it is not installed.
 
 The stages of ours are measured too, on one core in one process: what reading and parsing cost, what each
 encoder alone does, and what is left to do with its ids. No number of workers makes a core quicker than that.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -137,21 +139,31 @@ def beginning(corpus: Path, size: int, path: Path) -> Path:
     return path
 
 
-def measured(name: str, corpus: Path, line: Path, folder: Path, gpt2: Path, repeat: int) -> dict[str, Any]:
-    prefix = folder / name / "p"
-    prefix.parent.mkdir()
-    starts = [spent(command(name, line, folder / name / "line", gpt2)) for _ in range(repeat)]
-    wholes = [spent(command(name, corpus, prefix, gpt2)) for _ in range(repeat)]
-    start, whole = ([min(column) for column in zip(*runs, strict=True)] for runs in (starts, wholes))
+def measured(
+    corpora: dict[str, Path], line: Path, folder: Path, gpt2: Path, repeat: int
+) -> dict[str, dict[str, Any]]:
+    """Each pipeline on its corpus and on one line, least of `repeat` rounds; the pipelines take turns."""
+    runs: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in corpora}
+    for turn, name in itertools.product(range(repeat), corpora):
+        prefix = folder / f"{name}-{turn}"
+        start = spent(command(name, line, prefix / "line", gpt2))
+        runs[name].append((*start, *spent(command(name, corpora[name], prefix / "p", gpt2))))
+    return {name: figures(corpora[name], runs[name]) for name in corpora}
+
+
+def figures(corpus: Path, runs: list[tuple[float, float, float, float]]) -> dict[str, Any]:
+    start_cpu, start_wall, whole_cpu, whole_wall = (min(column) for column in zip(*runs, strict=True))
     size = corpus.stat().st_size / 1e6
     return {
         "megabytes": round(size, 1),
-        "start_cpu_s": round(start[0], 2),
-        "start_wall_s": round(start[1], 2),
-        "cpu_s": round(whole[0] - start[0], 2),
-        "wall_s": round(whole[1] - start[1], 2),
-        "MB_per_cpu_s": round(size / max(whole[0] - start[0], 1e-9), 1),
-        "MB_per_wall_s": round(size / max(whole[1] - start[1], 1e-9), 1),
+        "start_cpu_s": round(start_cpu, 2),
+        "start_wall_s": round(start_wall, 2),
+        "cpu_s": round(whole_cpu - start_cpu, 2),
+        "wall_s": round(whole_wall - start_wall, 2),
+        "whole_cpu_s": round(whole_cpu, 2),
+        "whole_wall_s": round(whole_wall, 2),
+        "MB_per_cpu_s": round(size / max(whole_cpu - start_cpu, 1e-9), 1),
+        "MB_per_wall_s": round(size / max(whole_wall - start_wall, 1e-9), 1),
     }
 
 
@@ -223,17 +235,21 @@ def main() -> None:
         folder = Path(name)
         line = beginning(args.corpus, 1, folder / "line.jsonl")
         part = beginning(args.corpus, int(args.slow_megabytes * 1e6), folder / "part.jsonl")
-        found["mega-data"] = measured("mega-data", args.corpus, line, folder, args.gpt2, args.repeat)
+        peers = {name: part for name, _ in PIPELINES if importlib.util.find_spec(name) is not None}
+        found |= measured({"mega-data": args.corpus, **peers}, line, folder, args.gpt2, args.repeat)
         found["stages of one core"] = stages(args.corpus, args.gpt2)
-        for pipeline, _ in PIPELINES:
-            if importlib.util.find_spec(pipeline) is None:
-                found[pipeline] = "not installed"
+        ours = found["mega-data"]
+        for name, _ in PIPELINES:
+            if name not in peers:
+                found[name] = "not installed"
                 continue
-            found[pipeline] = measured(pipeline, part, line, folder, args.gpt2, args.repeat)
-            ours = folder / "mega-data/p_text_document"
-            found[pipeline]["ids_equal"] = same_ids(ours, folder / pipeline / "p")
-            ratio = found["mega-data"]["MB_per_cpu_s"] / found[pipeline]["MB_per_cpu_s"]
-            found[pipeline]["ours_is_faster"] = round(ratio, 1)
+            theirs = found[name]
+            theirs["ids_equal"] = same_ids(folder / "mega-data-0/p_text_document", folder / f"{name}-0/p")
+            theirs["ours_is_faster"] = round(ours["MB_per_cpu_s"] / theirs["MB_per_cpu_s"], 1)
+            if theirs["megabytes"] == ours["megabytes"]:
+                for clock in ("cpu", "wall"):
+                    ratio = theirs[f"whole_{clock}_s"] / ours[f"whole_{clock}_s"]
+                    theirs[f"whole_process_ratio_by_{clock}"] = round(ratio, 1)
     text = json.dumps(found, indent=1)
     print(text)
     if args.json:

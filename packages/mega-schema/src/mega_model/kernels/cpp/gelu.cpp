@@ -40,27 +40,27 @@ int forward(Item* out, const Item* x, const Item* bias, long rows, long columns,
     return 0;
 }
 
-// grad_x, and its sum over the rows where there is a bias: each thread adds up columns of its own
+// grad_x, and its sum over the rows where there is a bias. Each thread takes a range of columns, so that a column's
+// numbers are added in the order of the rows whatever the number of threads; it walks along the rows, as a walk down
+// the columns would touch another page of memory at every step.
 template <typename Item>
 int backward(Item* grad_x, float* grad_bias, const Item* grad, const Item* x, const Item* bias, long rows, long columns,
              int threads) {
-    constexpr long SOME = 8;  // vectors of a row at a time: their sums stay in registers
+    constexpr long LINE = 128;  // columns; a multiple of what a cache line holds, so that no two threads write to one
+    const long lines = (columns + LINE - 1) / LINE, width = (lines + threads - 1) / threads * LINE;
+    if (grad_bias != nullptr) std::fill(grad_bias, grad_bias + columns, 0.0f);
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (long begin = 0; begin < columns; begin += 16 * SOME) {
-        __m512 sums[SOME];
-        for (auto& sum : sums) sum = _mm512_setzero_ps();
+    for (long begin = 0; begin < columns; begin += width) {
+        const long end = std::min(begin + width, columns);
         for (long row = 0; row < rows; ++row)
-            for (long i = 0; i < SOME; ++i) {
-                const long c = begin + 16 * i, at = row * columns + c;
-                const __mmask16 mask = lanes(columns - c);
+            for (long c = begin; c < end; c += 16) {
+                const long at = row * columns + c;
+                const __mmask16 mask = lanes(end - c);
                 const __m512 slope = gelu(biased(x + row * columns, bias, c, mask)).slope;
-                const __m512 made = rounded(x, _mm512_mul_ps(load(grad + at, mask), slope));
-                store(grad_x + at, made, mask);
-                sums[i] = _mm512_add_ps(sums[i], made);
+                const __m512 product = rounded(x, _mm512_mul_ps(load(grad + at, mask), slope));
+                store(grad_x + at, product, mask);
+                if (grad_bias != nullptr) store(grad_bias + c, _mm512_add_ps(load(grad_bias + c, mask), product), mask);
             }
-        if (grad_bias == nullptr) continue;
-        for (long i = 0; i < SOME; ++i)
-            _mm512_mask_storeu_ps(grad_bias + begin + 16 * i, lanes(columns - begin - 16 * i), sums[i]);
     }
     return 0;
 }

@@ -4,9 +4,7 @@
 
 #pragma once
 
-#include <cstdlib>
-#include <memory>
-
+#include "memory.h"
 #include "vectors.h"
 
 template <typename Item>
@@ -25,17 +23,6 @@ struct Words<float> {
 };
 
 using Pair = Words<Bf16>::Word;
-
-struct Freed {
-    void operator()(void* memory) const { std::free(memory); }
-};
-
-// room for so many, in whole lines of the cache; null where there is none
-template <typename Item>
-std::unique_ptr<Item, Freed> room(long count) {
-    return std::unique_ptr<Item, Freed>(
-        static_cast<Item*>(std::aligned_alloc(64, (count * sizeof(Item) + 63) / 64 * 64 + 64)));
-}
 
 // 16 columns of two rows, each pair in one number; the second row may be absent
 inline __m512i interleaved(const Bf16* a, const Bf16* b, long columns) {

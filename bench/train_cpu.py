@@ -18,7 +18,8 @@ Megatron Core, which has torch's default one.
 fp32 is float32 in all. bf16 is autocast with float32 weights in the compiled peers, and bfloat16 weights with
 float32 main weights in ours and Megatron Core's. What becomes of a weight gradient then differs, and the
 field `weight_gradients` says it: autocast and Megatron Core without Apex round it to bfloat16, ours does not
-by default (`ours`), and does with --no-gradient-accumulation-fusion (`ours-rounded`). Only `ours-rounded`
+by default (`ours`), and does with --no-gradient-accumulation-fusion (`ours-rounded`). `ours-recompute` is the
+default with --recompute-granularity selective --recompute-modules layernorm mlp_act. Only `ours-rounded`
 does the same work as the peers. Where the CPU lacks bfloat16 instructions, peers emulate them and ours
 computes in float32: the comparison says nothing then, and --dtype bf16 is refused.
 
@@ -61,7 +62,7 @@ TOKENS = LENGTH * MICRO
 HF, PLAIN, MEGATRON = "hf-compile", "plain-compile", "megatron-core"
 COMPILED = (HF, PLAIN)
 PEERS = (*COMPILED, MEGATRON)
-OURS = ("ours", "ours-rounded")
+OURS = ("ours", "ours-rounded", "ours-recompute")
 
 Step = Callable[[], float]
 
@@ -86,7 +87,7 @@ def batches() -> np.ndarray:
     return rng.zipf(1.3, (64, MICRO, LENGTH + 1)).clip(1, VOCAB).astype(np.int64) - 1
 
 
-def ours(dtype: str, *, rounded: bool) -> tuple[Step, float]:
+def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
     """One step of ours, which returns its loss; and the peak of memory before the model was built."""
     from mega_model.mesh import Mesh, World
     from mega_schema.config import load
@@ -110,6 +111,8 @@ def ours(dtype: str, *, rounded: bool) -> tuple[Step, float]:
         "train.rounded_weight_gradients": str(rounded).lower(), "evaluation.iterations": 0,
         "optimizer.weight_decay": 0.1, "data.split": '"100,0,0"', "data.path": folder / "data",
     }  # fmt: skip
+    if recompute:
+        settings |= {"recompute.granularity": "selective", "recompute.modules": ["layernorm", "mlp_act"]}
     run = load(Run, None, {}, [f"{key}={value}" for key, value in settings.items()])
     ready = prepare(run, "gpt", World())
     trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
@@ -240,6 +243,7 @@ def child(way: str, dtype: str, steps: int) -> dict[str, float]:
         MEGATRON: megatron,
         "ours": lambda kind: ours(kind, rounded=False),
         "ours-rounded": lambda kind: ours(kind, rounded=True),
+        "ours-recompute": lambda kind: ours(kind, rounded=False, recompute=True),
     }
     step, before = build[way](dtype)
     first = step()

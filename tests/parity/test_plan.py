@@ -36,6 +36,18 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, dropout": ("gpt", {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}),
     "gpt, attention again": ("gpt", {"recompute__granularity": "selective", "batch__micro": 2}),
     "llama, attention again": ("llama", {"model__ffn": 160, "recompute__granularity": "selective"}),
+    "gpt, norms and activation again": (
+        "gpt",
+        {"recompute__granularity": "selective", "recompute__modules": "layernorm mlp_act", "batch__micro": 2},
+    ),
+    "llama, all modules again": (
+        "llama",
+        {
+            "model__ffn": 160,
+            "recompute__granularity": "selective",
+            "recompute__modules": "core_attn layernorm mlp_act",
+        },
+    ),
     "gpt, layers again": ("gpt", {"recompute__granularity": "full"}),
     "llama, two layers again at once": (
         "llama",

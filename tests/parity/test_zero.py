@@ -30,7 +30,10 @@ TP2 = {"parallel__tp": 2}
 ONE_MICRO = {"batch__micro": 4, "optimizer__clip": 0.0}
 PP2 = {"parallel__pp": 2}
 FULL = {"recompute__granularity": "full", "recompute__layers": 2}
-SELECTIVE = {"recompute__granularity": "selective"}
+SELECTIVE = {
+    "recompute__granularity": "selective",
+    "recompute__modules": "core_attn layernorm mlp_act",
+}
 BUBBLE = {"parallel__schedule": "zero-bubble"}
 VIRTUAL = {"parallel__layers_per_virtual": 1}
 DROPOUT = {"train__hidden_dropout": 0.1, "train__attention_dropout": 0.1}
@@ -196,7 +199,7 @@ CASES: dict[int, dict[str, Body]] = {
             f"stage_{stage}_recomputed": _same("gpt", _zero(stage), SMALL, OVERLAP, FULL, DROPOUT)
             for stage in range(1, 4)
         },
-        "stage_3_with_attention_recomputed": _same("llama", _zero(3), SELECTIVE, {"batch__micro": 2}),
+        "stage_3_with_modules_recomputed": _same("llama", _zero(3), SELECTIVE, {"batch__micro": 2}),
         **{
             f"stage_{stage}_context_2": _same("llama", _zero(stage), SMALL, OVERLAP, {"parallel__cp": 2})
             for stage in range(1, 4)

@@ -20,14 +20,21 @@ from mega_model.recompute import Recomputed, again, again_from_share
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.arch import table
-from mega_schema.recompute import KEEP_ALL, Recompute
+from mega_schema.recompute import KEEP_ALL, MODULES, Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "context": 32, "vocab_multiple": 8}
-SPECS: dict[str, ModelSpec] = {"gpt": gpt(**SIZES), "llama": llama(**SIZES, kv_heads=2, ffn=24)}
+SPECS: dict[str, ModelSpec] = {
+    "gpt": gpt(**SIZES),
+    "gpt, parallel residual": gpt(**SIZES, parallel_residual=True, activation="geglu"),
+    "gpt, normed residual": gpt(**SIZES, post_norm_residual=True),
+    "llama": llama(**SIZES, kv_heads=2, ffn=24),
+}
 ROWS, LENGTH = 2, 32
 KINDS = {
     "selective": Recompute("selective"),
+    "norms and activation": Recompute("selective", modules=("layernorm", "mlp_act")),
+    "all modules": Recompute("selective", modules=MODULES),
     "full": Recompute("full"),
     "full by three": Recompute("full", layers=3),
     "block of two": Recompute("full", "block", 2),
@@ -62,7 +69,7 @@ def _forward(model: Decoder, recompute: Recompute, dropout: float, length: int =
     token_T = torch.randint(0, 19, (ROWS * length,), generator=torch.Generator().manual_seed(3))
     drop = Dropout(dropout, dropout, token_keys(1, range(ROWS), torch.arange(length)), Axis("tp"))
     attend = Packed(ROWS, length, dropout=drop)
-    attended = Recomputed(attend) if recompute.granularity == "selective" else attend
+    attended = Recomputed(attend) if recompute.recomputes("core_attn") else attend
     scores: Tensor = model(token_T, torch.arange(length).repeat(ROWS), attended, drop)
     return scores.square().mean()
 
@@ -124,6 +131,14 @@ def test_selective_recomputation_keeps_nothing_that_grows_with_the_square_of_the
     # the two copies of the probabilities, and a byte for every pair of places: which is seen
     square = 2 * 4 * ROWS * 4 + 1
     assert everything[1] - 2 * everything[0] == square * (32 * 32 - 2 * 16 * 16)
+
+
+def test_norms_and_activation_that_are_recomputed_are_not_kept() -> None:
+    """Of GPT the inputs of qkv and up, 2 h, and of down, 4 h (arXiv:2205.05198 §4.1, table 2)."""
+    kept = _kept(KEEP_ALL, 3) - _kept(KEEP_ALL, 2)
+    for modules, saved in ((("layernorm",), 2), (("mlp_act",), 4), (("layernorm", "mlp_act"), 6)):
+        again = Recompute("selective", modules=modules)
+        assert _kept(again, 3) - _kept(again, 2) == kept - saved * INPUT, modules
 
 
 def test_a_share_of_what_enters_is_enough() -> None:

@@ -398,6 +398,10 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
         ({"granularity": "full"}, Recompute("full", "uniform", 1)),
         ({"granularity": "full", "method": "block", "layers": 3}, Recompute("full", "block", 3)),
         ({"full": True, "cut": True}, Recompute("full", cut=True)),
+        (
+            {"selective": True, "modules": "mlp_act layernorm"},
+            Recompute("selective", modules=("layernorm", "mlp_act")),
+        ),
     ],
 )
 def test_flags_of_recomputation_say_one_thing(
@@ -429,6 +433,16 @@ def test_flags_of_recomputation_say_one_thing(
             {"recompute__layers": 2, "recompute__selective": True},
             "--recompute-num-layers: is of full recomputation: found selective; "
             "hint: --recompute-granularity full",
+        ),
+        (
+            {"recompute__modules": "layernorm"},
+            "--recompute-modules: is of selective recomputation: found no recomputation; "
+            "hint: --recompute-granularity selective",
+        ),
+        (
+            {"recompute__modules": "layernorm moe", "recompute__selective": True},
+            "--recompute-modules: not a module that is recomputed: found moe, "
+            "wanted core_attn or layernorm or mlp_act",
         ),
         (
             {"recompute__layers": 0, "recompute__full": True},

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mega_model.attend import Attend
 from mega_model.layers import ColumnLinear, RowLinear, norm
 from mega_model.reach import Reach
+from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec
 
@@ -24,6 +25,8 @@ class Attention(nn.Module):
         super().__init__()
         m, at = rt.spec, f"layers.{layer}."
         self.layer, self.head_width, self.kernels = layer, m.head_width, rt.kernels
+        self.recompute_norm = rt.recompute.recomputes("layernorm")
+        self.recompute_activation = rt.recompute.recomputes("mlp_act")
         self.reach, self.interleaved = Reach.of(m, rt.tp), m.turning if m.rope_interleaved else 0
         self.attn_norm = norm(rt, at + "attn_norm")
         self.qkv_widths = rt.runs(at + "qkv.weight")
@@ -32,8 +35,10 @@ class Attention(nn.Module):
         self.k_norm = norm(rt, at + "k_norm") if m.qk_norm else None
         self.out = RowLinear(rt, at + "out", bias=m.bias)
 
-    def attention(self, x_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        q, k, v = self._heads(self.qkv(x_TD), angles)
+    def attention(self, x_TD: Tensor, y_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """Attention of y, which is `attn_norm` of x."""
+        qkv_TW = self.qkv(y_TD, rerun(self.recompute_norm, self.attn_norm, x_TD))
+        q, k, v = self._heads(qkv_TW, angles)
         return self.out(attend(self.layer, q, k, v, self.reach).flatten(1))
 
     def _heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:

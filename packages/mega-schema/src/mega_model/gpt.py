@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +19,7 @@ from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, PositionTable, RowLinear, add_and_norm, norm, sinusoids
+from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 
@@ -60,34 +60,37 @@ class Block(Attention):
         self.normed_residual, self.parallel = m.post_norm_residual, m.parallel_residual
         self.ffn_norm = norm(rt, at + "ffn_norm")
         self.up = ColumnLinear(rt, at + "up", bias=m.bias)
-        self.activated = feed_forward(rt)
+        self.act, self.act_adds_bias = activation(rt), rt.spec.activation in ("gelu_tanh", "gelu_erf")
         self.down = RowLinear(rt, at + "down", bias=m.bias)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
         y_TD = self.attn_norm(x_TD)
-        add_TD, residual_TD = self.attention(y_TD, angles, attend), y_TD if self.normed_residual else x_TD
+        add_TD = self.attention(x_TD, y_TD, angles, attend)
+        residual_TD = y_TD if self.normed_residual else x_TD
         at = f"layers.{self.layer}."
         if self.parallel:
             sum_TD = drop(at + "out", add_TD, x_TD)
-            return drop(at + "down", self.down(self.activated(self.up, self.ffn_norm(x_TD))), sum_TD)
+            return drop(at + "down", self._feed_forward(x_TD, self.ffn_norm(x_TD)), sum_TD)
         x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, residual_TD)
-        add_TD, residual_TD = self.down(self.activated(self.up, y_TD)), y_TD if self.normed_residual else x_TD
-        return drop(at + "down", add_TD, residual_TD)
+        residual_TD = y_TD if self.normed_residual else x_TD
+        return drop(at + "down", self._feed_forward(x_TD, y_TD), residual_TD)
+
+    def _feed_forward(self, x_TD: Tensor, y_TD: Tensor) -> Tensor:
+        """The feed-forward of y, which is `ffn_norm` of x."""
+        up = self.up.product if self.act_adds_bias else self.up
+        up_TF = up(y_TD, rerun(self.recompute_norm, self.ffn_norm, x_TD))
+        return self.down(self._activated(up_TF), rerun(self.recompute_activation, self._activated, up_TF))
+
+    def _activated(self, up_TF: Tensor) -> Tensor:
+        """The activation of the feed-forward; GELU's kernel adds the bias of `up` first."""
+        return self.act(up_TF, self.up.bias) if self.act_adds_bias else self.act(up_TF)
 
 
-def feed_forward(rt: Runtime) -> Callable[[ColumnLinear, Tensor], Tensor]:
-    """The first product of the feed-forward with what follows it. GELU adds the product's bias itself."""
-    if rt.spec.activation in ("gelu_tanh", "gelu_erf"):
-        gelu = rt.kernels.bias_gelu
-        approximate: Literal["tanh", "none"] = "tanh" if rt.spec.activation == "gelu_tanh" else "none"
-        return lambda up, x_TD: gelu(up.product(x_TD), up.bias, approximate)
-    act = activation(rt)
-    return lambda up, x_TD: act(up(x_TD))
-
-
-def activation(rt: Runtime) -> Callable[[Tensor], Tensor]:
-    """Of the feed-forwards without GELU alone; a gated one halves the width, others keep it."""
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
+def activation(rt: Runtime) -> Callable[..., Tensor]:
+    """The activation that the spec names; GELU takes the bias too. A gated one halves the width, others keep it."""
+    functions: dict[str, Callable[..., Tensor]] = {
+        "gelu_tanh": lambda x, bias: rt.kernels.bias_gelu(x, bias, "tanh"),
+        "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
         "squared_relu": lambda x: F.relu(x).square(),
         "swiglu": rt.kernels.swiglu,
         "geglu": partial(_gated, F.gelu),

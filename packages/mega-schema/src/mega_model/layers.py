@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,9 @@ from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
 
 
+Again = Callable[[], Tensor] | None  # computes a layer's input once more, as `recompute.rerun` gives it
+
+
 class ColumnLinear(nn.Module):
     """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output on each rank."""
 
@@ -24,16 +28,16 @@ class ColumnLinear(nn.Module):
         self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, again: Again = None) -> Tensor:
         if self.fp8 is None:
-            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear)
+            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear, again)
         return self.product(x) if self.bias is None else self.product(x) + self.bias
 
-    def product(self, x: Tensor) -> Tensor:
-        """x Wᵀ alone, for who adds the bias otherwise."""
+    def product(self, x: Tensor, again: Again = None) -> Tensor:
+        """x Wᵀ alone, for a caller that adds the bias in its next kernel."""
         if self.fp8 is not None:
             return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
-        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
+        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, again)
 
 
 class Head(ColumnLinear):
@@ -76,9 +80,9 @@ class RowLinear(nn.Module):
         self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, again: Again = None) -> Tensor:
         if self.fp8 is None:
-            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear)
+            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear, again)
         else:
             y = fp8.row_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return y if self.bias is None else y + self.bias

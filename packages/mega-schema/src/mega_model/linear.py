@@ -33,14 +33,18 @@ def column_linear(
     tp: Axis,
     gradients: WeightGradients,
     product: Linear = linear,
+    again: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """x Wᵀ + b, (T, O): every rank gets every token, and gives its slice of the output.
 
     Megatron's f; with sequence parallelism its g.
+
+    Args:
+        again: computes x once more; with it backward calls it and x is not kept.
     """
     if not torch.is_grad_enabled():
         return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
-    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients, product)
+    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients, product, again)
 
 
 def row_linear(
@@ -49,14 +53,18 @@ def row_linear(
     tp: Axis,
     gradients: WeightGradients,
     product: Linear = linear,
+    again: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """x Wᵀ summed over the ranks, (T, O): a rank brings its slice of the input.
 
     Megatron's g; with sequence parallelism its ḡ, and a rank gets its own share of the tokens.
+
+    Args:
+        again: as `column_linear` takes it.
     """
     if not torch.is_grad_enabled():
         return _scattered_product(x_TI, weight_OI, tp, product)
-    return _apply(_Row, x_TI, weight_OI, tp, gradients, product)
+    return _apply(_Row, x_TI, weight_OI, tp, gradients, product, again)
 
 
 def vocabulary_rows(
@@ -96,6 +104,22 @@ def _apply(function: type[torch.autograd.Function], *given: object) -> Tensor:
     return function.apply(*given)
 
 
+def _save_input(ctx: Any, x_TI: Tensor, again: Callable[[], Tensor] | None) -> None:
+    """Keep the layer's input for backward, or what computes it again."""
+    ctx.again = again
+    if again is None:
+        ctx.save_for_backward(x_TI)
+
+
+def _saved_input(ctx: Any) -> Callable[[], Tensor]:
+    """What gives the layer's input in backward. The layer forgets it: what computes it again holds tensors."""
+    if ctx.again is None:
+        (x_TI,) = ctx.saved_tensors
+        return lambda: x_TI
+    again, ctx.again = ctx.again, None
+    return again
+
+
 class _Column(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -106,24 +130,25 @@ class _Column(torch.autograd.Function):
         tp: Axis,
         gradients: WeightGradients,
         product: Linear,
+        again: Callable[[], Tensor] | None,
     ) -> Tensor:
-        ctx.save_for_backward(x_TI)
+        _save_input(ctx, x_TI, again)
         ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
         return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
-        (x_TI,) = ctx.saved_tensors
+        x_TI = _saved_input(ctx)
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         tp, gradients, weight = ctx.tp, ctx.gradients, ctx.weight
-        x: Callable[[], Tensor] = lambda: tp.enter(x_TI).wait()  # noqa: E731
+        x: Callable[[], Tensor] = lambda: tp.enter(x_TI()).wait()  # noqa: E731
         if needs_weight and not gradients.deferring:
-            x = tp.enter(x_TI).wait
+            x = tp.enter(x_TI()).wait
         grad_x = tp.leave(ctx.product(grad_TO, weight.t())) if needs_x else None
         grad_weight = gradients.add(weight, x, grad_TO) if needs_weight else None
         grad_bias = grad_TO.sum(0) if needs_bias else None
-        return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, *[None] * 3
+        return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, *[None] * 4
 
 
 class _Row(torch.autograd.Function):
@@ -135,22 +160,23 @@ class _Row(torch.autograd.Function):
         tp: Axis,
         gradients: WeightGradients,
         product: Linear,
+        again: Callable[[], Tensor] | None,
     ) -> Tensor:
-        ctx.save_for_backward(x_TI)
+        _save_input(ctx, x_TI, again)
         ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
         return _scattered_product(x_TI, weight_OI, tp, product)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
-        (x_TI,) = ctx.saved_tensors
+        x_TI = _saved_input(ctx)
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         if needs_x:
             grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp, ctx.product)
         else:
             grad_TO, grad_x = ctx.tp.enter(grad_TO).wait(), None
-        grad_weight = ctx.gradients.add(ctx.weight, lambda: x_TI, grad_TO) if needs_weight else None
-        return grad_x, grad_weight, *[None] * 3
+        grad_weight = ctx.gradients.add(ctx.weight, x_TI, grad_TO) if needs_weight else None
+        return grad_x, grad_weight, *[None] * 4
 
 
 class _Rows(torch.autograd.Function):

@@ -14,6 +14,7 @@ from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, RowLinear, add_and_norm, norm
+from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 
@@ -37,6 +38,10 @@ class Block(Attention):
         self.down = RowLinear(rt, at + "down", bias=False)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
-        add_TD, at = self.attention(self.attn_norm(x_TD), angles, attend), f"layers.{self.layer}."
+        at = f"layers.{self.layer}."
+        add_TD = self.attention(x_TD, self.attn_norm(x_TD), angles, attend)
         x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, x_TD)
-        return drop(at + "down", self.down(self.swiglu(self.gate_up(y_TD))), x_TD)
+        gate_up_TF = self.gate_up(y_TD, rerun(self.recompute_norm, self.ffn_norm, x_TD))
+        inner_TF = self.swiglu(gate_up_TF)
+        add_TD = self.down(inner_TF, rerun(self.recompute_activation, self.swiglu, gate_up_TF))
+        return drop(at + "down", add_TD, x_TD)

@@ -34,6 +34,15 @@ def again_from_share(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Axi
         return again(function, x_TD)
 
 
+def rerun(enabled: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor] | None:
+    """Compute function(*inputs) once more in backward: what a linear layer takes as `again`, None to keep its input.
+
+    The function must give the same bits each time. Its own backward keeps the inputs already, so this keeps
+    nothing more.
+    """
+    return (lambda: function(*inputs)) if enabled and torch.is_grad_enabled() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """An `Attend` of which only q, k and v are kept."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+Module = Literal["core_attn", "layernorm", "mlp_act"]
+MODULES: tuple[Module, ...] = get_args(Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,17 +15,30 @@ class Recompute:
     """A trade of memory for time (arXiv:2205.05198 §5).
 
     Attributes:
-        granularity: "full", of layers only what enters them is kept; "selective", of attention only q, k and
-            v are; None, everything is kept.
+        granularity: "full", of layers only what enters them is kept; "selective", the outputs of `modules` are
+            not; None, everything is kept.
         method: of "full": "uniform", all layers, what enters a group of `layers` is kept; "block", the first
             `layers` of a stage one by one, and of the rest everything is kept.
         cut: what is kept of a full group is cut over tp (arXiv:1910.02054 §6.1).
+        modules: of "selective", the parts of a layer that backward computes again: "core_attn", attention from q, k
+            and v; "layernorm", the norms that linear layers read, from their inputs; "mlp_act", the activation
+            between the two linear layers of the feed-forward, from its input.
     """
 
     granularity: Literal["full", "selective"] | None = None
     method: Literal["uniform", "block"] = "uniform"
     layers: int = 1
     cut: bool = False
+    modules: tuple[Module, ...] = ("core_attn",)
+
+    def recomputes(self, module: Module) -> bool:
+        """Whether selective recomputation covers the module."""
+        return self.granularity == "selective" and module in self.modules
+
+    @property
+    def chosen(self) -> bool:
+        """Whether selective recomputation covers other modules than by default."""
+        return self.granularity == "selective" and self.modules != KEEP_ALL.modules
 
     def groups(self, stage: Sequence[int]) -> list[tuple[list[int], bool]]:
         """The layers of a stage in runs, each with whether it is computed again as one."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mega_train.buckets import Stretch
-from mega_train.optim import MOMENTS, AdamW
+from mega_train.optim import MOMENTS, AdamW, AdamWGroup
 
 _DECOUPLED, _CORRECTED = 1, 1  # its AdamW mode, and bias correction
 _MOST = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
@@ -38,44 +38,32 @@ class ApexAdamW(AdamW):
         from apex.multi_tensor_apply import multi_tensor_applier
 
         super().__init__(stretches, main, betas=betas, eps=eps)
-        self._apply, self._kernel, self._betas, self._eps = (
-            multi_tensor_applier,
-            multi_tensor_adam,
-            betas,
-            eps,
-        )
+        self._apply, self._kernel = multi_tensor_applier, multi_tensor_adam
         self._skipped = torch.zeros(1, dtype=torch.int32, device=main[0].device)  # asked for and not read
 
-    @property
-    def steps(self) -> int:
-        return self._done
-
     @torch.no_grad()
-    def _update(self) -> None:
-        self._done += 1
-        for group in self._adam.param_groups:
-            # without the empty ones: the kernel launches nothing more once it meets one at the end
-            mains = [main for main in group["params"] if main.numel()]
-            if not mains:
-                continue
-            moments = [[self._adam.state[main][moment] for main in mains] for moment in MOMENTS]
-            lists = [_split(tensors) for tensors in ([main.grad for main in mains], mains, *moments)]
-            self._apply(
-                self._kernel,
-                self._skipped,
-                lists,
-                group["lr"],
-                *self._betas,
-                self._eps,
-                self._done,
-                _DECOUPLED,
-                _CORRECTED,
-                group["weight_decay"],
-            )
-
-    def _state(self, *, steps: int) -> None:
-        super()._state(steps=steps)
-        self._done = steps
+    def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
+        # without the empty ones: the kernel launches nothing more once it meets one at the end
+        filled = [place for place in group.places if self.main[place].numel()]
+        if not filled:
+            return
+        own_gradients = [
+            g for place, g in zip(group.places, gradients, strict=True) if self.main[place].numel()
+        ]
+        tensors = (self.main, *(self.moments[name] for name in MOMENTS))
+        lists = [_split(own_gradients), *(_split([each[place] for place in filled]) for each in tensors)]
+        self._apply(
+            self._kernel,
+            self._skipped,
+            lists,
+            lr,
+            *self._betas,
+            self._eps,
+            self.steps,
+            _DECOUPLED,
+            _CORRECTED,
+            weight_decay,
+        )
 
 
 def _split(tensors: Sequence[Tensor]) -> list[Tensor]:

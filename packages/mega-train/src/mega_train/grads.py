@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mega_model.mesh import Mesh
 from mega_model.stage import Decoder
@@ -56,6 +55,9 @@ class Shards(Protocol):
 
     def settle(self) -> None:
         """Wait until every weight has arrived."""
+
+    def local_weights(self) -> Iterator[Tensor]:
+        """The model's weights as this rank holds them; of stage 3 its shard of each."""
 
 
 class Gradients:
@@ -174,9 +176,7 @@ class Gradients:
 
     def _has_bad_weight(self) -> bool:
         """Whether a weight of this rank, as the forward pass used it, is not finite."""
-        weights = (weight.data for _, weight in self.shards.held)
-        local = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
-        return any(not weight.isfinite().all() for weight in local)
+        return any(not weight.isfinite().all() for weight in self.shards.local_weights())
 
     def clip(self, norm: float, most: float) -> None:
         """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""

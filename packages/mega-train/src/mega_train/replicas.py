@@ -16,13 +16,15 @@ turn it is. Whether they go as they fill up or all at the end changes no bit of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from mega_model.build import parameters
 from mega_model.mesh import Awaited, Axis
+from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import Param
@@ -85,6 +87,9 @@ class Buckets:
 
     def settle(self) -> None:
         self._weights.settle()
+
+    def local_weights(self) -> Iterator[Tensor]:
+        return (weight.data for _, weight in self.held)
 
 
 class _Weights:
@@ -267,6 +272,13 @@ class _Gradients:
 
     def _zeros(self, length: int) -> Tensor:
         return torch.zeros(length, device=self._device)
+
+
+def ordered_params(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
+    """The parameters this rank holds, each with its table row, in the order of the forward pass."""
+    order = {name: place for place, name in enumerate(rt.table)}
+    held = (pair for model in models for pair in parameters(model, rt))
+    return sorted(held, key=lambda pair: order[pair[0].name])
 
 
 def units(model: Decoder) -> list[nn.Module]:

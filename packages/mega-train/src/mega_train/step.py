@@ -83,7 +83,7 @@ class MicroBatches:
             softmax=model.kernels.masked_softmax,
         )
         x = self._own(token_BS) if received is None else received
-        if self.plan.recompute.granularity == "selective":
+        if self.plan.recompute.recomputes("core_attn"):
             attend = Recomputed(attend)
         given = x, self._own(position_BS), attend, dropout or keep
         if not model.stage.last:

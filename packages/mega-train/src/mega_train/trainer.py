@@ -35,9 +35,9 @@ from mega_train.resolve.begins import takes_optimizer
 from mega_train.save_folder import same_folder
 from mega_train.saves import Saves
 from mega_train.schedule import SCHEDULES, Pipe, Table, forward_only
+from mega_train.sharding import build_sharding
 from mega_train.step import MicroBatches
 from mega_train.watch.timers import Timers, untimed
-from mega_train.zero import shards
 
 
 class NotFinite(MegaError):
@@ -97,7 +97,7 @@ class Trainer:
             fp8=plan.fp8,
             fused_gradients=not plan.run.train.rounded_weight_gradients,
         )
-        self.shards = shards(self.rt, mesh, plan.sharing)
+        self.shards = build_sharding(self.rt, mesh, plan.sharing)
         self.models, self.held = self.shards.models, self.shards.held
         rows = self.rt.table.values()
         initial = initial_values(rows, plan.run.train.seed)

@@ -7,7 +7,7 @@ backward pass ends. What it keeps in float32 are the main weights; it rounds as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from mega_model.build import chunks, parameters
+from mega_model.build import chunks
 from mega_model.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.params import Param
-from mega_train.buckets import Sharing, Stretch
-from mega_train.grads import Shards, tied_over_stages
-from mega_train.replicas import Buckets
+from mega_train.buckets import Stretch
+from mega_train.replicas import ordered_params
 
 
 class FullyShard:
@@ -54,7 +52,7 @@ class FullyShard:
             for part in (*model.layers.values(), model):
                 _sums(fully_shard(part, mesh=replicas, mp_policy=policy))
             model.to_empty(device=mesh.device)
-        self.held = in_order(self.models, rt)
+        self.held = ordered_params(self.models, rt)
         self._weights = [weight for _, weight in self.held]
         self.stretches = [_stretch(row, row.local_shape(rt.tp.size), mesh.replicas) for row, _ in self.held]
         self.main = [_local(weight).detach().view(-1) for weight in self._weights]
@@ -76,29 +74,14 @@ class FullyShard:
             for weight, main in zip(self._weights, self.main, strict=True)
         ]
 
+    def local_weights(self) -> Iterator[Tensor]:
+        return (_local(weight) for weight in self._weights)
+
     def publish(self) -> None:
         """Nothing: blocks gather from `main`."""
 
     def settle(self) -> None:
         """Nothing."""
-
-
-def shards(rt: Runtime, mesh: Mesh, sharing: Sharing) -> Shards:
-    """The models of this rank, their values not yet set, and the replicas' way to keep them."""
-    if sharing.stage == 3 and mesh.replicas.size > 1:
-        return FullyShard(rt, mesh, torch.bfloat16 if sharing.reduce_bf16 else torch.float32)
-    models = chunks(rt, mesh)
-    alone = tied_over_stages(rt.table.values(), mesh)
-    return Buckets(
-        in_order(models, rt), mesh.replicas, rt.weight_gradients, sharing, alone=alone, models=models
-    )
-
-
-def in_order(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
-    """Every parameter this rank holds, with its row, in the order of the forward pass."""
-    order = {name: place for place, name in enumerate(rt.table)}
-    held = (pair for model in models for pair in parameters(model, rt))
-    return sorted(held, key=lambda pair: order[pair[0].name])
 
 
 def _sums(part: FSDPModule) -> None:

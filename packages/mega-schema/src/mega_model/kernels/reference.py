@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.kernels.record import Visible
 from mega_model.mesh import Axis
@@ -102,11 +101,25 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
     queries, keys = q.shape[2], k.shape[2]
     causal = isinstance(visible, str) and queries == keys
     if isinstance(visible, str):
-        visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
+        visible = None if queries in (1, keys) else _lower_right(queries, keys, q.device)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.to(q_BNsH.dtype)
+
+
+def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
+    """The causal mask whose last query sees every key.
+
+    On a GPU torch's own, for which flash attention makes no mask. Its module imports torch._dynamo, 140 MB and 1.5 s
+    of a process that compiles nothing, so it is imported here and not with this module.
+    """
+    if device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask: Tensor = causal_lower_right(queries, keys)
+        return mask
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def attention_dtype(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.config import option
+from mega_schema.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,12 @@ class Recomputation:
         "--checkpoint-activations", False, "every layer again, as --recompute-granularity full"
     )
     granularity: Literal["full", "selective"] | None = option(
-        "--recompute-granularity", None, "selective computes attention again, full whole layers"
+        "--recompute-granularity", None, "selective recomputes --recompute-modules, full whole layers"
+    )
+    modules: Words = words(
+        "--recompute-modules",
+        "of selective: core_attn (attention), layernorm, mlp_act (the feed-forward's activation); "
+        "core_attn if not given",
     )
     method: Literal["uniform", "block"] | None = option(
         "--recompute-method",

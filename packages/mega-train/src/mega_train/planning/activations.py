@@ -18,6 +18,7 @@ ranks of tp and cp:
 | attention | with ALiBi S·s·a/t·w for all layers, with a window S·s: what a mask is |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
 | a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
+| --recompute-modules | layernorm: not the inputs of column-cut linears; mlp_act: not the activation's output |
 | the loss | the gradients of its input n'·h·e and, on GPUs, its weight V/t·h·4; Megatron's: logits n·V/t·e |
 
 For GPT with f = 4h this is s·b·h·(32 + ...), and its cut forms, of arXiv:2205.05198 table 2, which leaves the
@@ -60,9 +61,13 @@ def layer_bytes(job: Job) -> float:
     # a float32 copy of the input is each RMSNorm's own
     lean = job.software.fused or m.norm == "layernorm" or e == 4
     shared = m.hidden * e if m.parallel_residual and lean else 0
-    outer = 2 * (norm + m.hidden * e) + masks - shared
-    inner = ((3 if job.software.fused else 4) if m.gated else 2) * m.ffn * e
-    core = 0 if job.recompute.granularity == "selective" else core_bytes(job)
+    normed = 0 if job.recompute.recomputes("layernorm") else m.hidden * e
+    outer = 2 * (norm + normed) + masks - shared
+    widths = (3 if job.software.fused else 4) if m.gated else 2
+    if job.recompute.recomputes("mlp_act"):
+        widths -= 1
+    inner = widths * m.ffn * e
+    core = 0 if job.recompute.recomputes("core_attn") else core_bytes(job)
     return job.outer_tokens * outer + job.tokens * inner / t + _around_core(job) + core
 
 
@@ -84,7 +89,7 @@ def _around_core(job: Job) -> float:
         rows = shares.queries + shares.keys
         statistics = rows / job.spec.head_width
         normed = rows * (4 + e) + 4 * statistics if job.spec.norm == "rmsnorm" else rows * e + 8 * statistics
-    if job.recompute.granularity != "selective":
+    if not job.recompute.recomputes("core_attn"):
         if _copied(job):
             joint = turned = 0
         elif job.layout.cp > 1 and turns:
@@ -108,6 +113,15 @@ def core_bytes(job: Job) -> float:
     elif cp > 1:
         own += (shares.queries + cp * 2 * shares.keys) * e
     return job.tokens * own
+
+
+def _again_bytes(job: Job) -> float:
+    """Of the outputs that selective recomputation makes anew while one layer's backward pass needs them."""
+    m, e, again = job.spec, job.precision.weight, job.recompute
+    core = core_bytes(job) if again.recomputes("core_attn") else 0
+    normed = job.outer_tokens * m.hidden * e if again.recomputes("layernorm") else 0
+    activated = job.tokens * m.ffn * e / job.layout.tp if again.recomputes("mlp_act") else 0
+    return max(core, normed, activated)
 
 
 def _copied(job: Job) -> bool:
@@ -136,7 +150,7 @@ def working_bytes(job: Job, *, last: bool) -> float:
     outer = 2 * job.outer_tokens * m.hidden * e + (job.tokens * m.hidden * e if job.sequence else 0)
     again = {
         None: 0.0,
-        "selective": core_bytes(job),
+        "selective": _again_bytes(job),
         "full": layer_bytes(job) * (job.recompute.layers if job.recompute.method == "uniform" else 1),
     }[job.recompute.granularity]
     rows, width = job.cut.shares.head if last else (0, 0)

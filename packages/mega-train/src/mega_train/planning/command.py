@@ -151,6 +151,7 @@ def words(job: Job) -> str:
         "--overlap-grad-reduce": "" if job.zero and job.software.overlaps_reduce else None,
         "--overlap-param-gather": "" if job.zero and job.software.overlaps_gather else None,
         "--recompute-granularity": again.granularity,
+        "--recompute-modules": " ".join(again.modules) if again.chosen else None,
         "--recompute-method": again.method if full else None,
         "--recompute-num-layers": again.layers if full else None,
     }

@@ -152,7 +152,7 @@ def kept(job: Job) -> str:
     """What is computed again, in a word or two."""
     recompute = job.recompute
     if recompute.granularity != "full":
-        return recompute.granularity or "none"
+        return " ".join((recompute.granularity or "none", *(recompute.modules if recompute.chosen else ())))
     return f"{recompute.method} {recompute.layers}"
 
 

@@ -9,7 +9,7 @@ without a constant that says so. Everything elementwise is bytes alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.job import Job
@@ -86,13 +86,29 @@ class Work:
         return cls(
             layer=forward,
             layer_back=_layer_back(job, hardware),
-            layer_again=core if job.recompute.granularity == "selective" else forward,
+            layer_again=_selected(job, core, moved) if job.recompute.granularity == "selective" else forward,
             layer_weights=product.of_weights(job.cut.shares.matrices),
             embedding=Pass(stream=5 * width * moved, tp=halves.embedding * half),
             embedding_back=Pass(stream=5 * width * moved, tp=halves.embedding_back * half),
             head=Pass(gemm=product.forward(head, wide), stream=loss / 2, tp=halves.head * half),
             head_back=Pass(gemm=product.backward(head, wide), stream=loss / 2, tp=halves.head_back * half),
         )
+
+
+def _selected(job: Job, core: Pass, byte_seconds: float) -> Pass:
+    """The forward pass of the modules of one layer that selective recomputation runs again.
+
+    Args:
+        core: attention's.
+        byte_seconds: to move an element of an activation to or from memory.
+    """
+    again, elements = job.recompute, 0.0
+    if again.recomputes("layernorm"):  # two norms, each reads and writes the stream
+        elements += 4 * job.outer_tokens * job.spec.hidden
+    if again.recomputes("mlp_act"):
+        elements += (3 if job.spec.gated else 2) * job.tokens * job.spec.ffn / job.layout.tp
+    made = core if again.recomputes("core_attn") else Pass()
+    return replace(made, stream=made.stream + elements * byte_seconds)
 
 
 @dataclass(frozen=True, slots=True)

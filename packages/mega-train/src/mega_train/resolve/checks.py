@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.layout import Layout
 from mega_schema.outputs import check_output
-from mega_schema.recompute import Recompute
+from mega_schema.recompute import MODULES, Module, Recompute
 from mega_train.config import Data, Parallel, Run, Save, Train
 from mega_train.data.splits import shares
 
@@ -148,6 +148,7 @@ def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
         if given and asked not in (None, means):
             raise ConfigError(flag, f"means {means}", found=asked, wanted=means, hint=f"leave {flag} out")
         asked = means if given else asked  # type: ignore[assignment]
+    modules = _recomputed_modules(run, asked)
     of_full = {
         "--recompute-method": said.method,
         "--recompute-num-layers": said.layers,
@@ -163,7 +164,22 @@ def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
         raise ConfigError("--recompute-num-layers", "not a count", found=said.layers, wanted="1 or more")
     if said.cut:
         _check_share(run.parallel.sequence, layout.tp, tokens)
-    return Recompute(asked, said.method or "uniform", said.layers or 1, said.cut)
+    return Recompute(asked, said.method or "uniform", said.layers or 1, said.cut, modules)
+
+
+def _recomputed_modules(run: Run, granularity: str | None) -> tuple[Module, ...]:
+    flag, words = "--recompute-modules", " ".join(run.recompute.modules).split()  # a file may have one text
+    if not words:
+        return Recompute().modules
+    if granularity != "selective":
+        found, hint = granularity or "no recomputation", "--recompute-granularity selective"
+        raise ConfigError(flag, "is of selective recomputation", found=found, hint=hint)
+    unknown = next((word for word in words if word not in MODULES), None)
+    if unknown is not None:
+        raise ConfigError(flag, "not a module that is recomputed", found=unknown, wanted=" or ".join(MODULES))
+    if run.train.fp8 and set(words) != {"core_attn"}:
+        raise ConfigError(flag, "is of products that are not FP8", found=" ".join(words), wanted="core_attn")
+    return tuple(module for module in MODULES if module in words)
 
 
 def _check_share(sequence: bool, tp: int, tokens: int) -> None:

@@ -1,0 +1,26 @@
+"""Choose how the replicas of a model share its weights, gradients and optimizer state: the ZeRO stage of a run."""
+
+from __future__ import annotations
+
+import torch
+
+from mega_model.build import chunks
+from mega_model.mesh import Mesh
+from mega_model.runtime import Runtime
+from mega_train.buckets import Sharing
+from mega_train.grads import Shards, tied_over_stages
+from mega_train.replicas import Buckets, ordered_params
+
+
+def build_sharding(rt: Runtime, mesh: Mesh, sharing: Sharing) -> Shards:
+    """Build the models of this rank, their values not yet set, and what shares them among the replicas."""
+    if sharing.stage == 3 and mesh.replicas.size > 1:
+        # here, as FSDP2 imports DTensor and sympy: 50 MB and a second of a process that needs neither
+        from mega_train.zero import FullyShard
+
+        return FullyShard(rt, mesh, torch.bfloat16 if sharing.reduce_bf16 else torch.float32)
+    models = chunks(rt, mesh)
+    alone = tied_over_stages(rt.table.values(), mesh)
+    return Buckets(
+        ordered_params(models, rt), mesh.replicas, rt.weight_gradients, sharing, alone=alone, models=models
+    )

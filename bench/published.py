@@ -33,7 +33,9 @@ MEGATRON_2021 = Software(
 MEGATRON_2022 = Software(
     attention="scores", keeps_masks=True, whole_logits=True, sliced_p2p=True, overlaps_pp=False
 )
-MEGATRON_2024 = Software(whole_logits=True, overlaps_tp="both", overlaps_reduce=True, overlaps_gather=True)
+MEGATRON_2024 = Software(
+    whole_logits=True, overlaps_tp="both", overlaps_pp_fill=False, overlaps_reduce=True, overlaps_gather=True
+)
 
 
 @dataclass(frozen=True, slots=True)

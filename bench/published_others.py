@@ -4,7 +4,9 @@ Each row names its software; `note` states an assumption. Seconds are compared, 
 source gives seconds or tokens per second, because teams count FLOPs in different ways. A run is one row.
 
 BLOOM: arXiv:2211.05100 section 3.4 (TFLOP/s by Megatron's formula of 2021, which counts recomputation).
-MT-NLG: arXiv:2201.11990 section 2.3. GPT-NeoX: arXiv:2204.06745 sections 3.2 and 3.3. Llama 3.1:
+MT-NLG: arXiv:2201.11990 section 2.3. GPT-NeoX: arXiv:2204.06745 sections 3.2 and 3.3, seconds from the 1,830
+hours of its 150,000 steps; its 117 TFLOP/s are the same step by its program's formula of that time (a token
+has 6 FLOPs for each parameter and 60 s h L for attention, get_flops in megatron/utils.py). Llama 3.1:
 arXiv:2407.21783 table 4 and section 3.3.2. Nemotron-4: arXiv:2406.11704 table 2. torchtitan:
 docs/performance.md of December 2024. llm-foundry: scripts/train/benchmarking/README.md. KempnerForge:
 benchmarks/mfu_scaling of April 2026. Megatron Bridge: docs/performance-summary.md, 25.11 and 26.02.
@@ -33,11 +35,24 @@ A100_40GB = replace(
 )
 H100_HBM2E = replace(HARDWARE["h100"], name="H100 96GB HBM2e, 500 W", memory=92 * GIB, bandwidth=2.4e12)
 
-# DeepSpeed's pipeline engine sends whole activations from every tensor-parallel rank
-DEEPSPEED = replace(MEGATRON_2021, sliced_p2p=False)
+# DeepSpeed's pipeline engine sends whole activations from every tensor-parallel rank, and each send and each
+# receive blocks (deepspeed/runtime/pipe/schedule.py, TrainSchedule)
+DEEPSPEED = replace(MEGATRON_2021, sliced_p2p=False, duplex_p2p=False)
 FUSED = replace(MEGATRON_2024, fused=True)
-META = replace(FUSED, reduces_by_round=True)
+# section 3.3.2 of Llama 3 hides the transfers of pp and dp, not those of tp; it frees the input and output of
+# every stage. Its runs came before FlashAttention 3 (arXiv:2407.08608)
+META = replace(
+    FUSED,
+    attention="flash-2",
+    overlaps_tp="backward",
+    overlaps_pp_fill=True,
+    reduces_by_round=True,
+    frees_stage_inputs=True,
+)
 FSDP_COMPILED = Software(fused=True, overlaps_reduce=True, overlaps_gather=True)
+# torch's attention in 2024, and flash-attn, were FlashAttention 2
+FSDP_2024 = replace(FSDP_COMPILED, attention="flash-2")
+FSDP_EAGER = replace(FSDP_2024, fused=False, eager=True)
 BF16_STATE = Precision(name="bf16 state", weight=2, gradient=2, main=0, moments=4)
 
 FULL = Recompute("full")
@@ -117,7 +132,7 @@ def _neox() -> Row:
         zero=1,
         software=DEEPSPEED,
     )
-    seconds = megatron_tflops(job, 117)
+    seconds = 1830 * 3600 / 150_000
     return Row("GPT-NeoX", "20B, 96 GPUs", A100_40GB, job, seconds=seconds, software="GPT-NeoX, DeepSpeed")
 
 
@@ -195,7 +210,7 @@ def _fsdp() -> list[Row]:
         global_samples=16,
         recompute=Recompute("full", "block", 16),
         zero=3,
-        software=FSDP_COMPILED,
+        software=FSDP_2024,
     )
     mpt = gpt(
         layers=32,
@@ -213,7 +228,7 @@ def _fsdp() -> list[Row]:
         micro=8,
         global_samples=64,
         zero=3,
-        software=FSDP_COMPILED,
+        software=FSDP_2024,
     )
     kempner = Job(
         cut=Cut.of(LLAMA_8B, Layout()),
@@ -224,16 +239,14 @@ def _fsdp() -> list[Row]:
         recompute=FULL,
         software=FSDP_COMPILED,
     )
-    eager = "its eager elementwise work moves more than the planner counts"
     return [
         Row(
             "torchtitan",
             "8B eager, 8 GPUs",
             H100_HBM2E,
-            titan,
+            replace(titan, software=FSDP_EAGER),
             seconds=2 * 8192 / 5762,
             software="FSDP2",
-            note=eager,
         ),
         Row(
             "torchtitan", "8B, 8 GPUs", H100_HBM2E, titan, seconds=2 * 8192 / 6667, software="FSDP2, compiled"

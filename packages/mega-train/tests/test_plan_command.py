@@ -68,6 +68,19 @@ def test_a_file_says_it_as_well_as_flags_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kernels", "slower"),
+    [("triton", ()), ("compile", ()), ("flash-attn", ("attention",)), ("reference", ("stream",))],
+)
+def test_a_plan_is_of_the_kernels_that_were_asked_for(kernels: str, slower: tuple[str, ...]) -> None:
+    llama = ("plan", "--preset", "llama3-8b", "--bf16", "--world", "8", "--hardware", "h100", "--json")
+    batch = ("--global-batch-size", "8")
+    auto, asked = (
+        json.loads(said(*llama, *batch, "--kernels", name))["seconds"] for name in ("auto", kernels)
+    )
+    assert {part for part in auto if asked[part] > auto[part]} == ({*slower, "step"} if slower else set())
+
+
 def test_a_search_lists_layouts_and_the_flags_of_the_first() -> None:
     argv = (
         "plan",

@@ -37,10 +37,11 @@ def layers_bytes(job: Job, stage: Stage) -> float:
     entering = job.outer_tokens * job.spec.hidden * job.precision.weight
     if job.recompute.cut:
         entering //= job.layout.tp
-    return mask_bytes(job) + sum(
-        entering if recomputed else len(layers) * layer_bytes(job)
-        for layers, recomputed in job.recompute.groups(stage.layers)
-    )
+    groups = job.recompute.groups(stage.layers)
+    kept = sum(entering if again else len(layers) * layer_bytes(job) for layers, again in groups)
+    if job.software.frees_stage_inputs and stage.layers and not groups[0][1]:
+        kept -= job.outer_tokens * job.spec.hidden * job.precision.weight
+    return mask_bytes(job) + kept
 
 
 def mask_bytes(job: Job) -> float:
@@ -104,7 +105,7 @@ def core_bytes(job: Job) -> float:
     e, shares, cp = job.precision.weight, job.cut.shares, job.layout.cp
     heads = job.spec.heads // job.layout.tp
     width = job.software.attention_width or e
-    if job.software.attention == "flash":
+    if job.software.attention != "scores":
         own = 4 * heads
     else:  # probabilities, and what dropout leaves of them
         own = heads * job.length * ((e + 1 if job.software.keeps_masks else 4) + width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from mega_schema.arch import table
 from mega_schema.checkpoint import Checkpoint
@@ -123,12 +124,19 @@ def precision(run: Run, spec: ModelSpec) -> Precision:
 def software(run: Run) -> Software:
     """What of our own program the run's flags choose."""
     return Software(
-        attention="scores" if run.train.attention_dropout else "flash",
+        attention=_attention(run),
+        eager=run.train.kernels == "reference",
         fused=run.train.kernels not in ("reference", "compile"),
         overlaps_tp="both" if run.parallel.tp_overlap else "backward",
         overlaps_reduce=run.parallel.overlap_reduce,
         overlaps_gather=run.parallel.overlap_gather,
     )
+
+
+def _attention(run: Run) -> Literal["flash", "flash-2", "scores"]:
+    if run.train.attention_dropout:
+        return "scores"
+    return "flash-2" if run.train.kernels == "flash-attn" else "flash"
 
 
 def words(job: Job) -> str:

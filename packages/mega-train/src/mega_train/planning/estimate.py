@@ -105,7 +105,9 @@ def estimate(job: Job, hardware: Hardware) -> Estimate:
         stream=spent.stream,
         tp=spent.tp,
         cp=spent.cp,
-        pp=crossing * job.micros + tie_bytes(job) / hardware.reach(2, job.layout.world // job.layout.pp),
+        pp=crossing * job.micros * (1 if job.software.duplex_p2p else 2)
+        + _fill_transfers(job, hardware)
+        + tie_bytes(job) / hardware.reach(2, job.layout.world // job.layout.pp),
         bubble=max(0.0, each - _seconds(slowest) - crossing - _filled(job, work)) / job.layout.vp,
         dp=_exposed(job, hardware, slowest),
         optimizer=_optimizer(job, hardware),
@@ -143,7 +145,10 @@ def _filled(job: Job, work: Work) -> float:
 
 
 def _crossing(job: Job, hardware: Hardware) -> float:
-    """Seconds of one micro-batch's transfers between stages, there and back, that nothing hides."""
+    """Seconds of one micro-batch's transfers from a stage to the next, there and back, that nothing hides.
+
+    A stage between two others also receives as much as it sends.
+    """
     layout = job.layout
     if layout.pp == 1 or (job.software.overlaps_pp and layout.vp > 1):
         return 0.0
@@ -154,16 +159,47 @@ def _crossing(job: Job, hardware: Hardware) -> float:
     return 2 * layout.vp * seconds
 
 
+def _fill_transfers(job: Job, hardware: Hardware) -> float:
+    """Seconds of transfers that an interleaved pipeline does not hide while it fills and drains.
+
+    Of the passes before its first backward pass and after its last forward pass, on the place in the middle
+    (arXiv:2104.04473 §2.2).
+    """
+    layout, software = job.layout, job.software
+    if layout.vp == 1 or not software.overlaps_pp or software.overlaps_pp_fill:
+        return 0.0
+    passes = min(layout.vp * job.micros, layout.vp * layout.pp - 1)
+    return 2 * passes * stage_bytes(job) / hardware.reach(2, layout.world // layout.pp)
+
+
 def _exposed(job: Job, hardware: Hardware, slowest: tuple[Pass, Pass]) -> float:
-    """Seconds of the data-parallel transfers that nothing hides."""
+    """Seconds of the data-parallel transfers that nothing hides.
+
+    Before stage 2 only one micro-batch's backward pass can hide the sums, which are of all micro-batches.
+    Interleaved, the stages of a rank finish one after the other, a round of pp micro-batches apart, and the
+    next step needs their weights in such an order (arXiv:2104.04473 figure 4).
+    """
     reach = hardware.reach(job.replicas, job.layout.tp)
     down, up = (n / reach for n in data_parallel_bytes(job))
     forward, back = slowest
-    # stages 2 and 3 communicate while any micro-batch is computed, the others at the end of the step
-    times = job.micros if job.zero > 1 else 1
-    behind = back.seconds * times if job.software.overlaps_reduce or job.zero == 3 else 0.0
-    before = forward.seconds * times if job.software.overlaps_gather or job.zero == 3 else 0.0
-    return max(0.0, down - behind) + max(0.0, up - before)
+    if job.software.overlaps_reduce or job.zero == 3:
+        down = _unhidden(job, down, back.seconds)
+    if job.software.overlaps_gather or job.zero == 3:
+        up = _unhidden(job, up, forward.seconds)
+    return down + up
+
+
+def _unhidden(job: Job, sent: float, work: float) -> float:
+    """Seconds by which transfers outlast the work they are hidden behind.
+
+    Args:
+        work: of one micro-batch on the rank, all of its stages together.
+    """
+    if job.zero > 1:  # while any micro-batch is computed
+        return max(0.0, sent - job.micros * work)
+    vp, stage = job.layout.vp, work / job.layout.vp
+    rounds = (vp - 1) * min(job.layout.pp, job.micros) * stage
+    return max(0.0, sent / vp - stage, sent - rounds - stage)
 
 
 def _optimizer(job: Job, hardware: Hardware) -> float:

@@ -29,6 +29,7 @@ class Hardware:
         node: GPUs of a node.
         gemm: share of `peak` that a matrix product reaches where moving its operands costs nothing. Fitted.
         attention: share of `peak` that fused attention reaches.
+        flash_attention_2: share of `peak` that FlashAttention 2 reaches.
         stream: share of `bandwidth` that elementwise work reaches.
         link: share of `nvlink` and `network` that collectives reach.
     """
@@ -45,6 +46,7 @@ class Hardware:
 
     gemm: float
     attention: float
+    flash_attention_2: float
     stream: float = 0.80
     link: float = 0.75
 
@@ -86,6 +88,7 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
             network=25e9,  # 200 Gbit/s InfiniBand per GPU
             gemm=0.79,
             attention=0.55,  # arXiv:2307.08691 figures 4-6
+            flash_attention_2=0.55,
         ),
         "h100": Hardware(
             name="H100 80GB SXM",
@@ -98,6 +101,7 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
             network=50e9,  # 400 Gbit/s InfiniBand per GPU
             gemm=0.56,
             attention=0.45,  # between FlashAttention 2 and 3, arXiv:2407.08608 figures 5-6
+            flash_attention_2=0.35,  # arXiv:2407.08608 abstract
         ),
         "h200": Hardware(
             name="H200 141GB SXM",
@@ -110,6 +114,7 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
             network=50e9,
             gemm=0.56,
             attention=0.45,
+            flash_attention_2=0.35,
         ),
     }
 )

@@ -64,38 +64,51 @@ class Software:
     """What the program that trains does, where programs differ; by default what ours does.
 
     Attributes:
-        attention: "flash" never holds the scores; "scores" does, before and after dropout.
+        attention: "flash" and "flash-2" never hold the scores; "scores" does, before and after dropout. On
+            Hopper "flash-2" is FlashAttention 2, written for Ampere, "flash" a kernel written for Hopper.
         attention_width: bytes of the numbers that attention computes with; None: those of the activations.
         keeps_masks: dropout keeps a byte per element and softmax its 16-bit result, as Megatron's kernels do;
             ours makes the choice again, and keeps probabilities in float32.
         fused: norms keep their input and two statistics of a row, gated activations their input alone, and
             rotary positions are applied in place, as our Triton kernels do; the reference kernels keep more.
+        eager: RMSNorm, gated activations and rotary positions run one operation after another, each of which
+            reads and writes memory, as our reference kernels do.
         whole_logits: a micro-batch's logits are kept for its backward pass; ours are there a chunk at a time,
             and leave gradients.
         regathers: with sequence parallelism a linear keeps its share of the input and gathers it again.
         sliced_p2p: a stage sends 1/tp of its output, which the next one gathers over NVLink.
+        duplex_p2p: a stage sends to its neighbour and receives from it at the same time; else one after the
+            other.
+        frees_stage_inputs: of a stage's input nothing is kept: its first norm goes back from its own output,
+            which the linear after it keeps anyway (apex's norms with memory_efficient=True do that).
         gradient_traffic: bytes moved to add a micro-batch's weight gradient to the sum.
         loss_traffic: bytes moved per logit for the cross-entropy, forward and backward.
         overlaps_tp: which passes hide the tensor-parallel transfers behind matrix products.
         overlaps_pp: an interleaved pipeline hides transfers between stages behind other micro-batches' work.
             One that is not has no micro-batch to spare for that.
+        overlaps_pp_fill: it hides them while the pipeline fills and drains too, as ours does, which receives
+            ahead; Megatron's needs `--overlap-p2p-communication-warmup-flush`.
         overlaps_reduce: gradients are summed over the replicas while the backward pass runs.
         overlaps_gather: shared-out weights are gathered while the next forward pass runs.
         reduces_by_round: at ZeRO stage 2 an interleaved pipeline reduces the gradients of a stage once for
             every `pp` micro-batches, which pass backward through it one after the other; ours after each.
     """
 
-    attention: Literal["flash", "scores"] = "flash"
+    attention: Literal["flash", "flash-2", "scores"] = "flash"
     attention_width: int | None = None
     keeps_masks: bool = False
     fused: bool = False
+    eager: bool = False
     whole_logits: bool = False
     regathers: bool = True
     sliced_p2p: bool = False
+    duplex_p2p: bool = True
+    frees_stage_inputs: bool = False
     gradient_traffic: int = 8
     loss_traffic: int = 40
     overlaps_tp: Literal["none", "backward", "both"] = "backward"
     overlaps_pp: bool = True
+    overlaps_pp_fill: bool = True
     overlaps_reduce: bool = False
     overlaps_gather: bool = False
     reduces_by_round: bool = False

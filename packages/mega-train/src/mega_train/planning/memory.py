@@ -58,10 +58,11 @@ def memory(job: Job, place: int) -> Memory:
 
 
 def _gathered(job: Job, place: int) -> float:
-    """What ZeRO makes whole for a while: at stage 2 the gradients of a bucket; at stage 3 the weights of a
-    block, of the one after it, and of the ends, and a block's gradients (arXiv:1910.02054 §7).
+    """What ZeRO makes whole for a while: at stage 2 the gradients of a bucket, unless they wait for their
+    round, which `_unreduced` counts; at stage 3 the weights of a block, of the one after it, and of the ends,
+    and a block's gradients (arXiv:1910.02054 §7).
     """
-    if job.zero < 2 or job.replicas == 1:
+    if job.zero < 2 or job.replicas == 1 or _reduces_by_round(job):
         return 0
     precision, held, layer = job.precision, job.cut.held[place], job.cut.shares.layers[0]
     if job.zero == 2:
@@ -76,9 +77,13 @@ def _unreduced(job: Job, place: int) -> float:
 
     They are of one virtual stage, and of another while the first is being reduced.
     """
-    if job.zero != 2 or job.reductions == job.micros:
+    if not _reduces_by_round(job):
         return 0
     return min(1.0, 2 / job.layout.vp) * job.cut.held[place] * job.precision.gradient
+
+
+def _reduces_by_round(job: Job) -> bool:
+    return job.zero == 2 and job.reductions < job.micros
 
 
 def fullest(job: Job) -> Memory:

@@ -205,10 +205,10 @@ def _core(job: Job, hardware: Hardware, *, back: bool) -> float:
     """Seconds of attention between qkv and out. Fused, it skips what is masked and goes back with 2.5 times
     the products (arXiv:2205.14135); else scores are written, normed and dropped out in memory.
     """
-    if job.software.attention == "flash":
-        peak = hardware.product_peak(job.precision.weight)
+    if job.software.attention != "scores":
+        share = hardware.flash_attention_2 if job.software.attention == "flash-2" else hardware.attention
         done = attention_flops(job) / 2
-        return (2.5 if back else 1.0) * done / (hardware.attention * peak)
+        return (2.5 if back else 1.0) * done / (share * hardware.product_peak(job.precision.weight))
     heads = job.micro * job.spec.heads // job.layout.tp
     rows, width, e = job.length // job.layout.cp, job.spec.head_width, job.precision.weight
     product = _Products(job, hardware)
@@ -225,13 +225,31 @@ def _stream(job: Job, hardware: Hardware, *, back: bool) -> float:
     regions; activation, rotary turning and, going back, the joining of dq, dk and dv inside.
     """
     m, t = job.spec, job.layout.tp
-    outer = job.outer_tokens * m.hidden * (12 if back else 10)
+    outer = job.outer_tokens * m.hidden * (6 + 2 * _norm_moves(job, back=back))
     act = (5 if back else 3) if m.gated else (3 if back else 2)
+    if m.gated and job.software.eager:
+        act = 13 if back else 5  # its SiLU and product apart, and, going back, both halves joined
     queries, keys = job.cut.shares.queries, job.cut.shares.keys
     turned = 2 * (queries + keys) if m.turning else 0
+    if job.software.eager:
+        turned *= 5  # four products, two sums and the halves joined
     joined = 2 * (queries + 2 * keys) if back else 0
     inner = job.tokens * (act * m.ffn / t + turned + joined)
     return (outer + inner) * job.precision.weight / (hardware.stream * hardware.bandwidth)
+
+
+def _norm_moves(job: Job, *, back: bool) -> float:
+    """Elements' reads and writes of one norm, in units of an activation.
+
+    Eager RMSNorm forward: a float32 copy, its square, the mean, the scaled copy, its cast and the product
+    with the weight. Backward: the gradients of that product, cast up, of the scaled copy, of the mean and of
+    the square, their sum, cast down. In float32 there is nothing to cast.
+    """
+    if not job.software.eager or job.spec.norm != "rmsnorm":
+        return 3 if back else 2
+    e = job.precision.weight
+    casts = 2 * (e + 4) if e < 4 else 0
+    return (casts + (6 * e + 60 if back else 2 * e + 20)) / e
 
 
 def _layer(job: Job, hardware: Hardware) -> tuple[Pass, Pass]:

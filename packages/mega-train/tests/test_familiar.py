@@ -137,6 +137,15 @@ def test_a_fairseq_script_is_megatron_11b() -> None:
         ),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "--zero-stage 3"),
         ("--use-torch-fsdp2", "--zero-stage 3"),
+        (
+            "--num-key-value-heads 2 --rotary-position-embeddings-theta=5 --kill-switch-file F",
+            "--num-query-groups 2 --rotary-base=5 --kill-switch-path F",
+        ),
+        (
+            "--enable-zbh1-pipeline --enable-zbh1-exact-semantics --dataloader-inter-document-masking",
+            "--pipeline-schedule zero-bubble --reset-attention-mask",
+        ),
+        ("--no-pad-vocab-size --disable-fp8-wgrad", "--make-vocab-size-divisible-by 1 --no-fp8-wgrad"),
         ("--task language_modeling --save-interval-updates 5", "--save-interval 5"),
         ("--lr-scheduler fixed", "--lr-decay-style constant"),
     ],

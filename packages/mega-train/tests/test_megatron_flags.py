@@ -3,10 +3,13 @@
 `their_flags.txt` has the names of Megatron-LM's (core 0.9 and before), its forks' and fairseq's that a
 training script may hold. `their_flags_2026.txt` has those of core 0.10 to 0.16 and of the tree of 2026: the
 fields of megatron-core 0.16.1's dataclasses that become flags, and those that are declared by hand.
+`data/megatron_flags.txt` has every flag of four versions of Megatron-LM, and what DeepSpeed's fork adds.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,12 @@ TABLE = flag_table()
 HERE = Path(__file__).parent
 NAMES = (HERE / "their_flags.txt").read_text("utf-8").split()
 NEWER = (HERE / "their_flags_2026.txt").read_text("utf-8").split()
+VERSIONS_OF = {
+    flag: versions
+    for flag, *versions in map(str.split, (HERE / "data/megatron_flags.txt").read_text("utf-8").splitlines())
+    if flag != "#"
+}
+VERSIONS = {"23.06": 223, "0.9": 397, "0.16": 697, "2026": 930, "deepspeed": 81}
 THEIRS = [*TABLE.left_out, *TABLE.refused, *TABLE.read_as, *TABLE.in_context]
 
 
@@ -73,6 +82,44 @@ def test_a_flag_of_theirs_is_read_or_answered(flag: str) -> None:
     if refused is not None:
         assert str(refused).startswith(f"{flag}: ")
     assert list(explain(flag))
+
+
+def test_the_list_has_every_flag_of_a_version() -> None:
+    every = [version for versions in VERSIONS_OF.values() for version in versions]
+    assert {version: every.count(version) for version in VERSIONS} == VERSIONS
+    assert set(every) == set(VERSIONS)
+    assert list(VERSIONS_OF) == sorted(VERSIONS_OF)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_training_does_with_a_flag_what_explain_says(version: str) -> None:
+    for flag, versions in VERSIONS_OF.items():
+        if version not in versions:
+            continue
+        first, *_ = explain(flag)
+        done = translate_flags([flag, "1"], OURS)
+        says, acts = first.removeprefix(flag).strip(), "\n".join(map(str, done.refused))
+        if says.startswith("is left out: "):
+            assert done.left_out == {flag: says.removeprefix("is left out: ")}, flag
+            assert not done.words, flag
+        elif says.startswith("is refused: "):
+            assert acts == f"{flag}: {says.removeprefix('is refused: ')}"
+        else:
+            assert flag in {*OURS, *TABLE.read_as, *TABLE.values, *TABLE.in_context}, flag
+            assert done.words or flag in {*TABLE.values, *TABLE.in_context}, flag
+            assert not acts or flag in {*TABLE.values, *TABLE.in_context}, flag
+
+
+def test_refused_flags_of_a_version_end_a_start_with_code_2_in_one_table() -> None:
+    told = {flag: next(explain(flag)) for flag, versions in VERSIONS_OF.items() if "2026" in versions}
+    flags = [flag for flag, line in told.items() if "   is refused: " in line]
+    command = [sys.executable, "-m", "mega_train", "gpt", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    heading, *rows, line = done.stderr.splitlines()
+    assert heading.split() == ["flag", "why", "instead"]
+    assert [row.split()[0] for row in rows if row.startswith("--")] == flags
+    assert line.startswith(f"error: command line: {len(flags)} things cannot be read, listed above")
 
 
 @pytest.mark.parametrize(

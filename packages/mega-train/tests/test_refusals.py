@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import pytest
 from click.testing import CliRunner, Result
 
-from mega_schema.errors import MegaError
+from mega_schema.errors import ConfigError, MegaError
 from mega_train.cli import app
-from mega_train.refusals import Refusals, Refused, parts
+from mega_train.refusals import Refusals, Refused, parts, show_table
 from mega_train.resolve import Plan
 
 SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"
@@ -51,6 +51,17 @@ def test_each_row_has_the_reason_and_what_replaces_it(corpus: Path) -> None:
         "--keep-last there is no place to save to: wanted --save DIR --save RUN",
         "--weight-decay not a number that can be used: found -1.0, wanted 0 or more",
     ]
+
+
+def test_a_flag_is_never_broken_and_a_path_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    flag, path = "--ddp-param-name-patterns-for-fp32-local-accumulation", "/".join(["folder"] * 40)
+    hint = "words enough to make a table wider than the page: " * 3
+    show_table([ConfigError(flag, "is refused", hint=hint), ConfigError("--lr", "is refused", hint=hint)])
+    assert flag in capsys.readouterr().err.split()
+    show_table([ConfigError(flag, "is refused"), ConfigError(path, "is refused", hint=hint)])
+    shown = capsys.readouterr().err
+    assert shown.count("/") == path.count("/")
+    assert "…" not in shown
 
 
 def test_a_single_refusal_is_one_line_without_a_table(corpus: Path) -> None:

@@ -91,7 +91,10 @@ def show_table(errors: Sequence[MegaError]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("flag", "why", "instead"):
+    # a flag that breaks over two lines cannot be copied; a path may be longer than any table
+    whole = max(len(str(error.where)) for error in errors) <= _WIDE // 2
+    table.add_column("flag", justify="left", overflow="fold", no_wrap=whole)
+    for heading in ("why", "instead"):
         table.add_column(heading, justify="left", overflow="fold")
     for error in errors:
         where = str(error.where)

@@ -269,7 +269,7 @@ def start(way: str, dtype: str, steps: int, threads: int) -> dict[str, float]:
 
 def weight_gradients(way: str, dtype: str) -> str:
     """The precision in which the weight gradients of a micro-batch reach their float32 sum."""
-    return "float32" if dtype == "fp32" or way == "ours" else "bfloat16"
+    return "float32" if dtype == "fp32" or way in ("ours", "ours-recompute") else "bfloat16"
 
 
 def summary(rounds: list[dict[str, dict[str, float]]], dtype: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Block(Attention):
 
 
 def activation(rt: Runtime) -> Callable[..., Tensor]:
-    """The activation that the spec names; GELU takes the bias too. A gated one halves the width, others keep it."""
+    """The activation that the spec names. GELU takes the bias too; a gated one halves the width."""
     functions: dict[str, Callable[..., Tensor]] = {
         "gelu_tanh": lambda x, bias: rt.kernels.bias_gelu(x, bias, "tanh"),
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),

@@ -15,7 +15,6 @@ from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
 
-
 Again = Callable[[], Tensor] | None  # computes a layer's input once more, as `recompute.rerun` gives it
 
 

@@ -112,7 +112,7 @@ def _save_input(ctx: Any, x_TI: Tensor, again: Callable[[], Tensor] | None) -> N
 
 
 def _saved_input(ctx: Any) -> Callable[[], Tensor]:
-    """What gives the layer's input in backward. The layer forgets it: what computes it again holds tensors."""
+    """Return what gives the layer's input in backward; the layer drops its own reference to it."""
     if ctx.again is None:
         (x_TI,) = ctx.saved_tensors
         return lambda: x_TI

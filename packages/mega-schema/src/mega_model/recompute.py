@@ -35,10 +35,10 @@ def again_from_share(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Axi
 
 
 def rerun(enabled: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor] | None:
-    """Compute function(*inputs) once more in backward: what a linear layer takes as `again`, None to keep its input.
+    """Return what a linear layer takes as `again`: it computes the layer's input, function(*inputs).
 
-    The function must give the same bits each time. Its own backward keeps the inputs already, so this keeps
-    nothing more.
+    None, where recomputation is not enabled, keeps the input. The function must give the same bits each time.
+    Its own backward keeps `inputs` already, so nothing more is kept.
     """
     return (lambda: function(*inputs)) if enabled and torch.is_grad_enabled() else None
 

@@ -15,14 +15,14 @@ class Recompute:
     """A trade of memory for time (arXiv:2205.05198 §5).
 
     Attributes:
-        granularity: "full", of layers only what enters them is kept; "selective", the outputs of `modules` are
-            not; None, everything is kept.
+        granularity: "full", of layers only what enters them is kept; "selective", the outputs of `modules`
+            are not; None, everything is kept.
         method: of "full": "uniform", all layers, what enters a group of `layers` is kept; "block", the first
             `layers` of a stage one by one, and of the rest everything is kept.
         cut: what is kept of a full group is cut over tp (arXiv:1910.02054 §6.1).
-        modules: of "selective", the parts of a layer that backward computes again: "core_attn", attention from q, k
-            and v; "layernorm", the norms that linear layers read, from their inputs; "mlp_act", the activation
-            between the two linear layers of the feed-forward, from its input.
+        modules: of "selective", the parts of a layer that backward computes again: "core_attn", attention
+            from q, k and v; "layernorm", the norms that linear layers read, from their inputs; "mlp_act", the
+            activation between the two linear layers of the feed-forward, from its input.
     """
 
     granularity: Literal["full", "selective"] | None = None

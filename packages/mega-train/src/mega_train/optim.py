@@ -70,7 +70,7 @@ class AdamWGroup:
 class AdamW:
     """Decoupled weight decay (arXiv:1711.05101) by torch's fused kernel.
 
-    The functional form of it: the class torch.optim.AdamW imports torch._dynamo, 140 MB and 1.5 s of every rank.
+    The functional form: the class torch.optim.AdamW imports torch._dynamo, 140 MB and 1.5 s of a rank.
 
     Attributes:
         stretches: what this rank keeps of its parameters.

@@ -1,4 +1,4 @@
-"""Choose how the replicas of a model share its weights, gradients and optimizer state: the ZeRO stage of a run."""
+"""Choose how replicas share weights, gradients and optimizer state: the ZeRO stage of a run."""
 
 from __future__ import annotations
 

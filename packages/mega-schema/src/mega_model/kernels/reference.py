@@ -111,8 +111,8 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
 def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
     """The causal mask whose last query sees every key.
 
-    On a GPU torch's own, for which flash attention makes no mask. Its module imports torch._dynamo, 140 MB and 1.5 s
-    of a process that compiles nothing, so it is imported here and not with this module.
+    On a GPU it is torch's own, for which flash attention makes no mask. Its module imports torch._dynamo,
+    140 MB and 1.5 s of a process that compiles nothing: imported here and not with this module.
     """
     if device.type == "cuda":
         from torch.nn.attention.bias import causal_lower_right

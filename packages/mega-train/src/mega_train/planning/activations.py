@@ -18,7 +18,7 @@ ranks of tp and cp:
 | attention | with ALiBi S·s·a/t·w for all layers, with a window S·s: what a mask is |
 | activation | its input n·f/t·e; SwiGLU gate and up, 2·n·f/t·e, and the gate's SiLU, n·f/t·e |
 | a row-cut linear | its input: attention's output is there already, the activation's is n·f/t·e |
-| --recompute-modules | layernorm: not the inputs of column-cut linears; mlp_act: not the activation's output |
+| --recompute-modules | layernorm: no input of a column-cut linear; mlp_act: no output of the activation |
 | the loss | the gradients of its input n'·h·e and, on GPUs, its weight V/t·h·4; Megatron's: logits n·V/t·e |
 
 For GPT with f = 4h this is s·b·h·(32 + ...), and its cut forms, of arXiv:2205.05198 table 2, which leaves the

@@ -9,7 +9,7 @@ import yaml
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from mega_serve.app import create_app
+from mega_serve.api.app import create_app
 from mega_serve.server import Server
 from tests.house.house import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_eval.lm import Scored
+from mega_eval.scorer import Scored
 from mega_schema.tokenizer import TokenizerIdentity
 
 

@@ -15,8 +15,8 @@ import pytest
 from fastapi import FastAPI
 
 from mega_schema.errors import RequestError
-from mega_serve.app import Gone, create_app
-from mega_serve.request import BeamSearch, Refused, Sampling
+from mega_serve.api.app import Gone, create_app
+from mega_serve.api.megatron import BeamSearch, Refused, Sampling
 from tests.shared_data import SHARED, needs_shared
 
 OURS = Path(__file__).parent / "data" / "requests.json"

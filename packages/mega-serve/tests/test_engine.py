@@ -20,9 +20,9 @@ from mega_schema.run_folder import FORMAT, TOKENIZER
 from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import gpt
 from mega_schema.tokenizer import Tokenizer, open_tokenizer
-from mega_serve.app import Gone
+from mega_serve.api.app import Gone
+from mega_serve.api.megatron import Refused, parse
 from mega_serve.engine import ModelEngine, load
-from mega_serve.request import Refused, parse
 from tests.shared_data import SHARED, needs_shared
 
 GPT2 = SHARED / "data" / "tokenizers" / "gpt2"

@@ -15,8 +15,8 @@ from mega_schema.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from mega_eval.documents import Encoder
-    from mega_eval.lm import Scorer
     from mega_eval.result import Outcome
+    from mega_eval.scorer import Scorer
 
 PATH = click.Path(path_type=Path)
 
@@ -150,12 +150,12 @@ def _run(
 
     import torch
 
-    from mega_eval import lm, result
+    from mega_eval import result, scorer
 
     result.check_writable(output, [*files, load])
     data = result.fingerprints(files)
-    checkpoint, decoder, tokenizer = lm.open_checkpoint(load, device=device)
-    model = lm.Model(decoder, where=checkpoint.folder, rows=micro_batch_size, report=_progress)
+    checkpoint, decoder, tokenizer = scorer.open_checkpoint(load, device=device)
+    model = scorer.Model(decoder, where=checkpoint.folder, rows=micro_batch_size, report=_progress)
     began = time.perf_counter()
     outcome = task(model, tokenizer)
     seconds = time.perf_counter() - began

@@ -84,7 +84,7 @@ def serve(
     import torch
 
     from mega_schema.checkpoint import Checkpoint
-    from mega_serve.app import create_app
+    from mega_serve.api.app import create_app
     from mega_serve.engine import load as load_engine
     from mega_serve.server import Server
 

@@ -13,8 +13,8 @@ from mega_model.stage import Decoder
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError, RequestError
 from mega_schema.tokenizer import Tokenizer, open_folder
-from mega_serve.app import Gone
-from mega_serve.request import BeamSearch, Refused, Sampling
+from mega_serve.api.app import Gone
+from mega_serve.api.megatron import BeamSearch, Refused, Sampling
 
 
 class ModelEngine:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 from mega_eval.documents import Encoder
-from mega_eval.lm import Scorer
 from mega_eval.result import Outcome
+from mega_eval.scorer import Scorer
 from mega_eval.windows import Window, ending
 from mega_schema.errors import FormatError
 

@@ -17,9 +17,9 @@ import math
 import numpy as np
 
 from mega_eval.documents import Documents, Encoder, joined
-from mega_eval.lm import Scorer
 from mega_eval.ngram import KneserNey, Unigram
 from mega_eval.result import Outcome
+from mega_eval.scorer import Scorer
 from mega_eval.tasks.lambada import last_word, passages
 from mega_eval.windows import Tokens, Window, sliding
 from mega_schema.errors import FormatError

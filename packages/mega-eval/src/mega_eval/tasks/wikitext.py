@@ -11,8 +11,8 @@ import math
 
 from mega_eval.detokenize import DETOKENIZERS
 from mega_eval.documents import Encoder
-from mega_eval.lm import Scorer
 from mega_eval.result import Outcome
+from mega_eval.scorer import Scorer
 from mega_eval.windows import ids, sliding
 from mega_schema.errors import ConfigError, FormatError
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import mega_eval.lm
-from mega_eval.lm import Model
+import mega_eval.scorer
+from mega_eval.scorer import Model
 from mega_eval.windows import Window, ids
 from mega_model.attend import Packed
 from mega_model.build import build, fill
@@ -73,7 +73,7 @@ def test_first_choices_are_found_where_there_are_some():
 def test_logits_taken_in_parts_give_the_same_scores(monkeypatch):
     decoder, windows = decoder_of(SPECS["gpt"]), some_windows(seed=6)
     whole = Model(decoder).score(windows)
-    monkeypatch.setattr(mega_eval.lm, "LOGITS", 61 * 3)
+    monkeypatch.setattr(mega_eval.scorer, "LOGITS", 61 * 3)
     for one, other in zip(whole, Model(decoder).score(windows), strict=True):
         assert one.log == pytest.approx(other.log, abs=2e-5)
         assert (one.best == other.best).all()

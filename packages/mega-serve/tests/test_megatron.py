@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mega_serve.request import BeamSearch, Refused, Sampling, parse
+from mega_serve.api.megatron import BeamSearch, Refused, Sampling, parse
 
 ONE = {"prompts": ["Hello"]}
 

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from mega_schema.errors import RequestError
-from mega_serve.request import BeamSearch, Refused, Sampling, parse
+from mega_serve.api.megatron import BeamSearch, Refused, Sampling, parse
 
 logger = logging.getLogger("mega.serve")
 

@@ -1,13 +1,12 @@
-"""The model under test: log-probabilities of the tokens a task asks about. The one file here with torch.
+"""Compute the log-probabilities of the targets of windows. The only module here that imports torch.
 
-Shapes: B windows of a batch, S tokens of its longest, T = B S, K of them scored, D width, V vocabulary.
+Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targets, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -15,54 +14,50 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mega_eval.windows import Window, batches
+from mega_eval.windows import Window, batch_windows
 from mega_model.attend import Packed
-from mega_model.build import build, fill
-from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer import Tokenizer, open_folder
+from mega_schema.errors import FormatError
 
-LOGITS = 1 << 23  # most logits held at once, in elements: 32 MiB of float32, quicker on a CPU than more
+MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """What a model says of one window's targets.
+class WindowScores:
+    """Scores of the targets of one window.
 
     Attributes:
-        log: (scored,) ln P of each target given all tokens before it in the window, float64.
-        best: (scored,) whether the target is the model's first choice.
+        logprobs: (target_length,) ln P of each target given all tokens before it in the window, float64.
+        is_greedy: (target_length,) whether the target is the most probable token.
     """
 
-    log: npt.NDArray[np.float64]
-    best: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float64]
+    is_greedy: npt.NDArray[np.bool_]
 
 
 class Scorer(Protocol):
-    """What a task asks of a model."""
+    """A model as the tasks use it."""
 
     @property
-    def context(self) -> int:
-        """Most tokens a window may read."""
+    def context_length(self) -> int:
+        """Largest number of tokens a window may read."""
 
     @property
-    def vocab(self) -> int:
-        """Tokens a prediction chooses from; ids of a window are below it."""
+    def vocab_size(self) -> int:
+        """Number of tokens the model predicts; ids of a window are smaller."""
 
-    def score(self, windows: Sequence[Window]) -> list[Scored]:
-        """One answer a window, in their order; a window that scores nothing has an empty one."""
+    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score each window; the result has the order of `windows`."""
 
 
-class Model:
-    """A decoder as a `Scorer`.
+class ModelScorer:
+    """A `Scorer` that runs a decoder.
 
     Args:
         decoder: the whole model on one device.
-        where: what to call the model in an error.
-        rows: windows that are read together. It changes speed and memory, not what is computed.
-        report: called after every batch with the windows done and all that there are.
+        where: the name of the model in an error.
+        batch_size: windows in one forward pass. It changes speed and memory, not the result.
+        on_batch: called after every batch with the number of scored windows and of all windows with targets.
     """
 
     def __init__(
@@ -70,103 +65,73 @@ class Model:
         decoder: Decoder,
         *,
         where: object = "model",
-        rows: int = 16,
-        report: Callable[[int, int], None] = lambda done, total: None,
+        batch_size: int = 16,
+        on_batch: Callable[[int, int], None] = lambda scored, total: None,
     ) -> None:
-        self.context, self.vocab = decoder.spec.context, decoder.spec.vocab
-        self._decoder, self._where, self._rows, self._report = decoder.eval(), where, rows, report
+        self.context_length = decoder.spec.context
+        self.vocab_size = decoder.spec.vocab
+        self._decoder = decoder.eval()
+        self._where = where
+        self._batch_size = batch_size
+        self._on_batch = on_batch
 
     @torch.inference_mode()
-    def score(self, windows: Sequence[Window]) -> list[Scored]:
-        """See `Scorer`.
+    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score each window, as `Scorer.score` does.
 
         Raises:
-            FormatError: the model's scores are not finite, as those of weights that diverged are not.
+            FormatError: a log-probability is not finite, as with the weights of a run that diverged.
         """
-        answers = [Scored(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
-        work, done = batches(windows, self._rows), 0
-        total = sum(map(len, work))
-        for batch in work:
-            asked = [windows[n] for n in batch]
-            log_K, best_K = self._answer(asked)
-            if not np.isfinite(log_K).all():
+        scores = [WindowScores(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
+        batches = batch_windows(windows, self._batch_size)
+        scored = 0
+        total = sum(map(len, batches))
+        for indices in batches:
+            batch = [windows[index] for index in indices]
+            logprob_K, greedy_K = self._score_batch(batch)
+            if not np.isfinite(logprob_K).all():
                 raise FormatError(
                     self._where, "the model's scores are not finite numbers", hint="an earlier --load"
                 )
-            ends = np.cumsum([w.scored for w in asked])[:-1]
-            for n, log, best in zip(batch, np.split(log_K, ends), np.split(best_K, ends), strict=True):
-                answers[n] = Scored(log, best)
-            done += len(batch)
-            self._report(done, total)
-        return answers
+            ends = np.cumsum([window.target_length for window in batch])[:-1]
+            rows = zip(indices, np.split(logprob_K, ends), np.split(greedy_K, ends), strict=True)
+            for index, logprobs, is_greedy in rows:
+                scores[index] = WindowScores(logprobs, is_greedy)
+            scored += len(batch)
+            self._on_batch(scored, total)
+        return scores
 
-    def _answer(self, asked: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """ln P of every target and whether it is the first choice, windows end to end; both (K,)."""
-        longest = max(w.read for w in asked)
-        assert longest <= self.context, f"{longest} tokens for a context of {self.context}"
+    def _score_batch(self, batch: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return ln P of every target and whether it is the greedy choice, windows end to end; both (K,)."""
+        longest = max(window.input_length for window in batch)
+        assert longest <= self.context_length, f"{longest} tokens for a context of {self.context_length}"
         device = next(self._decoder.parameters()).device
-        # shorter windows are padded on the right, where causal attention never looks
-        token_BS = np.zeros((len(asked), longest), dtype=np.int64)
-        for row, window in enumerate(asked):
-            token_BS[row, : window.read] = window.tokens[:-1]
-        place_K = np.concatenate(
-            [np.arange(w.read - w.scored, w.read) + row * longest for row, w in enumerate(asked)]
+        # padding on the right: causal attention keeps it out of the positions before it
+        token_BS = np.zeros((len(batch), longest), dtype=np.int64)
+        for row, window in enumerate(batch):
+            token_BS[row, : window.input_length] = window.tokens[:-1]
+        index_K = np.concatenate(
+            [
+                np.arange(window.input_length - window.target_length, window.input_length) + row * longest
+                for row, window in enumerate(batch)
+            ]
         )
-        target_K = np.concatenate([w.tokens[len(w.tokens) - w.scored :] for w in asked])
-        position_T = torch.arange(longest, device=device).repeat(len(asked))
+        target_K = np.concatenate([window.targets for window in batch])
+        position_T = torch.arange(longest, device=device).repeat(len(batch))
         token_T = torch.as_tensor(token_BS, device=device).flatten()
-        x_TD = self._decoder.hidden(token_T, position_T, Packed(rows=len(asked), length=longest))
-        x_KD = x_TD[torch.as_tensor(place_K, device=device)]
-        parts = list(self._choices(x_KD, torch.as_tensor(target_K, device=device)))
-        log_K, best_K = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-        return log_K, best_K
+        x_TD = self._decoder.hidden(token_T, position_T, Packed(rows=len(batch), length=longest))
+        x_KD = x_TD[torch.as_tensor(index_K, device=device)]
+        chunks = list(self._score_chunks(x_KD, torch.as_tensor(target_K, device=device)))
+        logprob_K, greedy_K = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))
+        return logprob_K, greedy_K
 
-    def _choices(self, x_KD: Tensor, target_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """ln P and first choice, a part of K at a time: a whole row of logits is only ever needed once."""
-        part = max(1, LOGITS // self.vocab)
-        for at in range(0, len(target_K), part):
-            target = target_K[at : at + part]
+    def _score_chunks(self, x_KD: Tensor, target_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the scores of a chunk of targets at a time, so that the logits of all never exist at once."""
+        chunk_size = max(1, MAX_LOGITS // self.vocab_size)
+        for start in range(0, len(target_K), chunk_size):
+            target = target_K[start : start + chunk_size]
             # columns past the vocabulary are padding and get no probability
-            logits = self._decoder.logits(x_KD[at : at + part])[:, : self.vocab].float()
-            at_target = logits.gather(1, target[:, None])[:, 0]
-            yield (at_target.double() - logits.logsumexp(1).double()), logits.argmax(1) == target
-
-
-def open_checkpoint(folder: Path, *, device: str | None = None) -> tuple[Checkpoint, Decoder, Tokenizer]:
-    """A checkpoint, its model with the weights in float32, and its tokenizer.
-
-    Args:
-        folder: a run, whose newest checkpoint is taken, or one checkpoint of it.
-        device: as torch names it; None is the first GPU, or the CPU where there is none.
-
-    Raises:
-        FormatError: there is no whole checkpoint, it has no tokenizer, or one that does not fit the model.
-        ConfigError: the machine does not have the device.
-    """
-    checkpoint = Checkpoint.open(folder)
-    spec, files = checkpoint.spec, checkpoint.tokenizer_folder
-    tokenizer = open_folder(files)
-    if tokenizer.identity.vocab_size > spec.vocab:
-        raise FormatError(
-            files,
-            "more tokens than the model has",
-            found=f"vocab_size={tokenizer.identity.vocab_size}",
-            wanted=f"at most {spec.vocab}",
-        )
-    runtime = Runtime.alone(spec, device=_device(device))
-    decoder = build(spec, runtime)
-    fill(decoder, checkpoint.model_slab, runtime)
-    return checkpoint, decoder, tokenizer
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
-        raise ConfigError(
-            "--device", "not a device of this machine", found=name, hint="--device cpu"
-        ) from error
-    return device
+            logits = self._decoder.logits(x_KD[start : start + chunk_size])[:, : self.vocab_size].float()
+            target_logits = logits.gather(1, target[:, None])[:, 0]
+            logprobs = target_logits.double() - logits.logsumexp(1).double()
+            yield logprobs, logits.argmax(1) == target

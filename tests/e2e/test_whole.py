@@ -1,4 +1,4 @@
-"""From text to an answer over HTTP, small: every command of the house as a person types it."""
+"""The whole way on a small scale, from raw text to generated text over HTTP, with the installed programs."""
 
 from __future__ import annotations
 
@@ -18,43 +18,46 @@ import pytest
 BIN = Path(sys.executable).parent  # where the console scripts are installed
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "64"]
-COURSE = ["--global-batch-size", "8", "--lr", "3e-3", "--lr-decay-style", "constant"]
-COURSE += ["--eval-iters", "0", "--log-interval", "5"]
+SCHEDULE = ["--global-batch-size", "8", "--lr", "3e-3", "--lr-decay-style", "constant"]
+SCHEDULE += ["--eval-iters", "0", "--log-interval", "5"]
 
 
-def typed(program: str, *argv: object) -> str:
-    """What a command says on stdout, having ended well."""
+def run_program(program: str, *argv: object) -> str:
+    """Run a program, check that it succeeds, and return its stdout."""
     command = [str(BIN / program), *map(str, argv)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    assert process.returncode == 0, f"{' '.join(command)}\n{process.stdout}\n{process.stderr}"
+    return process.stdout
 
 
-def trained(*argv: object) -> str:
-    """What a training run on two processes says."""
-    return typed("torchrun", "--standalone", "--nproc-per-node", 2, "-m", "mega_train", "gpt", *argv, *COURSE)
+def train(*argv: object) -> str:
+    """Train on two processes, and return the output of the run."""
+    launch = ["--standalone", "--nproc-per-node", 2, "-m", "mega_train", "gpt"]
+    return run_program("torchrun", *launch, *argv, *SCHEDULE)
 
 
 @contextmanager
-def serving(load: Path) -> Iterator[str]:
-    """The URL of a server of the checkpoint."""
+def run_server(load: Path) -> Iterator[str]:
+    """Serve the checkpoint; yields the URL."""
     command = [str(BIN / "mega-serve"), "--load", str(load), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as server:
         try:
             assert server.stdout is not None
-            ready = re.search(r"http://[\d.:]+", server.stdout.readline())
-            assert ready, server.communicate()[1]
-            yield ready[0]
+            match = re.search(r"http://[\d.:]+", server.stdout.readline())
+            assert match, server.communicate()[1]
+            yield match[0]
         finally:
             server.kill()
 
 
 @pytest.mark.skipif(not (BIN / "mega-train").exists(), reason=f"no console scripts in {BIN}")
-def test_text_becomes_an_answer_over_http(tmp_path: Path) -> None:
-    text, held_out, words, corpus = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "words", "corpus"))
-    typed(
+def test_raw_text_becomes_generated_text_over_http(tmp_path: Path) -> None:
+    text, held_out, vocabulary, corpus = (
+        tmp_path / name for name in ("a.jsonl", "b.jsonl", "words", "corpus")
+    )
+    run_program(
         "mega-data",
         "sample",
         "--output",
@@ -68,35 +71,38 @@ def test_text_becomes_an_answer_over_http(tmp_path: Path) -> None:
         "--workers",
         1,
     )
-    typed("mega-data", "train-tokenizer", "--input", text, "--vocab-size", 300, "--output", words)
-    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", words, "--append-eod"]
-    typed("mega-data", "preprocess", "--input", text, "--output-prefix", corpus, *tokenizer)
+    run_program("mega-data", "train-tokenizer", "--input", text, "--vocab-size", 300, "--output", vocabulary)
+    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", vocabulary, "--append-eod"]
+    run_program("mega-data", "preprocess", "--input", text, "--output-prefix", corpus, *tokenizer)
     data = ["--data-path", f"{corpus}_text_document"]
 
-    tensor, pipeline = tmp_path / "tensor", tmp_path / "pipeline"
-    said = trained(*data, *MODEL, "--tensor-model-parallel-size", 2, "--train-iters", 20, "--save", tensor)
-    losses = [float(loss) for loss in re.findall(r"\| loss ([\d.]+) \|", said)]
+    tensor = tmp_path / "tensor"
+    pipeline = tmp_path / "pipeline"
+    output = train(*data, *MODEL, "--tensor-model-parallel-size", 2, "--train-iters", 20, "--save", tensor)
+    losses = [float(loss) for loss in re.findall(r"\| loss ([\d.]+) \|", output)]
     assert len(losses) == 4
-    assert losses[0] > losses[-1] + 0.3, "it learns"
+    assert losses[0] > losses[-1] + 0.3, "the loss falls"
     assert losses[0] < math.log(300) + 0.5
 
-    typed("mega-ckpt", "reshard", "--load", tensor, "--save", pipeline, "--tp", 1, "--pp", 2)
+    run_program("mega-ckpt", "reshard", "--load", tensor, "--save", pipeline, "--tp", 1, "--pp", 2)
     resume = ["--load", pipeline, "--save", pipeline, "--pipeline-model-parallel-size", 2]
-    said = trained(*data, *resume, "--train-iters", 25)
-    assert "tp 1 x pp 2 x dp 1" in said
-    assert "from iteration 20" in said
-    (on,) = (float(loss) for loss in re.findall(r"\| loss ([\d.]+) \|", said))
-    assert on < losses[-2], "it goes on where it was, not from the beginning"
-    typed("mega-ckpt", "verify", pipeline)
+    output = train(*data, *resume, "--train-iters", 25)
+    assert "tp 1 x pp 2 x dp 1" in output
+    assert "from iteration 20" in output
+    (resumed_loss,) = (float(loss) for loss in re.findall(r"\| loss ([\d.]+) \|", output))
+    assert resumed_loss < losses[-2], "the run continues, it does not start again"
+    run_program("mega-ckpt", "verify", pipeline)
 
     scores = tmp_path / "scores.json"
-    typed("mega-eval", "perplexity", "--load", pipeline, "--data", held_out, "--output", scores)
+    run_program("mega-eval", "perplexity", "--load", pipeline, "--data", held_out, "--output", scores)
     result = json.loads(scores.read_text("utf-8"))
     assert result["checkpoint"]["iteration"] == 25
-    assert result["scores"]["loss"] == pytest.approx(on, abs=0.5), "text it has not seen, like text it has"
+    assert result["scores"]["loss"] == pytest.approx(resumed_loss, abs=0.5), (
+        "held-out loss is close to training loss"
+    )
 
-    with serving(pipeline) as url:
+    with run_server(pipeline) as url:
         body = {"prompts": ["The module"], "tokens_to_generate": 8, "top_k": 1}
-        (answer,) = httpx.put(f"{url}/api", json=body, timeout=60).json()["text"]
-    assert answer.startswith("The module")
-    assert len(answer) > len("The module")
+        (generated,) = httpx.put(f"{url}/api", json=body, timeout=60).json()["text"]
+    assert generated.startswith("The module")
+    assert len(generated) > len("The module")

@@ -1,4 +1,4 @@
-"""What several test files need: scorers and a tokenizer that are simple enough to check by hand."""
+"""Shared fixtures: a scorer and a tokenizer simple enough to check by hand, and a small checkpoint."""
 
 from __future__ import annotations
 
@@ -7,41 +7,45 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_eval.lm import Scored
+from mega_eval.scorer import WindowScores
 from mega_schema.tokenizer import TokenizerIdentity
 
 
 class Words:
-    """A tokenizer whose tokens are words with the space before them; id 0 ends a document."""
+    """A tokenizer whose tokens are words; id 0 ends a document."""
 
     def __init__(self, vocab: int = 50) -> None:
         self.identity = TokenizerIdentity("NullTokenizer", vocab, 0, None, None, "0" * 64)
-        self.known = ["<eod>"]
+        self.words = ["<eod>"]
 
     def encode(self, text):
         for word in text.split():
-            if word not in self.known:
-                self.known.append(word)
-        return [self.known.index(word) for word in text.split()]
+            if word not in self.words:
+                self.words.append(word)
+        return [self.words.index(word) for word in text.split()]
 
     def encode_batch(self, texts):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids):
-        return " ".join(self.known[i] for i in ids)
+        return " ".join(self.words[i] for i in ids)
 
 
 class Uniform:
-    """Knows nothing: every token has probability 1/V, and its first choice is token 1."""
+    """A scorer that gives every token probability 1/V and whose greedy choice is token 1."""
 
-    def __init__(self, vocab: int, context: int) -> None:
-        self.vocab, self.context, self.seen = vocab, context, []
+    def __init__(self, vocab_size: int, context_length: int) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.windows = []
 
     def score(self, windows):
-        self.seen += windows
-        assert all(window.read <= self.context for window in windows)
-        targets = [window.tokens[len(window.tokens) - window.scored :] for window in windows]
-        return [Scored(np.full(len(t), -np.log(self.vocab)), t == 1) for t in targets]
+        self.windows += windows
+        assert all(window.input_length <= self.context_length for window in windows)
+        logprob = -np.log(self.vocab_size)
+        return [
+            WindowScores(np.full(window.target_length, logprob), window.targets == 1) for window in windows
+        ]
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ VOCAB = 41
 
 
 def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, vocab: int = VOCAB) -> Path:
-    """A tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
+    """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
     from mega_schema.arch import table
     from mega_schema.checkpoint import boxes
@@ -84,8 +88,8 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
     open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).save(files)
     save = Save(run, iteration)
     save.begin()
-    whole = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
-    save.write("model", 0, whole, lambda box: values(box.name, box.slab).numpy())
+    shards = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write("model", 0, shards, lambda box: values(box.name, box.slab).numpy())
     return save.commit(spec, layout=WHOLE, trainer={}, tokenizer=files if tokenizer else None)
 
 

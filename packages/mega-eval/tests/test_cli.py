@@ -24,20 +24,21 @@ def held_out(tmp_path):
 
 @pytest.fixture
 def call(tmp_path, capsys):
-    """Runs the command and gives back its exit code, stdout, stderr and result."""
+    """A function that runs the command and returns its exit code, stdout, stderr and result."""
 
     def run(*words):
         output = tmp_path / "result.json"
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             command.run(cli, [*map(str, words), "--output", str(output), "--device", "cpu"])
         out, err = capsys.readouterr()
-        return left.value.code or 0, out, err, json.loads(output.read_bytes()) if output.exists() else None
+        result = json.loads(output.read_bytes()) if output.exists() else None
+        return exit_info.value.code or 0, out, err, result
 
     return run
 
 
-def fails(answer, *parts):
-    code, out, err, result = answer
+def check_error(outcome, *parts):
+    code, out, err, result = outcome
     assert (code, out, result) == (2, "", None)
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -71,11 +72,11 @@ def test_a_lambada_result_says_what_is_needed_to_reproduce_it(call, run, held_ou
 
 
 def test_lambada_does_not_depend_on_the_batch_size(call, run, held_out):
-    one, many = (
+    single, batched = (
         call("lambada", "--load", run, "--data", held_out, "--micro-batch-size", size)[3] for size in (1, 7)
     )
-    assert one["counts"] == many["counts"]
-    assert one["scores"] == pytest.approx(many["scores"], rel=1e-5)
+    assert single["counts"] == batched["counts"]
+    assert single["scores"] == pytest.approx(batched["scores"], rel=1e-5)
 
 
 def test_wikitext_takes_its_detokenizer_from_the_path(call, run, tmp_path):
@@ -110,108 +111,120 @@ def test_perplexity_of_lines_and_of_the_dataset_made_from_them_agree(call, run, 
 
 @pytest.mark.parametrize("task", ["lambada", "wikitext103", "perplexity"])
 def test_a_missing_data_file_is_one_line(call, run, tmp_path, task):
-    fails(call(task, "--load", run, "--data", tmp_path / "wiki.none"), "wiki.none: no such file")
+    check_error(call(task, "--load", run, "--data", tmp_path / "wiki.none"), "wiki.none: no such file")
 
 
 def test_a_line_that_is_not_json_is_one_line_that_names_it(call, run, held_out):
     held_out.write_text(LINES + "oops\n")
     for task in ("lambada", "perplexity"):
-        fails(call(task, "--load", run, "--data", held_out), "held-out.jsonl:20: not JSON")
+        check_error(call(task, "--load", run, "--data", held_out), "held-out.jsonl:20: not JSON")
 
 
 def test_a_line_without_the_key_is_one_line_that_names_it(call, run, held_out):
     options = ("--load", run, "--data", held_out)
-    fails(call("perplexity", *options, "--json-key", "body"), "held-out.jsonl:1: no key 'body'", "found text")
+    check_error(
+        call("perplexity", *options, "--json-key", "body"), "held-out.jsonl:1: no key 'body'", "found text"
+    )
 
 
 def test_an_empty_data_file_is_one_line(call, run, tmp_path):
     (tmp_path / "wiki").write_text("")
     for task in ("lambada", "wikitext103", "perplexity"):
-        fails(call(task, "--load", run, "--data", tmp_path / "wiki"), "wiki: no ")
+        check_error(call(task, "--load", run, "--data", tmp_path / "wiki"), "wiki: no ")
 
 
 def test_a_missing_checkpoint_is_one_line(call, tmp_path, held_out):
-    fails(call("lambada", "--load", tmp_path / "nowhere", "--data", held_out), "nowhere: no such folder")
+    check_error(
+        call("lambada", "--load", tmp_path / "nowhere", "--data", held_out), "nowhere: no such folder"
+    )
 
 
 def test_a_half_written_checkpoint_is_one_line(call, checkpoint_writer, tmp_path, held_out):
     folder = checkpoint_writer(tmp_path / "cut")
     weights = folder / "model-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    fails(call("lambada", "--load", tmp_path / "cut", "--data", held_out), "size in bytes")
+    check_error(call("lambada", "--load", tmp_path / "cut", "--data", held_out), "size in bytes")
     (tmp_path / "half/.iter_0000010.partial").mkdir(parents=True)
-    fails(call("lambada", "--load", tmp_path / "half", "--data", held_out), "half-written .iter_0000010")
+    check_error(
+        call("lambada", "--load", tmp_path / "half", "--data", held_out), "half-written .iter_0000010"
+    )
 
 
 def test_a_checkpoint_without_a_tokenizer_is_one_line(call, checkpoint_writer, tmp_path, held_out):
     checkpoint_writer(tmp_path / "bare", tokenizer=False)
-    fails(call("lambada", "--load", tmp_path / "bare", "--data", held_out), "has no tokenizer", "hint: cp -r")
+    check_error(
+        call("lambada", "--load", tmp_path / "bare", "--data", held_out), "has no tokenizer", "hint: cp -r"
+    )
 
 
 def test_a_tokenizer_larger_than_the_model_is_one_line(call, checkpoint_writer, tmp_path, held_out):
     checkpoint_writer(tmp_path / "small", vocab=30)
-    answer = call("lambada", "--load", tmp_path / "small", "--data", held_out)
-    fails(answer, "more tokens than the model has: found vocab_size=41, wanted at most 30")
+    outcome = call("lambada", "--load", tmp_path / "small", "--data", held_out)
+    check_error(outcome, "the tokenizer has more tokens than the model: found 41, wanted at most 30")
 
 
 def test_a_dataset_of_another_tokenizer_is_one_line(call, run, tmp_path, held_out):
-    other = TokenizerIdentity("HuggingFaceTokenizer", 41, 40, None, None, "f" * 64)
-    write_dataset(tmp_path / "other", other, ["1 2 3"])
-    fails(call("perplexity", "--load", run, "--data", tmp_path / "other"), "other: tokenizer of the dataset")
-    answer = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "other")
-    fails(answer, "other: tokenizer of the dataset")
+    identity = TokenizerIdentity("HuggingFaceTokenizer", 41, 40, None, None, "f" * 64)
+    write_dataset(tmp_path / "other", identity, ["1 2 3"])
+    check_error(
+        call("perplexity", "--load", run, "--data", tmp_path / "other"), "other: tokenizer of the dataset"
+    )
+    outcome = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "other")
+    check_error(outcome, "other: tokenizer of the dataset")
 
 
 def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out):
-    answer = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "none")
-    fails(answer, "none: no such indexed dataset")
+    outcome = call("perplexity", "--load", run, "--data", held_out, "--baseline-data", tmp_path / "none")
+    check_error(outcome, "none: no such indexed dataset")
 
 
 def test_a_dataset_that_lost_its_tokens_is_one_line(call, run, tmp_path):
     identity = open_folder(run / "iter_0000010/tokenizer").identity
     write_dataset(tmp_path / "held", identity, TEXTS)
     (tmp_path / "held.bin").unlink()
-    fails(call("perplexity", "--load", run, "--data", tmp_path / "held"), "held.bin: No such file")
+    check_error(call("perplexity", "--load", run, "--data", tmp_path / "held"), "held.bin: No such file")
 
 
-def test_a_terminal_sees_how_far_it_is_and_then_a_clean_line(run, held_out, capsys, monkeypatch, tmp_path):
+def test_a_terminal_shows_progress_and_then_a_clean_line(run, held_out, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    words = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}"]
+    argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}"]
     with pytest.raises(SystemExit):
-        command.run(cli, ["lambada", *words, "--micro-batch-size=10"])
+        command.run(cli, ["lambada", *argv, "--micro-batch-size=10"])
     assert capsys.readouterr().err == "\r10 of 19 windows\r\033[K"
 
 
 def test_a_detokenizer_that_nothing_names_is_one_line(call, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("1 2 3")
-    fails(call("wikitext103", "--load", run, "--data", "text"), "--detokenizer: ", "wikitext | ptb | none")
-    named = ("wikitext103", "--load", run, "--data", "text", "--detokenizer", "none")
-    assert call(*named, "--overlapping-eval", 8)[0] == 0
+    check_error(
+        call("wikitext103", "--load", run, "--data", "text"), "--detokenizer: ", "wikitext | ptb | none"
+    )
+    options = ("wikitext103", "--load", run, "--data", "text", "--detokenizer", "none")
+    assert call(*options, "--overlapping-eval", 8)[0] == 0
 
 
 def test_windows_the_model_cannot_read_are_one_line(call, run, tmp_path):
     (tmp_path / "wiki").write_text("1 2 3")
     options = ("wikitext103", "--load", run, "--data", tmp_path / "wiki")
-    fails(call(*options, "--seq-length", 17), "--seq-length: ", "found 17 tokens, wanted at most 16")
-    fails(call(*options), "--overlapping-eval: ", "found 32 tokens", "hint: --overlapping-eval 16")
+    check_error(call(*options, "--seq-length", 17), "--seq-length: ", "found 17 tokens, wanted at most 16")
+    check_error(call(*options), "--overlapping-eval: ", "found 32 tokens", "hint: --overlapping-eval 16")
 
 
 def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path):
-    words = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
-    with pytest.raises(SystemExit) as left:
-        command.run(cli, ["lambada", *words])
-    assert left.value.code == 2
-    says = "error: --device: not a device of this machine: found abacus; hint: --device cpu\n"
-    assert capsys.readouterr().err == says
+    argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
+    with pytest.raises(SystemExit) as exit_info:
+        command.run(cli, ["lambada", *argv])
+    assert exit_info.value.code == 2
+    message = "error: --device: not a device of this machine: found abacus, wanted "
+    assert capsys.readouterr().err.startswith(message)
 
 
-def test_a_result_that_cannot_be_written_is_known_before_the_work(run, held_out, capsys, tmp_path):
-    for output, says in ((tmp_path / "no/where.json", "no such folder"), (tmp_path, "is a folder")):
-        with pytest.raises(SystemExit) as left:
+def test_an_output_that_cannot_be_written_is_refused_before_the_evaluation(run, held_out, capsys, tmp_path):
+    for output, message in ((tmp_path / "no/where.json", "no such folder"), (tmp_path, "is a folder")):
+        with pytest.raises(SystemExit) as exit_info:
             command.run(cli, ["lambada", f"--load={run}", f"--data={held_out}", f"--output={output}"])
-        assert left.value.code == 2
-        assert f"--output: {says}" in capsys.readouterr().err
+        assert exit_info.value.code == 2
+        assert f"--output: {message}" in capsys.readouterr().err
 
 
 def test_help_needs_neither_torch_nor_numpy():
@@ -219,12 +232,12 @@ def test_help_needs_neither_torch_nor_numpy():
         "import sys; from mega_eval.cli import cli; cli(['lambada', '--help'], standalone_mode=False);"
         "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.rstrip().endswith("[]")
-    assert "[default: lambada.json]" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.rstrip().endswith("[]")
+    assert "[default: lambada.json]" in process.stdout
 
 
 def test_the_module_is_the_command():
-    words = [sys.executable, "-m", "mega_eval", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == f"mega-eval, version {mega_eval.__version__}\n"
+    argv = [sys.executable, "-m", "mega_eval", "--version"]
+    process = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert process.stdout == f"mega-eval, version {mega_eval.__version__}\n"

@@ -1,18 +1,25 @@
 import pytest
 
-from mega_eval.documents import dataset_files, dataset_stream, documents_of, files_of, json_lines, text_file
+from mega_eval.documents import (
+    list_data_files,
+    list_dataset_files,
+    read_documents,
+    read_json_lines,
+    read_text,
+    read_token_stream,
+)
 from mega_schema.errors import FormatError
 from mega_schema.indexed import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer import TokenizerIdentity
 
 
-def identity(vocab=50, content="0"):
+def make_identity(vocab=50, content="0"):
     return TokenizerIdentity("NullTokenizer", vocab, 0, None, None, content * 64)
 
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Writes documents, each a list of sequences, and gives back the prefix."""
+    """A function that writes documents, each a list of sequences, and returns the prefix."""
 
     def write(documents, info=None, name="held.out"):
         with IndexedWriter(tmp_path / name, "uint16", info) as writer:
@@ -26,7 +33,7 @@ def dataset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("{oops", r"t\.jsonl:2: not JSON"),
         ('"text"', r"t\.jsonl:2: not a JSON object: found str"),
@@ -36,20 +43,20 @@ def dataset(tmp_path):
         ('{"text": "\\ud800"}', r"t\.jsonl:2: not JSON"),
     ],
 )
-def test_a_line_without_text_is_an_error_that_names_file_and_line(tmp_path, line, says):
+def test_a_line_without_text_is_an_error_that_names_file_and_line(tmp_path, line, message):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(FormatError, match=says):
-        json_lines(path, "text")
+    with pytest.raises(FormatError, match=message):
+        read_json_lines(path, "text")
 
 
 def test_blank_lines_are_passed_over_and_line_numbers_are_the_files(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'\n{"text": "a"}\r\n\n{"text": "b"}')
-    assert json_lines(path, "text") == [(2, "a"), (4, "b")]
+    assert read_json_lines(path, "text") == [(2, "a"), (4, "b")]
 
 
-@pytest.mark.parametrize("read", [lambda path: json_lines(path, "text"), text_file, files_of])
+@pytest.mark.parametrize("read", [lambda path: read_json_lines(path, "text"), read_text, list_data_files])
 def test_a_missing_file_and_a_folder_are_errors(tmp_path, read):
     with pytest.raises(FormatError, match=r"none\.txt: no such file"):
         read(tmp_path / "none.txt")
@@ -57,7 +64,7 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path, read):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("read", [lambda path: json_lines(path, "text"), text_file])
+@pytest.mark.parametrize("read", [lambda path: read_json_lines(path, "text"), read_text])
 def test_an_empty_file_is_an_error(tmp_path, read):
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(FormatError, match="empty: no "):
@@ -67,54 +74,55 @@ def test_an_empty_file_is_an_error(tmp_path, read):
 def test_text_that_is_not_utf8_is_an_error_that_says_where(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(FormatError, match="latin: not UTF-8: found byte 0xe9 at 3"):
-        text_file(tmp_path / "latin")
+        read_text(tmp_path / "latin")
 
 
 def test_line_ends_of_a_text_stay_as_they_are(tmp_path):
     (tmp_path / "t").write_bytes(b"a \r\n b\n")
-    assert text_file(tmp_path / "t") == "a \r\n b\n"
+    assert read_text(tmp_path / "t") == "a \r\n b\n"
 
 
 def test_documents_without_tokens_are_left_out_and_counted(tmp_path, words):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a b"}\n{"text": ""}\n{"text": "c"}\n')
-    found = documents_of(path, "text", words)
-    assert (found.texts, [t.tolist() for t in found.tokens], found.empty) == (["a b", "c"], [[1, 2], [3]], 1)
+    documents = read_documents(path, "text", words)
+    assert (documents.texts, documents.empty) == (["a b", "c"], 1)
+    assert [ids.tolist() for ids in documents.tokens] == [[1, 2], [3]]
 
 
 def test_a_file_of_empty_documents_is_an_error(tmp_path, words):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": ""}\n')
     with pytest.raises(FormatError, match=r"t\.jsonl: no tokens in any document"):
-        documents_of(path, "text", words)
+        read_documents(path, "text", words)
 
 
 def test_a_dataset_gives_its_documents_whole_and_without_their_ends(dataset, words):
     words.encode("a b c d e")
     prefix = dataset([[[1, 2], [3, 0]], [], [[4, 5]]], DatasetInfo(words.identity))
-    found = documents_of(prefix, "text", words)
-    assert (found.texts, found.empty) == (["a b c", "d e"], 1)
-    assert dataset_stream(prefix, words.identity).tolist() == [1, 2, 3, 0, 4, 5, 0]
+    documents = read_documents(prefix, "text", words)
+    assert (documents.texts, documents.empty) == (["a b c", "d e"], 1)
+    assert read_token_stream(prefix, words.identity).tolist() == [1, 2, 3, 0, 4, 5, 0]
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(dataset, words):
-    prefix = dataset([[[1, 2]]], DatasetInfo(identity(content="f")))
+    prefix = dataset([[[1, 2]]], DatasetInfo(make_identity(content="f")))
     with pytest.raises(FormatError, match=r"held\.out: tokenizer of the dataset is not the model's"):
-        documents_of(prefix, "text", words)
+        read_documents(prefix, "text", words)
     with pytest.raises(FormatError, match=r"held\.out: tokenizer of the dataset is not the model's"):
-        dataset_stream(prefix, words.identity)
+        read_token_stream(prefix, words.identity)
 
 
 def test_a_dataset_that_names_no_tokenizer_is_read_with_a_warning(dataset, words, caplog):
     words.encode("a b")
-    assert documents_of(dataset([[[1, 2]]]), "text", words).texts == ["a b"]
+    assert read_documents(dataset([[[1, 2]]]), "text", words).texts == ["a b"]
     assert "says nothing of its tokenizer" in caplog.text
 
 
 def test_ids_outside_the_vocabulary_are_an_error(dataset):
     prefix = dataset([[[1, 2]], [[3, 60]]])
     with pytest.raises(FormatError, match="ids of document 1 do not fit .*found 3 to 60, wanted 0 to 49"):
-        dataset_stream(prefix, identity())
+        read_token_stream(prefix, make_identity())
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
@@ -122,16 +130,16 @@ def test_one_file_of_a_dataset_is_an_error_with_the_prefix_as_hint(dataset, suff
     prefix = dataset([[[1, 2]]])
     path = prefix.with_name(prefix.name + suffix)
     with pytest.raises(FormatError, match=f"one file of an indexed dataset; hint: --data {prefix}$"):
-        files_of(path)
+        list_data_files(path)
 
 
 def test_a_dataset_is_two_files_and_a_missing_one_is_an_error(dataset, tmp_path):
     prefix = dataset([[[1, 2]]])
-    assert [path.name for path in files_of(prefix)] == ["held.out.bin", "held.out.idx"]
+    assert [path.name for path in list_data_files(prefix)] == ["held.out.bin", "held.out.idx"]
     with pytest.raises(FormatError, match=r"none: no such indexed dataset: wanted .*none\.idx"):
-        dataset_files(tmp_path / "none")
+        list_dataset_files(tmp_path / "none")
 
 
 def test_a_dataset_too_short_to_count_is_an_error(dataset):
     with pytest.raises(FormatError, match="too short to count pairs in: found 0 tokens"):
-        dataset_stream(dataset([[]]), identity())
+        read_token_stream(dataset([[]]), make_identity())

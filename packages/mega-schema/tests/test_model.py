@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mega_model.attend import Packed
 from mega_model.attention import rotary_angles
-from mega_model.build import build, chunks, fill, parameters
+from mega_model.build import build, chunks, fill, load_model, parameters
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.layers import sinusoids
@@ -181,6 +181,20 @@ def _rate(spec: ModelSpec, rate: float) -> float:
         return rate / spec.rope_scaling
     smooth = (context / wave - spec.rope_scaling_low) / (spec.rope_scaling_high - spec.rope_scaling_low)
     return (1 - smooth) * rate / spec.rope_scaling + smooth * rate
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_model_has_the_weights_that_were_read_and_is_in_evaluation_mode(dtype: torch.dtype) -> None:
+    spec = SPECS["gpt"]
+    model = load_model(spec, initial_values(table(spec), 1), dtype=dtype)
+    reference = build(spec, Runtime.alone(spec, dtype=dtype))
+    fill(reference, initial_values(table(spec), 1))
+    assert not model.training
+    weights = model.state_dict()
+    assert weights.keys() == reference.state_dict().keys()
+    for name, weight in reference.state_dict().items():
+        assert weights[name].dtype == dtype
+        assert torch.equal(weights[name], weight)
 
 
 @pytest.mark.parametrize("name", SPECS)

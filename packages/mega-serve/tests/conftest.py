@@ -1,4 +1,4 @@
-"""A checkpoint small enough to write in a test: random weights, and a token for every byte."""
+"""Shared fixtures: a small checkpoint with random weights, and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ EOD = "<|endoftext|>"
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """GPT-2's kind: 256 bytes, two line breaks (Ċ is the letter of one), and the end of a document."""
+    """A tokenizer like GPT-2's: 256 bytes, a double line break (ĊĊ) and an end-of-document token."""
     folder = tmp_path_factory.mktemp("words")
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = [chr(byte) for byte in printing] + [chr(256 + i) for i in range(256 - len(printing))]
-    words = {word: number for number, word in enumerate([*letters, "ĊĊ", EOD])}
-    (folder / "vocab.json").write_text(json.dumps(words), "utf-8")
-    (folder / "merges.txt").write_text("#version: 0.2\nĊ Ċ\n", "utf-8")
-    vocab_file, merge_file = folder / "vocab.json", folder / "merges.txt"
+    vocab = {word: number for number, word in enumerate([*letters, "ĊĊ", EOD])}
+    vocab_file = folder / "vocab.json"
+    merge_file = folder / "merges.txt"
+    vocab_file.write_text(json.dumps(vocab), "utf-8")
+    merge_file.write_text("#version: 0.2\nĊ Ċ\n", "utf-8")
     return open_tokenizer("GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file)
 
 
 @pytest.fixture(scope="session")
 def spec(tokenizer: Tokenizer) -> ModelSpec:
-    """Two words more than the tokenizer knows."""
+    """A model with two ids more than the tokenizer."""
     vocab = tokenizer.identity.vocab_size + 2
     return gpt(layers=2, hidden=32, heads=4, vocab=vocab, context=64, init_std=0.3, vocab_multiple=8)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokenizer: Tokenizer) -> Path:
-    """Folder of a run with one checkpoint."""
+    """A run directory with one checkpoint."""
     run = tmp_path_factory.mktemp("run")
-    words = run / "words"
-    tokenizer.save(words)
+    tokenizer_folder = run / "words"
+    tokenizer.save(tokenizer_folder)
     rng = np.random.default_rng(3)
 
     def values(box: Box) -> np.ndarray:
@@ -52,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokeni
     save = Save(run, 7)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
-    cut = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
-    save.write(MODEL, 0, cut, values)
-    save.commit(spec, layout=WHOLE, trainer={}, tokenizer=words)
+    shards = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    save.write(MODEL, 0, shards, values)
+    save.commit(spec, layout=WHOLE, trainer={}, tokenizer=tokenizer_folder)
     return run

@@ -1,4 +1,4 @@
-"""The application around an engine that is eight lines: statuses, bodies, limits, one request at a time."""
+"""The application around stub engines: statuses, bodies, limits, one request at a time."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ import pytest
 from fastapi import FastAPI
 
 from mega_schema.errors import RequestError
-from mega_serve.app import Gone, create_app
-from mega_serve.request import BeamSearch, Refused, Sampling
+from mega_serve.api.app import ClientDisconnected, create_app
+from mega_serve.api.megatron import BadRequest, BeamSearchRequest, GenerationRequest
 from tests.shared_data import SHARED, needs_shared
 
-OURS = Path(__file__).parent / "data" / "requests.json"
-RECORDED = SHARED / "golden" / "server_requests.json"
-# what Megatron refuses and we take on purpose: 1 where it wants 1.0
-TAKEN = [{"prompts": ["Hello"], "top_p": 1}, {"prompts": ["Hello"], "top_p": 0.9, "top_p_decay": 1}]
-# what Megatron takes and we refuse on purpose
+OWN_CASES = Path(__file__).parent / "data" / "requests.json"
+RECORDED_CASES = SHARED / "golden" / "server_requests.json"
+# Megatron refuses these and we accept them on purpose: 1 where it expects 1.0
+ACCEPTED = [{"prompts": ["Hello"], "top_p": 1}, {"prompts": ["Hello"], "top_p": 0.9, "top_p_decay": 1}]
+# Megatron accepts this and we refuse it on purpose
 REFUSED = [{"prompts": ["Hello"], "tokens_to_generate": True}]
 
-Gone_ = Callable[[], bool]
+ShouldAbort = Callable[[], bool]
 
 
-class Echo:
-    """An engine that continues every prompt with an exclamation mark and remembers what it was asked."""
+class EchoEngine:
+    """An engine that continues every prompt with an exclamation mark and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[Sampling | BeamSearch] = []
+        self.requests: list[GenerationRequest] = []
 
-    def answer(self, ask: Sampling | BeamSearch, gone: Gone_) -> dict[str, object]:
-        self.asked.append(ask)
-        return {"text": [prompt + "!" for prompt in ask.prompts], "segments": [], "logprobs": None}
+    def generate(self, request: GenerationRequest, should_abort: ShouldAbort) -> dict[str, object]:
+        self.requests.append(request)
+        return {"text": [prompt + "!" for prompt in request.prompts], "segments": [], "logprobs": None}
 
 
-class Raising:
+class FailingEngine:
+    """An engine that raises an error."""
+
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def answer(self, ask: Sampling | BeamSearch, gone: Gone_) -> dict[str, object]:
+    def generate(self, request: GenerationRequest, should_abort: ShouldAbort) -> dict[str, object]:
         raise self.error
 
 
-def send(app: FastAPI, method: str, path: str, **how: Any) -> httpx.Response:
+def send(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
     async def exchange() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, **how)
+            return await client.request(method, path, **options)
 
     return asyncio.run(exchange())
 
@@ -61,79 +63,79 @@ def put(app: FastAPI, body: object) -> httpx.Response:
     return send(app, "PUT", "/api", content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def requests() -> list[dict[str, Any]]:
-    """Cases of our own, and those that were recorded from Megatron's server where the shared data is."""
-    cases: list[dict[str, Any]] = json.loads(OURS.read_text("utf-8"))
-    return cases + recorded() if SHARED.is_dir() else cases
+def load_cases() -> list[dict[str, Any]]:
+    """Load our own cases, and with the shared data those that were recorded from Megatron's server."""
+    cases: list[dict[str, Any]] = json.loads(OWN_CASES.read_text("utf-8"))
+    return cases + load_recorded_cases() if SHARED.is_dir() else cases
 
 
-def recorded() -> list[dict[str, Any]]:
-    cases = [entry for entry in json.loads(RECORDED.read_text("utf-8")) if "request" in entry]
+def load_recorded_cases() -> list[dict[str, Any]]:
+    cases = [entry for entry in json.loads(RECORDED_CASES.read_text("utf-8")) if "request" in entry]
     for entry in cases:
         if entry["request"].get("prompts") == "<128 strings>":
             entry["request"]["prompts"] = ["x"] * 128
     return cases
 
 
-def as_megatron_calls(ask: Sampling | BeamSearch) -> dict[str, object]:
-    """What Megatron's server would have handed its engine."""
-    if isinstance(ask, BeamSearch):
+def megatron_call(request: GenerationRequest) -> dict[str, object]:
+    """Return the arguments with which Megatron's server calls its engine for this request."""
+    if isinstance(request, BeamSearchRequest):
         return {
             "kind": "beam",
-            "tokens_to_generate": ask.tokens_to_generate,
-            "beam_size": ask.beam_width,
-            "add_BOS": ask.add_bos,
-            "stop_token": ask.stop_token,
-            "num_return_gen": ask.beam_width,
-            "length_penalty": ask.length_penalty,
-            "prevent_newline_after_colon": ask.prevent_newline_after_colon,
+            "tokens_to_generate": request.tokens_to_generate,
+            "beam_size": request.beam_width,
+            "add_BOS": request.add_bos,
+            "stop_token": request.stop_token,
+            "num_return_gen": request.beam_width,
+            "length_penalty": request.length_penalty,
+            "prevent_newline_after_colon": request.prevent_newline_after_colon,
         }
     return {
         "kind": "generate",
-        "tokens_to_generate": ask.tokens_to_generate,
-        "return_output_log_probs": ask.logprobs,
-        "top_k_sampling": ask.top_k,
-        "top_p_sampling": ask.top_p,
-        "top_p_decay": ask.top_p_decay,
-        "top_p_bound": ask.top_p_bound,
-        "temperature": ask.temperature,
-        "add_BOS": ask.add_bos,
+        "tokens_to_generate": request.tokens_to_generate,
+        "return_output_log_probs": request.logprobs,
+        "top_k_sampling": request.top_k,
+        "top_p_sampling": request.top_p,
+        "top_p_decay": request.top_p_decay,
+        "top_p_bound": request.top_p_bound,
+        "temperature": request.temperature,
+        "add_BOS": request.add_bos,
         "use_eod_token_for_early_termination": True,
-        "stop_on_double_eol": ask.stop_on_double_eol,
-        "stop_on_eol": ask.stop_on_eol,
-        "prevent_newline_after_colon": ask.prevent_newline_after_colon,
-        "random_seed": -1 if ask.random_seed is None else ask.random_seed,
+        "stop_on_double_eol": request.stop_on_double_eol,
+        "stop_on_eol": request.stop_on_eol,
+        "prevent_newline_after_colon": request.prevent_newline_after_colon,
+        "random_seed": -1 if request.random_seed is None else request.random_seed,
     }
 
 
 @needs_shared
 def test_there_are_recorded_requests() -> None:
-    assert len(recorded()) == 42
+    assert len(load_recorded_cases()) == 42
 
 
-@pytest.mark.parametrize("entry", requests(), ids=lambda entry: json.dumps(entry["request"])[:80])
-def test_legacy_answers_are_megatrons_and_its_engine_is_asked_the_same(entry: dict[str, Any]) -> None:
-    engine = Echo()
-    answer = put(create_app(engine, legacy=True), entry["request"])
-    assert answer.status_code == entry["status"]
-    assert [as_megatron_calls(ask) for ask in engine.asked] == entry["engine_call"]
+@pytest.mark.parametrize("entry", load_cases(), ids=lambda entry: json.dumps(entry["request"])[:80])
+def test_legacy_responses_and_calls_of_the_engine_are_megatrons(entry: dict[str, Any]) -> None:
+    engine = EchoEngine()
+    response = put(create_app(engine, legacy=True), entry["request"])
+    assert response.status_code == entry["status"]
+    assert [megatron_call(request) for request in engine.requests] == entry["engine_call"]
     if "error_about" in entry:
-        assert isinstance(answer.json(), str)
-        named = put(create_app(engine), entry["request"])
-        if entry["request"] not in TAKEN:
-            assert named.json()["error"]["param"] == entry["error_about"]
+        assert isinstance(response.json(), str)
+        response = put(create_app(engine), entry["request"])
+        if entry["request"] not in ACCEPTED:
+            assert response.json()["error"]["param"] == entry["error_about"]
     else:
-        assert answer.json()["text"] == [prompt + "!" for prompt in entry["request"]["prompts"]]
+        assert response.json()["text"] == [prompt + "!" for prompt in entry["request"]["prompts"]]
 
 
-@pytest.mark.parametrize("entry", requests(), ids=lambda entry: json.dumps(entry["request"])[:80])
+@pytest.mark.parametrize("entry", load_cases(), ids=lambda entry: json.dumps(entry["request"])[:80])
 def test_a_mistake_is_a_400_with_megatrons_text_in_both_shapes(entry: dict[str, Any]) -> None:
-    engine = Echo()
+    engine = EchoEngine()
     request = entry["request"]
-    answer = put(create_app(engine), request)
-    if ("error_about" in entry and request not in TAKEN) or request in REFUSED:
-        assert answer.status_code == 400
-        body = answer.json()
+    response = put(create_app(engine), request)
+    if ("error_about" in entry and request not in ACCEPTED) or request in REFUSED:
+        assert response.status_code == 400
+        body = response.json()
         assert body["error"] == {
             "message": body["message"],
             "type": "invalid_request_error",
@@ -142,10 +144,10 @@ def test_a_mistake_is_a_400_with_megatrons_text_in_both_shapes(entry: dict[str, 
         }
         if request not in REFUSED:
             assert body["message"] == put(create_app(engine, legacy=True), request).json()
-        assert not engine.asked
+        assert not engine.requests
     else:
-        assert answer.status_code == 200
-        assert len(engine.asked) == 1
+        assert response.status_code == 200
+        assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -161,30 +163,37 @@ def test_a_mistake_is_a_400_with_megatrons_text_in_both_shapes(entry: dict[str, 
     ],
 )
 @pytest.mark.parametrize("legacy", [False, True])
-def test_other_methods_and_places_are_refused_in_json(
+def test_other_methods_and_paths_are_refused_in_json(
     method: str, path: str, status: int, legacy: bool
 ) -> None:
-    answer = send(create_app(Echo(), legacy=legacy), method, path, json={"prompts": ["a"]})
-    assert answer.status_code == status
-    assert answer.json()["message"]
-
-
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json", "é"])
-def test_a_body_not_announced_as_json_is_a_415(kind: str | None) -> None:
-    headers = {} if kind is None else {"Content-Type": kind.encode()}
-    answer = send(create_app(Echo()), "PUT", "/api", content=b'{"prompts":["a"]}', headers=headers)
-    assert answer.status_code == 415
-    assert "application/json" in answer.json()["message"]
+    response = send(create_app(EchoEngine(), legacy=legacy), method, path, json={"prompts": ["a"]})
+    assert response.status_code == status
+    assert response.json()["message"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/x+json"]
+    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "json", "é"]
 )
-def test_every_way_to_announce_json_is_taken(kind: str) -> None:
-    answer = send(
-        create_app(Echo()), "PUT", "/api", content=b'{"prompts":["a"]}', headers={"Content-Type": kind}
+def test_a_body_with_another_content_type_is_a_415(content_type: str | None) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type.encode()}
+    response = send(create_app(EchoEngine()), "PUT", "/api", content=b'{"prompts":["a"]}', headers=headers)
+    assert response.status_code == 415
+    assert "application/json" in response.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/x+json"],
+)
+def test_every_content_type_of_json_is_accepted(content_type: str) -> None:
+    response = send(
+        create_app(EchoEngine()),
+        "PUT",
+        "/api",
+        content=b'{"prompts":["a"]}',
+        headers={"Content-Type": content_type},
     )
-    assert answer.status_code == 200
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -203,10 +212,10 @@ def test_every_way_to_announce_json_is_taken(kind: str) -> None:
 )
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_body_that_is_not_json_is_a_400_with_a_message(body: bytes, legacy: bool) -> None:
-    app = create_app(Echo(), legacy=legacy)
-    answer = send(app, "PUT", "/api", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["message"].startswith("the body is not JSON")
+    app = create_app(EchoEngine(), legacy=legacy)
+    response = send(app, "PUT", "/api", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["message"].startswith("the body is not JSON")
 
 
 ODD = [
@@ -235,150 +244,162 @@ ODD = [
 @pytest.mark.parametrize("body", ODD, ids=lambda body: body[:40].decode())
 @pytest.mark.parametrize("legacy", [False, True])
 def test_no_body_makes_the_server_fail(body: bytes, legacy: bool) -> None:
-    app = create_app(Echo(), legacy=legacy)
-    answer = send(app, "PUT", "/api", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (200, 400)
-    assert answer.json()
+    app = create_app(EchoEngine(), legacy=legacy)
+    response = send(app, "PUT", "/api", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400)
+    assert response.json()
 
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_prompt_that_is_no_string_is_a_400(legacy: bool) -> None:
-    answer = put(create_app(Echo(), legacy=legacy), {"prompts": ["a", 5]})
-    assert answer.status_code == 400
-    message = answer.json() if legacy else answer.json()["message"]
+    response = put(create_app(EchoEngine(), legacy=legacy), {"prompts": ["a", 5]})
+    assert response.status_code == 400
+    message = response.json() if legacy else response.json()["message"]
     assert message == "prompts is not a list of strings"
 
 
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_body_past_the_limit_is_refused_before_it_is_read(announced: bool) -> None:
-    sent = 0
+@pytest.mark.parametrize("with_length", [True, False])
+def test_a_body_past_the_limit_is_refused_before_it_is_read(with_length: bool) -> None:
+    sent_bytes = 0
 
     async def chunks() -> AsyncIterator[bytes]:
-        nonlocal sent
+        nonlocal sent_bytes
         for _ in range(1000):
-            sent += 100
+            sent_bytes += 100
             yield b" " * 100
 
     headers = {"Content-Type": "application/json"}
-    if announced:
+    if with_length:
         headers["Content-Length"] = "100000"
-    answer = send(create_app(Echo(), most_body=1000), "PUT", "/api", content=chunks(), headers=headers)
-    assert answer.status_code == 413
-    assert answer.json()["message"] == "the body is longer than 1,000 bytes"
-    assert answer.headers["connection"] == "close"
-    assert sent <= (0 if announced else 1100)
+    response = send(
+        create_app(EchoEngine(), max_body_bytes=1000), "PUT", "/api", content=chunks(), headers=headers
+    )
+    assert response.status_code == 413
+    assert response.json()["message"] == "the body is longer than 1,000 bytes"
+    assert response.headers["connection"] == "close"
+    assert sent_bytes <= (0 if with_length else 1100)
 
 
 def test_a_body_of_just_the_limit_is_read() -> None:
     body = json.dumps({"prompts": ["a"]}).encode()
     headers = {"Content-Type": "application/json"}
-    answer = send(create_app(Echo(), most_body=len(body)), "PUT", "/api", content=body, headers=headers)
-    assert answer.status_code == 200
+    response = send(
+        create_app(EchoEngine(), max_body_bytes=len(body)), "PUT", "/api", content=body, headers=headers
+    )
+    assert response.status_code == 200
 
 
-def test_what_the_engine_refuses_is_a_400_or_megatrons_200() -> None:
-    engine = Raising(Refused("tokens_to_generate", "Too many tokens.  9 is greater than 5"))
-    answer = put(create_app(engine), {"prompts": ["a"]})
-    assert (answer.status_code, answer.json()["message"]) == (400, "Too many tokens.  9 is greater than 5")
-    answer = put(create_app(engine, legacy=True), {"prompts": ["a"]})
-    assert (answer.status_code, answer.json()) == (200, "Too many tokens.  9 is greater than 5")
+def test_a_bad_request_of_the_engine_is_a_400_or_megatrons_200() -> None:
+    engine = FailingEngine(BadRequest("tokens_to_generate", "Too many tokens.  9 is greater than 5"))
+    response = put(create_app(engine), {"prompts": ["a"]})
+    assert (response.status_code, response.json()["message"]) == (
+        400,
+        "Too many tokens.  9 is greater than 5",
+    )
+    response = put(create_app(engine, legacy=True), {"prompts": ["a"]})
+    assert (response.status_code, response.json()) == (200, "Too many tokens.  9 is greater than 5")
 
 
 def test_a_text_that_the_tokenizer_has_no_ids_for_is_a_400() -> None:
-    answer = put(create_app(Raising(RequestError("text", "not ids", found="x"))), {"prompts": ["x"]})
-    assert answer.status_code == 400
-    assert answer.json()["message"] == "text: not ids: found x"
+    response = put(create_app(FailingEngine(RequestError("text", "not ids", found="x"))), {"prompts": ["x"]})
+    assert response.status_code == 400
+    assert response.json()["message"] == "text: not ids: found x"
 
 
-def test_an_engine_that_breaks_is_a_500_that_tells_nothing_and_the_next_request_is_answered() -> None:
-    engine = Raising(RuntimeError("/secret/path"))
+def test_an_engine_that_fails_is_a_500_without_details_and_the_next_request_is_answered() -> None:
+    engine = FailingEngine(RuntimeError("/secret/path"))
     app = create_app(engine)
-    answer = put(app, {"prompts": ["a"]})
-    assert answer.status_code == 500
-    assert "secret" not in answer.text
-    assert answer.json()["error"]["type"] == "server_error"
-    engine.error = Refused("prompts", "again")
+    response = put(app, {"prompts": ["a"]})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert response.json()["error"]["type"] == "server_error"
+    engine.error = BadRequest("prompts", "again")
     assert put(app, {"prompts": ["a"]}).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/", "/index.html"])
 def test_the_page_is_served_and_loads_nothing_from_elsewhere(path: str) -> None:
-    answer = send(create_app(Echo()), "GET", path)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "http://" not in answer.text
-    assert "https://" not in answer.text
-    assert "<textarea" in answer.text
+    response = send(create_app(EchoEngine()), "GET", path)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    assert "http://" not in response.text
+    assert "https://" not in response.text
+    assert "<textarea" in response.text
 
 
 def test_health_answers() -> None:
-    answer = send(create_app(Echo()), "GET", "/health")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    response = send(create_app(EchoEngine()), "GET", "/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-class Slow:
-    """An engine that answers when it is let go, and counts how many requests are in it at once."""
+class BlockingEngine:
+    """An engine that waits for `release`, and counts its calls and how many run at once."""
 
     def __init__(self) -> None:
-        self.inside = self.most = self.begun = 0
-        self.entered, self.go = threading.Event(), threading.Event()
-        self.counting = threading.Lock()
+        self.running = 0
+        self.max_running = 0
+        self.calls = 0
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self.lock = threading.Lock()
 
-    def answer(self, ask: Sampling | BeamSearch, gone: Gone_) -> dict[str, object]:
-        with self.counting:
-            self.inside, self.begun = self.inside + 1, self.begun + 1
-            self.most = max(self.most, self.inside)
+    def generate(self, request: GenerationRequest, should_abort: ShouldAbort) -> dict[str, object]:
+        with self.lock:
+            self.calls += 1
+            self.running += 1
+            self.max_running = max(self.max_running, self.running)
         self.entered.set()
-        assert self.go.wait(20)
-        with self.counting:
-            self.inside -= 1
+        assert self.release.wait(20)
+        with self.lock:
+            self.running -= 1
         return {"text": ["done"]}
 
 
 def test_health_answers_while_the_engine_works_on_one_request_at_a_time() -> None:
-    engine = Slow()
+    engine = BlockingEngine()
     app = create_app(engine)
 
     async def exchange() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            asks = [asyncio.create_task(client.put("/api", json={"prompts": ["a"]})) for _ in range(3)]
+            tasks = [asyncio.create_task(client.put("/api", json={"prompts": ["a"]})) for _ in range(3)]
             await asyncio.to_thread(engine.entered.wait, 20)
             assert (await client.get("/health")).status_code == 200
-            assert engine.begun == 1
-            engine.go.set()
-            assert [answer.status_code for answer in await asyncio.gather(*asks)] == [200] * 3
+            assert engine.calls == 1
+            engine.release.set()
+            assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 3
 
     asyncio.run(exchange())
-    assert (engine.most, engine.begun) == (1, 3)
+    assert (engine.max_running, engine.calls) == (1, 3)
 
 
-class Patient:
-    """An engine that works until its client is gone."""
+class EndlessEngine:
+    """An engine that runs until it is aborted."""
 
     def __init__(self) -> None:
-        self.entered, self.stopped = threading.Event(), threading.Event()
+        self.entered = threading.Event()
+        self.stopped = threading.Event()
 
-    def answer(self, ask: Sampling | BeamSearch, gone: Gone_) -> dict[str, object]:
+    def generate(self, request: GenerationRequest, should_abort: ShouldAbort) -> dict[str, object]:
         self.entered.set()
-        while not gone():
+        while not should_abort():
             self.stopped.wait(0.01)
         self.stopped.set()
-        raise Gone
+        raise ClientDisconnected
 
 
-def test_the_work_of_a_client_that_leaves_is_given_up() -> None:
-    engine = Patient()
+def test_the_request_of_a_client_that_disconnects_is_aborted() -> None:
+    engine = EndlessEngine()
     app = create_app(engine)
     body = json.dumps({"prompts": ["a"]}).encode()
 
     async def exchange() -> int:
-        arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        await arrived.put({"type": "http.request", "body": body, "more_body": False})
-        sent: list[Any] = []
+        received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        await received.put({"type": "http.request", "body": body, "more_body": False})
+        responses: list[Any] = []
 
-        async def keep(message: Any) -> None:
-            sent.append(message)
+        async def send(message: Any) -> None:
+            responses.append(message)
 
         scope = {
             "type": "http",
@@ -387,11 +408,11 @@ def test_the_work_of_a_client_that_leaves_is_given_up() -> None:
             "headers": [(b"content-type", b"application/json")],
             "query_string": b"",
         }
-        served = asyncio.create_task(app(scope, arrived.get, keep))
+        task = asyncio.create_task(app(scope, received.get, send))
         await asyncio.to_thread(engine.entered.wait, 20)
-        await arrived.put({"type": "http.disconnect"})
-        await asyncio.wait_for(served, 20)
-        return int(sent[0]["status"])
+        await received.put({"type": "http.disconnect"})
+        await asyncio.wait_for(task, 20)
+        return int(responses[0]["status"])
 
     assert asyncio.run(exchange()) == 499
     assert engine.stopped.is_set()
@@ -405,7 +426,7 @@ def test_prompts_are_logged_only_when_asked_for(
     log_prompts: bool, no_log: bool, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    app = create_app(Echo(), log_prompts=log_prompts)
+    app = create_app(EchoEngine(), log_prompts=log_prompts)
     put(app, {"prompts": ["my secret"], "no_log": no_log})
     put(app, {"prompts": ["my secret"], "no_log": no_log, "top_k": -1})
     assert ("my secret" in caplog.text) is logged

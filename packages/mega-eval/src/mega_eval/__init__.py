@@ -1,3 +1,3 @@
-"""Scores a language model on LAMBADA, on WikiText-103 and on held-out text, next to counted baselines."""
+"""Score a language model on LAMBADA, WikiText-103 and held-out text, and compare it with n-gram baselines."""
 
 __version__ = "0.1.0"

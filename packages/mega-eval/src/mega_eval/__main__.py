@@ -1,4 +1,4 @@
-"""`python -m mega_eval` is `mega-eval`."""
+"""Run `mega-eval` as `python -m mega_eval`."""
 
 from mega_eval.cli import main
 

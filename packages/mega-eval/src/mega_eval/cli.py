@@ -1,4 +1,4 @@
-"""The command line of mega-eval: reads arguments, prints the table, writes the result."""
+"""The command line of mega-eval: parse the options, run a task, print its table and write its result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mega_schema import command
 from mega_schema.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
-    from mega_eval.documents import Encoder
-    from mega_eval.lm import Scorer
-    from mega_eval.result import Outcome
+    from mega_eval.result import TaskResult
+    from mega_eval.scorer import Scorer
+    from mega_schema.tokenizer import Tokenizer
 
 PATH = click.Path(path_type=Path)
 
@@ -24,28 +24,35 @@ PATH = click.Path(path_type=Path)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mega-eval")
 def cli() -> None:
-    """Score a language model. Every command prints a table and writes a JSON result."""
+    """Score a language model. Each command prints a table and writes a JSON result."""
 
 
-def shared(task: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options that every task has."""
+def common_options(task: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of every task; `task` names the default output."""
     options = (
-        click.option("--load", required=True, type=PATH, help="Folder of a run, or of one checkpoint of it."),
+        click.option(
+            "--load", required=True, type=PATH, help="Checkpoint directory, or run directory (its latest)."
+        ),
         click.option(
             "--output",
             type=OUTPUT_FILE,
             default=Path(f"{task}.json"),
             show_default=True,
-            help="The result file; one that is there is replaced.",
+            help="Result file; an existing result is replaced.",
         ),
         click.option(
             "--micro-batch-size",
             type=click.IntRange(min=1),
             default=16,
             show_default=True,
-            help="Windows read together; less needs less memory and gives the same result.",
+            help="Windows in one forward pass. Changes memory and speed, not the result.",
         ),
-        click.option("--device", help="Where to compute: cpu, cuda, cuda:1. Default: a GPU if there is one."),
+        click.option(
+            "--device",
+            default="auto",
+            show_default=True,
+            help="cpu, cuda or cuda:N; auto is the first GPU, or the CPU.",
+        ),
     )
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,32 +64,32 @@ def shared(task: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @cli.command()
-@shared("lambada")
+@common_options("lambada")
 @click.option("--data", required=True, type=PATH, help='Lines of {"text": "..."}, as lambada_test.jsonl.')
-@click.option("--strict-lambada", is_flag=True, help="The target is the last word, not the last token.")
-def lambada(data: Path, strict_lambada: bool, **given: Any) -> None:
+@click.option("--strict-lambada", is_flag=True, help="Predict the last word instead of the last token.")
+def lambada(data: Path, strict_lambada: bool, **common: Any) -> None:
     """Accuracy on the last word, or the last token, of LAMBADA passages."""
-    from mega_eval.documents import json_lines
+    from mega_eval.documents import read_json_lines
     from mega_eval.tasks.lambada import evaluate
 
-    lines = [(f"{data}:{number}", text) for number, text in json_lines(data, "text")]
-    _run(
-        lambda scorer, encoder: evaluate(scorer, encoder, lines, strict=strict_lambada),
+    lines = [(f"{data}:{number}", text) for number, text in read_json_lines(data, "text")]
+    _run_task(
+        lambda scorer, tokenizer: evaluate(scorer, tokenizer, lines, strict=strict_lambada),
         [data],
         {"strict_lambada": strict_lambada},
-        **given,
+        **common,
     )
 
 
 @cli.command()
-@shared("wikitext103")
-@click.option("--data", required=True, type=PATH, help="The tokenised file, as wiki.test.tokens.")
+@common_options("wikitext103")
+@click.option("--data", required=True, type=PATH, help="Tokenized file, as wiki.test.tokens.")
 @click.option(
     "--overlapping-eval",
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="Tokens from one window to the next; every window scores its last so many.",
+    help="Stride of the windows in tokens; a window scores this number of tokens at its end.",
 )
 @click.option(
     "--seq-length", type=click.IntRange(min=1), help="Tokens of a window. Default: the model's context."
@@ -90,96 +97,112 @@ def lambada(data: Path, strict_lambada: bool, **given: Any) -> None:
 @click.option(
     "--detokenizer",
     type=click.Choice(["wikitext", "ptb", "none"]),
-    help="How words become text. Default: what the path says (ptb, wiki or lambada in it).",
+    help="Rules that join the words to text. Default: by the word ptb, wiki or lambada in the path.",
 )
 def wikitext103(
-    data: Path, overlapping_eval: int, seq_length: int | None, detokenizer: str | None, **given: Any
+    data: Path, overlapping_eval: int, seq_length: int | None, detokenizer: str | None, **common: Any
 ) -> None:
     """Perplexity and word-adjusted perplexity of WikiText-103, or of Penn Treebank."""
-    from mega_eval.detokenize import choose
-    from mega_eval.documents import text_file
+    from mega_eval.detokenize import choose_detokenizer
+    from mega_eval.documents import read_text
     from mega_eval.tasks.wikitext import evaluate
 
-    chosen, text = choose(data, detokenizer), text_file(data)
-    _run(
-        lambda scorer, encoder: evaluate(
-            scorer, encoder, text, detokenizer=chosen, stride=overlapping_eval, length=seq_length, where=data
+    detokenizer = choose_detokenizer(data, detokenizer)
+    text = read_text(data)
+    _run_task(
+        lambda scorer, tokenizer: evaluate(
+            scorer,
+            tokenizer,
+            text,
+            detokenizer=detokenizer,
+            stride=overlapping_eval,
+            seq_length=seq_length,
+            where=data,
         ),
         [data],
-        {"detokenizer": chosen, "overlapping_eval": overlapping_eval, "seq_length": seq_length},
-        **given,
+        {"detokenizer": detokenizer, "overlapping_eval": overlapping_eval, "seq_length": seq_length},
+        **common,
     )
 
 
 @cli.command()
-@shared("perplexity")
+@common_options("perplexity")
+@click.option("--data", required=True, type=PATH, help="JSON lines, or prefix of an indexed dataset.")
+@click.option("--json-key", default="text", show_default=True, help="Key of the text in JSON lines.")
 @click.option(
-    "--data", required=True, type=PATH, help="Held-out JSON lines, or the prefix of an indexed dataset."
+    "--baseline-data",
+    type=PATH,
+    help="Prefix of the training dataset; adds n-gram baselines.",
 )
-@click.option("--json-key", default="text", show_default=True, help="The key of the text in JSON lines.")
-@click.option(
-    "--baseline-data", type=PATH, help="Prefix of the training dataset, to compare with counted models."
-)
-def perplexity(data: Path, json_key: str, baseline_data: Path | None, **given: Any) -> None:
-    """Perplexity, bits per byte and last-word accuracy on documents of your own."""
-    from mega_eval.documents import dataset_files, dataset_stream, documents_of, files_of
+def perplexity(data: Path, json_key: str, baseline_data: Path | None, **common: Any) -> None:
+    """Perplexity, bits per byte and last-word accuracy on your own documents."""
+    from mega_eval.documents import list_data_files, list_dataset_files, read_documents, read_token_stream
     from mega_eval.tasks.perplexity import evaluate
 
-    def task(scorer: Scorer, encoder: Encoder) -> Outcome:
-        baseline = None if baseline_data is None else dataset_stream(baseline_data, encoder.identity)
-        documents = documents_of(data, json_key, encoder)
-        return evaluate(scorer, encoder, documents, baseline=baseline, where=data)
+    def run(scorer: Scorer, tokenizer: Tokenizer) -> TaskResult:
+        baseline = None if baseline_data is None else read_token_stream(baseline_data, tokenizer.identity)
+        documents = read_documents(data, json_key, tokenizer)
+        return evaluate(scorer, tokenizer, documents, baseline=baseline, where=data)
 
-    files = files_of(data) + (dataset_files(baseline_data) if baseline_data else [])
-    _run(task, files, {"json_key": json_key}, **given)
+    files = list_data_files(data) + (list_dataset_files(baseline_data) if baseline_data else [])
+    _run_task(run, files, {"json_key": json_key}, **common)
 
 
-def _run(
-    task: Callable[[Scorer, Encoder], Outcome],
+def _run_task(
+    task: Callable[[Scorer, Tokenizer], TaskResult],
     files: list[Path],
     options: dict[str, object],
     *,
     load: Path,
     output: Path,
     micro_batch_size: int,
-    device: str | None,
+    device: str,
 ) -> None:
-    """Open the checkpoint, do the task, print the table, write the result."""
+    """Load the checkpoint, run the task, print the table and write the result."""
     import platform
     import time
 
     import torch
 
-    from mega_eval import lm, result
+    from mega_eval import result
+    from mega_eval.scorer import ModelScorer
+    from mega_model.build import load_model
+    from mega_model.devices import resolve_device
+    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint_tokenizer import open_checkpoint_tokenizer
 
     result.check_writable(output, [*files, load])
-    data = result.fingerprints(files)
-    checkpoint, decoder, tokenizer = lm.open_checkpoint(load, device=device)
-    model = lm.Model(decoder, where=checkpoint.folder, rows=micro_batch_size, report=_progress)
-    began = time.perf_counter()
-    outcome = task(model, tokenizer)
-    seconds = time.perf_counter() - began
+    fingerprints = result.fingerprint_files(files)
+    checkpoint = Checkpoint.open(load)
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    model_device = resolve_device(device)
+    model = load_model(checkpoint.spec, checkpoint.model_slab, device=model_device)
+    scorer = ModelScorer(model, where=checkpoint.folder, batch_size=micro_batch_size, on_batch=_show_progress)
+    start = time.perf_counter()
+    task_result = task(scorer, tokenizer)
+    seconds = time.perf_counter() - start
     provenance = result.Provenance(
         checkpoint.folder,
         checkpoint.iteration,
-        data,
+        fingerprints,
         options | {"micro_batch_size": micro_batch_size},
         {"mega-eval": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        str(next(decoder.parameters()).device),
+        str(next(model.parameters()).device),
     )
-    values = result.record(outcome, provenance, seconds)
-    result.write(output, values)
-    click.echo(f"{outcome.task}  {checkpoint.folder}  iteration {checkpoint.iteration}")
-    click.echo(result.table(values))
+    record = result.build_record(task_result, provenance, seconds)
+    result.write_record(output, record)
+    click.echo(f"{task_result.task}  {checkpoint.folder}  iteration {checkpoint.iteration}")
+    click.echo(result.format_table(record))
     click.echo(f"written to {output}")
 
 
-def _progress(done: int, total: int) -> None:
-    """One line on a terminal that counts up and goes away; nothing in a log."""
+def _show_progress(scored: int, total: int) -> None:
+    """Show the number of scored windows on a terminal, and erase the line at the end; a log gets nothing."""
     if sys.stderr.isatty():
-        click.echo(f"\r{done:,} of {total:,} windows" if done < total else "\r\033[K", err=True, nl=False)
+        line = f"\r{scored:,} of {total:,} windows" if scored < total else "\r\033[K"
+        click.echo(line, err=True, nl=False)
 
 
 def main() -> NoReturn:
-    """The program `mega-eval`."""
+    """Run the program `mega-eval`."""
     command.run(cli)

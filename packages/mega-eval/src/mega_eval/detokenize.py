@@ -1,7 +1,7 @@
-"""Turns the spaced-out words of WikiText and Penn Treebank back into text, as Megatron's tasks do.
+"""Detokenize WikiText and Penn Treebank files with the rules of Megatron's tasks.
 
 The rules run in order over the whole file as one string. Their quirks (single quotes also pair across
-apostrophes, `N` becomes 1) are part of the published numbers and are kept.
+apostrophes, `N` becomes 1) are part of the published numbers, so they are reproduced.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from mega_schema.errors import ConfigError
 Detokenizer = Callable[[str], str]
 
 
-def wikitext(text: str) -> str:
-    """The text of a `wiki.*.tokens` file as one would write it."""
+def wikitext_detokenizer(text: str) -> str:
+    """Detokenize the text of a `wiki.*.tokens` file."""
     text = text.replace("s '", "s'")
-    # meant to close up "' 90s", but its slashes are literal, so it touches only text that has them
+    # Megatron meant to join "' 90s", but the slashes are literal, so only text that contains them changes
     text = re.sub(r"/' [0-9]/", "/'[0-9]/", text)
     for mark in "-,.":
         text = text.replace(f" @{mark}@ ", mark)
     for mark in ":;.!?,":
         text = text.replace(f" {mark} ", f"{mark} ")
     for opener, closer in ("()", "[]", "{}", '""', "''"):
-        text = _close_up(text, opener, closer)
+        text = _strip_inside(text, opener, closer)
     for level in (4, 3, 2):
         text = text.replace(" ".join("=" * level), "=" * level)
-    for found, wanted in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
-        text = text.replace(found, wanted)
+    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        text = text.replace(old, new)
     return text
 
 
-def ptb(text: str) -> str:
-    """The text of a Penn Treebank file as one would write it."""
+def ptb_detokenizer(text: str) -> str:
+    """Detokenize the text of a Penn Treebank file."""
     rules = (
         (" '", "'"),
         (" \n", "\n"),
@@ -45,37 +45,37 @@ def ptb(text: str) -> str:
         ("$ 1", "$1"),
         ("# 1", "#1"),
     )
-    for found, wanted in rules:
-        text = text.replace(found, wanted)
+    for old, new in rules:
+        text = text.replace(old, new)
     return text
 
 
-def unchanged(text: str) -> str:
-    """The text as it is."""
+def identity(text: str) -> str:
+    """Return the text unchanged."""
     return text
 
 
 DETOKENIZERS: Mapping[str, Detokenizer] = MappingProxyType(
-    {"wikitext": wikitext, "ptb": ptb, "none": unchanged}
+    {"wikitext": wikitext_detokenizer, "ptb": ptb_detokenizer, "none": identity}
 )
 
 
-def choose(path: Path, name: str | None) -> str:
-    """The name of the detokenizer for a file.
+def choose_detokenizer(path: Path, name: str | None) -> str:
+    """Return the name of the detokenizer for a file.
 
     Args:
         path: without a name, the first of `ptb`, `wiki` and `lambada` that the path contains decides, as in
-            Megatron; folders count, so `wiki/ptb.txt` is taken for Penn Treebank.
+            Megatron. Folders count: `wiki/ptb.txt` is Penn Treebank.
         name: a key of `DETOKENIZERS` that overrides the path.
 
     Raises:
-        ConfigError: no name is given and the path says nothing.
+        ConfigError: there is no name, and the path contains none of the three words.
     """
     if name is not None:
         return name
-    for part, chosen in (("ptb", "ptb"), ("wiki", "wikitext"), ("lambada", "none")):
-        if part in str(path):
-            return chosen
+    for word, detokenizer in (("ptb", "ptb"), ("wiki", "wikitext"), ("lambada", "none")):
+        if word in str(path):
+            return detokenizer
     raise ConfigError(
         "--detokenizer",
         "the path names no data set",
@@ -85,7 +85,8 @@ def choose(path: Path, name: str | None) -> str:
     )
 
 
-def _close_up(text: str, opener: str, closer: str) -> str:
-    """The text without white space just inside each pair; a quote pairs with the next one there is."""
-    left, right = re.escape(opener), re.escape(closer)
-    return re.sub(rf"{left}\s*([^{right}]*?)\s*{right}", rf"{opener}\1{closer}", text)
+def _strip_inside(text: str, opener: str, closer: str) -> str:
+    """Remove the white space just inside each pair; a quote pairs with the next one."""
+    opening = re.escape(opener)
+    closing = re.escape(closer)
+    return re.sub(rf"{opening}\s*([^{closing}]*?)\s*{closing}", rf"{opener}\1{closer}", text)

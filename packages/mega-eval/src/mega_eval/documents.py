@@ -1,4 +1,4 @@
-"""Held-out text, from JSON lines or from an indexed dataset."""
+"""Read held-out text from JSON lines, from a plain text file or from an indexed dataset."""
 
 from __future__ import annotations
 
@@ -6,37 +6,26 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import orjson
 
-from mega_eval.windows import Tokens, ids
+from mega_eval.windows import Tokens, as_tokens
 from mega_schema.errors import FormatError
 from mega_schema.indexed import IndexedDataset, beside
-from mega_schema.tokenizer import TokenizerIdentity, check_same
+from mega_schema.tokenizer import Tokenizer, TokenizerIdentity, check_same
 
 _log = logging.getLogger("mega.eval")
 
 
-class Encoder(Protocol):
-    """What a task asks of a tokenizer."""
-
-    @property
-    def identity(self) -> TokenizerIdentity: ...
-    def encode(self, text: str) -> list[int]: ...
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents as text and as tokens, side by side, none of them empty.
+    """Documents as text and as tokens, in the same order; none is empty.
 
     Attributes:
-        texts: one string a document.
-        tokens: its ids, without the token that ends a document.
-        empty: documents that had no tokens and are left out.
+        texts: the text of each document.
+        tokens: the ids of each document, without the end-of-document token.
+        empty: number of documents that were skipped because they have no tokens.
     """
 
     texts: list[str]
@@ -49,13 +38,13 @@ class Documents:
         return sum(len(text.encode()) for text in self.texts)
 
 
-def text_file(path: Path) -> str:
-    """The text of a file, its line ends as they are.
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file; its line ends are not converted.
 
     Raises:
-        FormatError: there is no such file, it is empty, or it is not UTF-8.
+        FormatError: the file is missing, empty or not UTF-8.
     """
-    _must_be_a_file(path)
+    _check_file(path)
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -67,44 +56,44 @@ def text_file(path: Path) -> str:
     return text
 
 
-def json_lines(path: Path, key: str) -> list[tuple[int, str]]:
-    """The string under `key` of every line, with the number of its line; blank lines are passed over.
+def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
+    """Read the line number and the string under `key` of every line; blank lines are skipped.
 
     Raises:
-        FormatError: there is no such file, it has no lines, or a line has no text under `key`.
+        FormatError: the file is missing or has no lines, or a line has no text under `key`.
     """
-    _must_be_a_file(path)
+    _check_file(path)
     texts = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                texts.append((number, _text_of(line, key, f"{path}:{number}")))
+                texts.append((number, _parse_line(line, key, f"{path}:{number}")))
     if not texts:
         raise FormatError(path, "no lines in the file", wanted=f'lines like {{"{key}": "..."}}')
     return texts
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether the path is the prefix of an indexed dataset."""
+    """Return whether the path is the prefix of an indexed dataset."""
     return not path.is_file() and beside(path, ".idx").is_file()
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files of held-out text: JSON lines, or the two of an indexed dataset.
+def list_data_files(path: Path) -> list[Path]:
+    """List the files of held-out text: one file of JSON lines, or the two of an indexed dataset.
 
     Raises:
         FormatError: the path is neither, or it is one file of a dataset instead of the prefix of both.
     """
     if is_dataset(path):
-        return dataset_files(path)
+        return list_dataset_files(path)
     if path.suffix in (".bin", ".idx") and is_dataset(path.with_suffix("")):
         raise FormatError(path, "one file of an indexed dataset", hint=f"--data {path.with_suffix('')}")
-    _must_be_a_file(path)
+    _check_file(path)
     return [path]
 
 
-def dataset_files(prefix: Path) -> list[Path]:
-    """The two files of an indexed dataset.
+def list_dataset_files(prefix: Path) -> list[Path]:
+    """List the two files of an indexed dataset.
 
     Raises:
         FormatError: there is no such dataset.
@@ -115,45 +104,45 @@ def dataset_files(prefix: Path) -> list[Path]:
     return [beside(prefix, ".bin"), beside(prefix, ".idx")]
 
 
-def documents_of(path: Path, key: str, encoder: Encoder) -> Documents:
-    """The documents of a JSON lines file or of an indexed dataset, whichever the path names.
+def read_documents(path: Path, key: str, tokenizer: Tokenizer) -> Documents:
+    """Read the documents of a JSON lines file or of an indexed dataset.
 
     Raises:
-        FormatError: it is neither, or it holds no tokens, or the dataset was made with another tokenizer.
+        FormatError: the path is neither, no document has tokens, or another tokenizer made the dataset.
     """
     if is_dataset(path):
-        tokens = list(_dataset_documents(path, encoder.identity))
-        texts = [encoder.decode(t.tolist()) for t in tokens]
+        tokens = list(_iter_documents(path, tokenizer.identity))
+        texts = [tokenizer.decode(ids.tolist()) for ids in tokens]
     else:
-        texts = [text for _, text in json_lines(path, key)]
-        tokens = [ids(t) for t in encoder.encode_batch(texts)]
-    kept = [(text, t) for text, t in zip(texts, tokens, strict=True) if len(t)]
-    if not kept:
+        texts = [text for _, text in read_json_lines(path, key)]
+        tokens = [as_tokens(ids) for ids in tokenizer.encode_batch(texts)]
+    nonempty = [(text, ids) for text, ids in zip(texts, tokens, strict=True) if len(ids)]
+    if not nonempty:
         raise FormatError(path, "no tokens in any document")
-    return Documents([text for text, _ in kept], [t for _, t in kept], len(texts) - len(kept))
+    return Documents([text for text, _ in nonempty], [ids for _, ids in nonempty], len(texts) - len(nonempty))
 
 
-def dataset_stream(prefix: Path, identity: TokenizerIdentity) -> Tokens:
-    """All documents of an indexed dataset end to end, each ended by the end-of-document token.
+def read_token_stream(prefix: Path, identity: TokenizerIdentity) -> Tokens:
+    """Read an indexed dataset as one stream of tokens, with the end-of-document token after each document.
 
     Raises:
         FormatError: there is no such dataset, another tokenizer made it, or it is too short to count.
     """
-    dataset_files(prefix)
-    stream = joined([t for t in _dataset_documents(prefix, identity) if len(t)], identity.eod)
+    list_dataset_files(prefix)
+    stream = concatenate([ids for ids in _iter_documents(prefix, identity) if len(ids)], identity.eod)
     if len(stream) < 2:
         raise FormatError(prefix, "too short to count pairs in", found=f"{len(stream)} tokens", wanted="2")
     return stream
 
 
-def joined(documents: Sequence[Tokens], eod: int | None) -> Tokens:
-    """Documents end to end, each followed by `eod` where the tokenizer has one."""
-    end = [] if eod is None else [ids([eod])]
-    return np.concatenate([part for document in documents for part in (document, *end)] or [ids([])])
+def concatenate(documents: Sequence[Tokens], eod: int | None) -> Tokens:
+    """Concatenate documents, each followed by `eod` if the tokenizer has one."""
+    end = [] if eod is None else [as_tokens([eod])]
+    return np.concatenate([part for document in documents for part in (document, *end)] or [as_tokens([])])
 
 
-def _dataset_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[Tokens]:
-    """The tokens of each document, without the one that ends it."""
+def _iter_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[Tokens]:
+    """Yield the tokens of each document without the end-of-document token."""
     data = IndexedDataset(prefix)
     if data.info is None:
         _log.warning(
@@ -162,7 +151,8 @@ def _dataset_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[To
     else:
         check_same(data.info.tokenizer, identity, prefix)
     for number, (first, last) in enumerate(zip(data.documents[:-1], data.documents[1:], strict=True)):
-        tokens = np.concatenate([ids([]), *(ids(data[i]) for i in range(int(first), int(last)))])
+        sequences = [as_tokens(data[index]) for index in range(int(first), int(last))]
+        tokens = np.concatenate([as_tokens([]), *sequences])
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < identity.vocab_size:
             raise FormatError(
                 prefix,
@@ -173,7 +163,8 @@ def _dataset_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[To
         yield tokens[:-1] if len(tokens) and tokens[-1] == identity.eod else tokens
 
 
-def _text_of(line: bytes, key: str, where: str) -> str:
+def _parse_line(line: bytes, key: str, where: str) -> str:
+    """Return the string under `key` of a line of JSON; `where` names the line in an error."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -191,6 +182,6 @@ def _text_of(line: bytes, key: str, where: str) -> str:
     return str(value[key])
 
 
-def _must_be_a_file(path: Path) -> None:
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise FormatError(path, "is a folder" if path.is_dir() else "no such file")

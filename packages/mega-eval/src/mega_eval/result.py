@@ -1,18 +1,18 @@
-"""What an evaluation leaves behind: a table to read and a JSON file to reproduce it from.
+"""The result of an evaluation: a table on the terminal, and a JSON file that says how to reproduce it.
 
 The file, format 1, is one object:
 
     format         1
     task           "lambada" | "wikitext103" | "perplexity"
-    scores         name -> number; see the task's module for what each one is
+    scores         name -> number; the docstring of the task's module defines each
     counts         name -> whole number
     checkpoint     path, iteration
-    data           one object a file read: path, bytes, sha256
-    options        the options that decide the numbers
+    data           an object for each input file: path, bytes, sha256
+    options        the options that change the numbers
     versions       mega-eval, torch, python
-    device         where the model ran
-    tokens_read    tokens the model read, padding not counted
-    seconds, tokens_per_second    of the task, opening the checkpoint not counted
+    device         device of the model
+    tokens_read    tokens the model read, without padding
+    seconds, tokens_per_second    of the task, without loading the checkpoint
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a task found.
+class TaskResult:
+    """The numbers that a task computed.
 
     Attributes:
-        scores, counts: the numbers, under the names they have in the result file.
-        tokens_read: tokens the model read to get them.
+        scores, counts: the numbers by their names in the result file.
+        tokens_read: tokens the model read, without padding.
     """
 
     task: str
@@ -63,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Which model was asked about which bytes, by what."""
+    """The model, the input files, the options and the software that produced a result."""
 
     checkpoint: Path
     iteration: int
@@ -73,43 +73,43 @@ class Provenance:
     device: str
 
 
-def fingerprints(files: Iterable[Path]) -> list[dict[str, object]]:
-    """Path, size in bytes and sha256 of each file."""
-    prints = []
+def fingerprint_files(files: Iterable[Path]) -> list[dict[str, object]]:
+    """Return path, size in bytes and SHA-256 of each file."""
+    fingerprints = []
     for path in files:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        prints.append({"path": str(path.resolve()), "bytes": path.stat().st_size, "sha256": digest})
-    return prints
+        fingerprints.append({"path": str(path.resolve()), "bytes": path.stat().st_size, "sha256": digest})
+    return fingerprints
 
 
-def record(outcome: Outcome, provenance: Provenance, seconds: float) -> dict[str, object]:
-    """The object of the result file."""
+def build_record(result: TaskResult, provenance: Provenance, seconds: float) -> dict[str, object]:
+    """Build the object of the result file; `seconds` is the time the task took."""
     return {
         "format": FORMAT,
-        "task": outcome.task,
-        "scores": outcome.scores,
-        "counts": outcome.counts,
+        "task": result.task,
+        "scores": result.scores,
+        "counts": result.counts,
         "checkpoint": {"path": str(provenance.checkpoint.resolve()), "iteration": provenance.iteration},
         "data": provenance.data,
         "options": dict(provenance.options),
         "versions": dict(provenance.versions),
         "device": provenance.device,
-        "tokens_read": outcome.tokens_read,
+        "tokens_read": result.tokens_read,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(outcome.tokens_read / seconds, 1),
+        "tokens_per_second": round(result.tokens_read / seconds, 1),
     }
 
 
 def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
-    """Find out before the work, not after it, whether the result can be written.
+    """Check before the evaluation that the result can be written.
 
     Args:
-        inputs: files that the command reads, and does not overwrite.
+        inputs: files that the command reads and must not overwrite.
 
     Raises:
-        ConfigError: the folder does not exist, the path is a folder, a file that is read or a file that holds
-            no result, or neither may be written to.
+        ConfigError: the folder is missing or not writable, or the path is a folder, an input, a file
+            that holds no result or a file without write permission.
     """
     check_local("--output", path)
     if not path.parent.is_dir():
@@ -121,20 +121,21 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
     check_output("--output", path, "file", inputs=inputs, is_ours=has_keys(KEYS))
 
 
-def write(path: Path, values: Mapping[str, object]) -> None:
-    """Write the object whole or not at all, over what was there."""
+def write_record(path: Path, record: Mapping[str, object]) -> None:
+    """Write the record atomically; an existing file is replaced."""
     with replacing(path) as partial:
-        partial.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def table(values: Mapping[str, object]) -> str:
-    """Scores and counts in two columns, aligned for a terminal."""
-    scores, counts = values["scores"], values["counts"]
+def format_table(record: Mapping[str, object]) -> str:
+    """Format scores and counts as two aligned columns."""
+    scores = record["scores"]
+    counts = record["counts"]
     assert isinstance(scores, dict)
     assert isinstance(counts, dict)
     rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in scores.items()]
     rows += [(name.replace("_", " "), f"{value:,}") for name, value in counts.items()]
-    rows.append(("seconds", f"{values['seconds']:,}"))
-    rows.append(("tokens per second", f"{values['tokens_per_second']:,}"))
-    left, right = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{name:<{left}}  {value:>{right}}" for name, value in rows)
+    rows.append(("seconds", f"{record['seconds']:,}"))
+    rows.append(("tokens per second", f"{record['tokens_per_second']:,}"))
+    name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{name:<{name_width}}  {value:>{value_width}}" for name, value in rows)

@@ -1,7 +1,8 @@
-"""Windows: the pieces of text a model is asked about, and the order in which it is asked.
+"""Windows of tokens that a model scores, and their batches.
 
-Everything a task scores is a `Window`: some tokens, the last few of which are to be predicted. That covers a
-LAMBADA passage (its last word) and a slice of a long stream (the tokens the window before did not reach).
+A task turns its data into `Window`s: tokens of which the last few are targets. A LAMBADA passage is a window
+whose target is the last word. A long text is a sequence of windows that overlap, and the targets of each are
+the tokens that no earlier window has scored.
 """
 
 from __future__ import annotations
@@ -18,73 +19,79 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens of which the last `scored` are predicted, each from all tokens before it.
+    """Tokens of which the last `target_length` are predicted, each from all tokens before it.
 
     Attributes:
         tokens: (n + 1,) ids. The model reads the first n and predicts the last n.
-        scored: how many of those predictions count, 0 to n; the rest is context.
+        target_length: how many of the predictions are scored, 0 to n; the tokens before are context.
     """
 
     tokens: Tokens
-    scored: int
+    target_length: int
 
     def __post_init__(self) -> None:
-        assert 0 <= self.scored <= self.read, (
-            f"{self.scored} targets in a window that reads {self.read} tokens"
+        assert 0 <= self.target_length <= self.input_length, (
+            f"{self.target_length} targets in a window that reads {self.input_length} tokens"
         )
 
     @property
-    def read(self) -> int:
-        """Tokens the model reads."""
+    def input_length(self) -> int:
+        """Number of tokens that the model reads."""
         return max(len(self.tokens) - 1, 0)
 
+    @property
+    def targets(self) -> Tokens:
+        """(target_length,) the ids that are predicted."""
+        return self.tokens[len(self.tokens) - self.target_length :]
 
-def ids(tokens: Sequence[int] | npt.NDArray[Any]) -> Tokens:
-    """The ids as one array, whatever held them."""
-    return np.asarray(tokens, dtype=np.int64)
+
+def as_tokens(ids: Sequence[int] | npt.NDArray[Any]) -> Tokens:
+    """Convert ids to one array of 64-bit integers."""
+    return np.asarray(ids, dtype=np.int64)
 
 
-def ending(context: Sequence[int], target: Sequence[int], longest: int) -> tuple[Window, bool]:
-    """A window that predicts `target` from as much of the end of `context` as fits.
+def suffix_window(context: Sequence[int], target: Sequence[int], max_length: int) -> tuple[Window, bool]:
+    """Make a window that predicts `target` from as much of the end of `context` as fits.
 
     Args:
-        longest: tokens the model can read; the window keeps the last `longest` + 1.
+        max_length: tokens the model can read; the window keeps the last `max_length` + 1.
 
     Returns:
-        The window, and whether anything was cut away. A target that fills the whole window loses its first
-        tokens too, since they would have nothing before them.
+        The window, and whether it was truncated. A target that fills the whole window loses its first tokens
+        too, because no token would come before them.
     """
-    whole = [*context, *target]
-    kept = whole[-(longest + 1) :]
-    return Window(ids(kept), min(len(target), len(kept) - 1)), len(kept) < len(whole)
+    tokens = [*context, *target]
+    suffix = tokens[-(max_length + 1) :]
+    window = Window(as_tokens(suffix), min(len(target), len(suffix) - 1))
+    return window, len(suffix) < len(tokens)
 
 
-def sliding(stream: Tokens, length: int, stride: int) -> list[Window]:
-    """The windows Megatron lays over a stream of tokens for WIKITEXT103.
+def sliding_windows(stream: Tokens, length: int, stride: int) -> list[Window]:
+    """Cut a stream of tokens into overlapping windows, as Megatron's WIKITEXT103 task does.
 
-    Window i reads `length` tokens from token i x `stride` on. The first one scores everything, the others
-    only their last `stride` positions, so with `stride` <= `length` every token but the first is scored
-    exactly once, and after the first window each with at least `length` - `stride` tokens before it.
+    Window i reads `length` tokens from token i x `stride` on. The first window scores all its predictions,
+    the others only the last `stride`. With `stride` <= `length`, every token but the first is scored exactly
+    once, and after the first window each target has at least `length` - `stride` tokens before it.
 
-    Windows near the end of the stream can have nothing left to score: they are Megatron's too, and a scorer
-    skips them.
+    Like Megatron's, the last windows may have no targets; a scorer skips them.
     """
     last = len(stream) - 1
     count = 1 + max(0, -(-(last - stride) // stride))
     windows = []
     for number in range(count):
         tokens = stream[number * stride : number * stride + length + 1]
-        real = max(len(tokens) - 1, 0)
-        scored = real if number == 0 else max(0, min(real, real - length + stride))
-        windows.append(Window(tokens, scored))
+        inputs = max(len(tokens) - 1, 0)
+        targets = inputs if number == 0 else max(0, min(inputs, inputs - length + stride))
+        windows.append(Window(tokens, targets))
     return windows
 
 
-def batches(windows: Sequence[Window], rows: int) -> list[list[int]]:
-    """The numbers of the windows that have something to score, at most `rows` to a batch, longest first.
+def batch_windows(windows: Sequence[Window], batch_size: int) -> list[list[int]]:
+    """Group the windows that have targets into batches of at most `batch_size`, longest first.
 
-    Windows of like length share a batch, so that little is padded; the longest go first, so that a batch that
-    does not fit in memory says so at once.
+    A batch is a list of indices into `windows`. Sorting by length keeps padding small; with the longest
+    first, a batch that does not fit in memory fails at the start and not at the end.
     """
-    order = sorted((n for n, w in enumerate(windows) if w.scored), key=lambda n: (-windows[n].read, n))
-    return [order[at : at + rows] for at in range(0, len(order), rows)]
+    order = [index for index, window in enumerate(windows) if window.target_length]
+    order.sort(key=lambda index: (-windows[index].input_length, index))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -23,6 +23,24 @@ def build(spec: ModelSpec, rt: Runtime) -> Decoder:
     return {"gpt": GPT, "llama": Llama}[spec.family](rt)
 
 
+def load_model(
+    spec: ModelSpec,
+    read: Callable[[str, Slab], np.ndarray | Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Decoder:
+    """Build the whole model on one device, set its weights and put it in evaluation mode.
+
+    Args:
+        read: as in `fill`; a checkpoint's `model_slab`.
+    """
+    rt = Runtime.alone(spec, dtype=dtype, device=device)
+    model = build(spec, rt)
+    fill(model, read, rt)
+    return model.eval()
+
+
 def chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
     """The stages that the runtime's rank holds, one for each round of the pipeline over the ranks."""
     spec = rt.spec

@@ -1,5 +1,6 @@
-"""Answers text generation requests over HTTP, in the words of Megatron's server. Its model comes from a
-checkpoint directory; nothing here reaches out to any other machine.
+"""Answer text generation requests over HTTP with the interface of Megatron's server.
+
+The model comes from a checkpoint directory. The server opens no connection to another machine.
 """
 
 __version__ = "0.1.0"

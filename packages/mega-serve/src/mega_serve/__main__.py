@@ -1,4 +1,4 @@
-"""`python -m mega_serve` is `mega-serve`."""
+"""Run `mega-serve` as `python -m mega_serve`."""
 
 from mega_serve.cli import main
 

@@ -1,4 +1,4 @@
-"""The engine behind `PUT /api`: text to ids, ids through the model, ids to text."""
+"""The engine behind `PUT /api`: encode the prompts, run the model, decode the generated ids."""
 
 from __future__ import annotations
 
@@ -6,132 +6,147 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from mega_model.build import build, fill
+from mega_model.build import load_model
 from mega_model.generate import Stop, beam_search, check_length, generate, score
-from mega_model.runtime import Runtime
 from mega_model.stage import Decoder
 from mega_schema.checkpoint import Checkpoint
-from mega_schema.errors import FormatError, RequestError
-from mega_schema.tokenizer import Tokenizer, open_folder
-from mega_serve.app import Gone
-from mega_serve.request import BeamSearch, Refused, Sampling
+from mega_schema.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.errors import RequestError
+from mega_schema.tokenizer import Tokenizer
+from mega_serve.api.app import ClientDisconnected
+from mega_serve.api.megatron import BadRequest, BeamSearchRequest, GenerationRequest, SamplingRequest
+from mega_serve.limits import MAX_BATCH_TOKENS
 
 
 class ModelEngine:
-    """Answers from a model that one process holds whole.
+    """An `app.Engine` that runs a model in this process, on one device.
 
     Args:
-        most_tokens: prompts (or beams) times the longest row's tokens that one request may come to; it bounds
-            the memory of the keys and values.
+        max_batch_tokens: largest number of prompts (or beams) times the tokens of the longest row. It bounds
+            the memory of the KV cache.
     """
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, *, most_tokens: int = 12000) -> None:
-        self.model, self.tokenizer, self.most_tokens = model, tokenizer, most_tokens
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, *, max_batch_tokens: int = MAX_BATCH_TOKENS
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_batch_tokens = max_batch_tokens
         self.eod = tokenizer.identity.eod
-        self.newline, self.two_newlines = _id_of(tokenizer, "\n"), _id_of(tokenizer, "\n\n")
-        self.colon = _id_of(tokenizer, ":")
-        self.words = min(tokenizer.identity.vocab_size, model.spec.vocab)
+        self.newline = _single_token_id(tokenizer, "\n")
+        self.double_newline = _single_token_id(tokenizer, "\n\n")
+        self.colon = _single_token_id(tokenizer, ":")
+        self.vocab_size = min(tokenizer.identity.vocab_size, model.spec.vocab)
 
-    def answer(self, ask: Sampling | BeamSearch, gone: Callable[[], bool]) -> dict[str, object]:
-        """See `app.Engine`."""
+    def generate(self, request: GenerationRequest, should_abort: Callable[[], bool]) -> dict[str, object]:
+        """Answer a request, as `app.Engine.generate` does."""
 
-        def before_step(_: int) -> None:
-            if gone():
-                raise Gone
+        def check_abort(_: int) -> None:
+            if should_abort():
+                raise ClientDisconnected
 
-        if isinstance(ask, BeamSearch):
-            return self._search(ask, before_step)
-        return self._sample(ask, before_step)
+        if isinstance(request, BeamSearchRequest):
+            return self._beam_search(request, check_abort)
+        return self._sample(request, check_abort)
 
-    def _sample(self, ask: Sampling, before_step: Callable[[int], None]) -> dict[str, object]:
-        prompts = [self._encode(prompt, ask.add_bos) for prompt in ask.prompts]
-        self._check(prompts, ask.tokens_to_generate, rows=len(prompts))
-        if ask.tokens_to_generate == 0:
-            done = score(self.model, prompts)
+    def _sample(self, request: SamplingRequest, before_step: Callable[[int], None]) -> dict[str, object]:
+        prompts = [self._encode(prompt, request.add_bos) for prompt in request.prompts]
+        self._check_length(prompts, request.tokens_to_generate, rows=len(prompts))
+        if request.tokens_to_generate == 0:
+            output = score(self.model, prompts)
         else:
-            done = generate(
+            output = generate(
                 self.model,
                 prompts,
-                new_tokens=ask.tokens_to_generate,
-                temperature=ask.temperature,
-                top_k=ask.top_k,
-                top_p=ask.top_p,
-                top_p_decay=ask.top_p_decay,
-                top_p_bound=ask.top_p_bound,
-                stop=self._stop(ask),
-                never_after=self._never_after(ask),
-                words=self.words,
-                logprobs=ask.logprobs,
-                generator=self._generator(ask.random_seed),
+                new_tokens=request.tokens_to_generate,
+                temperature=request.temperature,
+                top_k=request.top_k,
+                top_p=request.top_p,
+                top_p_decay=request.top_p_decay,
+                top_p_bound=request.top_p_bound,
+                stop=self._stop_criteria(request),
+                never_after=self._banned_bigram(request),
+                words=self.vocab_size,
+                logprobs=request.logprobs,
+                generator=self._seeded_generator(request.random_seed),
                 before_step=before_step,
             )
+        rows = zip(request.prompts, prompts, output.rows, strict=True)
         return {
-            "text": [self._text(*row) for row in zip(ask.prompts, prompts, done.rows, strict=True)],
-            "segments": [self.tokenizer.pieces(row) for row in done.rows],
-            "logprobs": done.logprobs,
+            "text": [self._response_text(*row) for row in rows],
+            "segments": [self.tokenizer.pieces(row) for row in output.rows],
+            "logprobs": output.logprobs,
         }
 
-    def _search(self, ask: BeamSearch, before_step: Callable[[int], None]) -> dict[str, object]:
-        prompt = self._encode(ask.prompts[0], ask.add_bos)
-        self._check([prompt], ask.tokens_to_generate, rows=ask.beam_width)
-        if ask.tokens_to_generate == 0:
-            raise Refused("tokens_to_generate", "context length + tokens_to_generate too large")
+    def _beam_search(
+        self, request: BeamSearchRequest, before_step: Callable[[int], None]
+    ) -> dict[str, object]:
+        [text] = request.prompts
+        prompt = self._encode(text, request.add_bos)
+        self._check_length([prompt], request.tokens_to_generate, rows=request.beam_width)
+        if request.tokens_to_generate == 0:
+            raise BadRequest("tokens_to_generate", "context length + tokens_to_generate too large")
         beams = beam_search(
             self.model,
             prompt,
-            new_tokens=ask.tokens_to_generate,
-            width=ask.beam_width,
-            stop=self.eod if ask.stop_token is None else ask.stop_token,
-            length_penalty=ask.length_penalty,
-            never_after=self._never_after(ask),
-            words=self.words,
+            new_tokens=request.tokens_to_generate,
+            width=request.beam_width,
+            stop=self.eod if request.stop_token is None else request.stop_token,
+            length_penalty=request.length_penalty,
+            never_after=self._banned_bigram(request),
+            words=self.vocab_size,
             before_step=before_step,
         )
         return {
-            "text": [self._text(ask.prompts[0], prompt, beam.row) for beam in beams],
+            "text": [self._response_text(text, prompt, beam.row) for beam in beams],
             "segments": [self.tokenizer.pieces(beam.row) for beam in beams],
             "scores": [beam.score for beam in beams],
         }
 
     def _encode(self, text: str, add_bos: bool) -> list[int]:
-        """The prompt's ids; the end of a document is what one begins with."""
+        """Encode a prompt; as in GPT-2, the end-of-document token also begins a document."""
         if add_bos and self.eod is None:
             message = "add_BOS needs a tokenizer with an end-of-document token, and this one has none"
-            raise Refused("add_BOS", message, code="unsupported")
+            raise BadRequest("add_BOS", message, code="unsupported")
         ids = self.tokenizer.encode(text)
         return [self.eod, *ids] if add_bos and self.eod is not None else ids
 
-    def _check(self, prompts: Sequence[Sequence[int]], new: int, *, rows: int) -> None:
-        """Refuse what the model or this server has no room for, before any of it is allocated."""
+    def _check_length(self, prompts: Sequence[Sequence[int]], new_tokens: int, *, rows: int) -> None:
+        """Refuse a request over the model's context or the server's limit before memory is allocated."""
         try:
-            longest = check_length(self.model, prompts, new)
+            longest = check_length(self.model, prompts, new_tokens)
         except RequestError as error:
-            raise Refused(str(error.where), error.what, code="context_length_exceeded") from None
-        if rows * longest > self.most_tokens:
-            raise Refused(
+            raise BadRequest(str(error.where), error.what, code="context_length_exceeded") from None
+        if rows * longest > self.max_batch_tokens:
+            raise BadRequest(
                 "tokens_to_generate",
-                f"Too many tokens.  {rows * longest} is greater than {self.most_tokens}",
+                f"Too many tokens.  {rows * longest} is greater than {self.max_batch_tokens}",
                 code="context_length_exceeded",
             )
 
-    def _stop(self, ask: Sampling) -> Stop:
-        wanted = "stop_on_double_eol" if ask.stop_on_double_eol else "stop_on_eol" if ask.stop_on_eol else ""
-        if not wanted:
-            return Stop(_known(self.eod))
+    def _stop_criteria(self, request: SamplingRequest) -> Stop:
+        field = None
+        if request.stop_on_double_eol:
+            field = "stop_on_double_eol"
+        elif request.stop_on_eol:
+            field = "stop_on_eol"
+        if field is None:
+            return Stop(_id_set(self.eod))
         if self.newline is None:
-            message = f"{wanted} needs a tokenizer with a token for a line break, and this one has none"
-            raise Refused(wanted, message, code="unsupported")
-        if ask.stop_on_double_eol:
-            return Stop(_known(self.two_newlines), twice=self.newline)
-        return Stop(_known(self.two_newlines, self.newline))
+            message = f"{field} needs a tokenizer with a token for a line break, and this one has none"
+            raise BadRequest(field, message, code="unsupported")
+        if request.stop_on_double_eol:
+            return Stop(_id_set(self.double_newline), twice=self.newline)
+        return Stop(_id_set(self.double_newline, self.newline))
 
-    def _never_after(self, ask: Sampling | BeamSearch) -> tuple[int, int] | None:
-        if not ask.prevent_newline_after_colon or self.colon is None or self.newline is None:
+    def _banned_bigram(self, request: GenerationRequest) -> tuple[int, int] | None:
+        """Return the pair (colon, newline) if the request excludes it and the tokenizer has both."""
+        if not request.prevent_newline_after_colon or self.colon is None or self.newline is None:
             return None
         return self.colon, self.newline
 
-    def _generator(self, seed: int | None) -> torch.Generator:
-        """A generator of this request's own; seeds count modulo 2**63."""
+    def _seeded_generator(self, seed: int | None) -> torch.Generator:
+        """Create a random generator for one request; a seed counts modulo 2**63."""
         generator = torch.Generator(next(self.model.parameters()).device)
         if seed is None:
             generator.seed()
@@ -139,51 +154,47 @@ class ModelEngine:
             generator.manual_seed(seed % 2**63)
         return generator
 
-    def _text(self, prompt: str, ids: Sequence[int], row: Sequence[int]) -> str:
-        """The prompt exactly as it was sent, then the text of what follows it.
+    def _response_text(self, prompt: str, prompt_ids: Sequence[int], row: Sequence[int]) -> str:
+        """Return the prompt exactly as it was sent, followed by the decoded continuation.
 
-        Clients cut len(prompt) characters off. What follows is taken from the decoded whole, because some
-        tokenizers drop the space before a word that comes first.
+        Clients remove the first len(prompt) characters. The continuation is cut from the decoded row, because
+        some tokenizers drop the space before the first word of a text.
         """
-        whole, before = self.tokenizer.decode(row), self.tokenizer.decode(ids)
-        if whole.startswith(before):
-            return prompt + whole[len(before) :]
-        return prompt + self.tokenizer.decode(row[len(ids) :])
+        row_text = self.tokenizer.decode(row)
+        prompt_text = self.tokenizer.decode(prompt_ids)
+        if row_text.startswith(prompt_text):
+            return prompt + row_text[len(prompt_text) :]
+        return prompt + self.tokenizer.decode(row[len(prompt_ids) :])
 
 
-def load(checkpoint: Checkpoint, *, most_tokens: int, device: str, dtype: torch.dtype) -> ModelEngine:
-    """The engine of an open checkpoint.
+def load_engine(
+    checkpoint: Checkpoint, *, max_batch_tokens: int, device: str | torch.device, dtype: torch.dtype
+) -> ModelEngine:
+    """Load the model and the tokenizer of an open checkpoint.
 
     Raises:
-        FormatError: the checkpoint has no tokenizer, or one with more ids than its model has words, or lacks
-            a weight.
+        FormatError: the checkpoint lacks a weight or a tokenizer, or the tokenizer is larger than the model's
+            vocabulary.
     """
-    folder = checkpoint.tokenizer_folder
-    tokenizer = open_folder(folder)
-    if tokenizer.identity.vocab_size > checkpoint.spec.vocab:
-        raise FormatError(
-            folder,
-            "the tokenizer has more ids than the model has words",
-            found=tokenizer.identity.vocab_size,
-            wanted=f"at most {checkpoint.spec.vocab}",
-        )
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec, dtype=dtype, device=device))
-    fill(model, checkpoint.model_slab)
-    return ModelEngine(model.eval(), tokenizer, most_tokens=most_tokens)
+    tokenizer = open_checkpoint_tokenizer(checkpoint)
+    model = load_model(checkpoint.spec, checkpoint.model_slab, dtype=dtype, device=device)
+    return ModelEngine(model, tokenizer, max_batch_tokens=max_batch_tokens)
 
 
-def _id_of(tokenizer: Tokenizer, text: str) -> int | None:
-    """The one id that `text` has in the middle of a line, or None where it takes several."""
-    for lead in ("a", ".", ""):
+def _single_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of `text` inside a line, or None if it takes several tokens."""
+    for prefix in ("a", ".", ""):
         try:
-            before, ids = tokenizer.encode(lead), tokenizer.encode(lead + text)
+            prefix_ids = tokenizer.encode(prefix)
+            ids = tokenizer.encode(prefix + text)
         except RequestError:
-            return None  # this tokenizer's text is not words
-        # one id more that is not the one for unknown text
-        if ids[:-1] == before and len(ids) == len(before) + 1 and tokenizer.decode(ids) == lead + text:
+            return None  # this tokenizer encodes numbers only
+        # one more id, which is not the unknown token
+        is_one_more = ids[:-1] == prefix_ids and len(ids) == len(prefix_ids) + 1
+        if is_one_more and tokenizer.decode(ids) == prefix + text:
             return ids[-1]
     return None
 
 
-def _known(*ids: int | None) -> frozenset[int]:
+def _id_set(*ids: int | None) -> frozenset[int]:
     return frozenset(token for token in ids if token is not None)

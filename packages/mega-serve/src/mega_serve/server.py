@@ -1,4 +1,4 @@
-"""uvicorn around an application, on a socket that is already bound."""
+"""Run an application with uvicorn on a socket that is already bound."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Callable
 import uvicorn
 from fastapi import FastAPI
 
-_PATIENCE = 30  # seconds that requests in progress have to end in after a signal to stop
+_SHUTDOWN_TIMEOUT = 30  # seconds for the requests in progress after a signal to stop
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready. SIGTERM and SIGINT end it after the requests in progress.
+    """A uvicorn server that reports when it accepts connections.
+
+    SIGTERM and SIGINT stop it after the requests in progress.
 
     Args:
-        ready: called once connections are taken.
+        on_ready: called once connections are accepted.
     """
 
-    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -27,12 +29,12 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                timeout_graceful_shutdown=_PATIENCE,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
             )
         )
-        self.ready = ready
+        self.on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self.ready()
+            self.on_ready()

@@ -1,1 +1,1 @@
-"""The tasks: each turns text into windows, asks a scorer about them and sums up the answers."""
+"""The tasks. Each cuts its data into windows, scores them and computes the task's metrics from the scores."""

@@ -1,8 +1,8 @@
-"""LAMBADA (arXiv:1606.06031): predict the last word of a passage from all of it, as Megatron's task does.
+"""LAMBADA (arXiv:1606.06031): predict the last word of a passage, as Megatron's task does.
 
-Scores: `accuracy`, the share of passages whose every target token is the model's first choice, read in one
-pass with the true tokens before it; `accuracy_stderr` of it; `target_perplexity`, exp of the mean negative
-ln P of a passage's whole target (what lm-evaluation-harness calls perplexity for lambada_openai).
+Scores: `accuracy`, the fraction of passages whose target tokens are all the model's greedy choice, each
+given the true tokens before it; `accuracy_stderr`, its standard error; `target_perplexity`, exp of the mean
+negative ln P of a passage's whole target (lm-evaluation-harness calls it perplexity in lambada_openai).
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mega_eval.documents import Encoder
-from mega_eval.lm import Scorer
-from mega_eval.result import Outcome
-from mega_eval.windows import Window, ending
+from mega_eval.result import TaskResult
+from mega_eval.scorer import Scorer
+from mega_eval.windows import Window, suffix_window
 from mega_schema.errors import FormatError
+from mega_schema.tokenizer import Tokenizer
+
+MAX_EXPONENT = 700.0  # nats; exp of more overflows a float64
 
 
-def last_word(text: str) -> tuple[str, str]:
-    """The text before the last word, stripped, and that word; the strict rule.
+def split_last_word(text: str) -> tuple[str, str]:
+    """Split a text into the stripped text before its last word, and that word, by the strict rule.
 
-    A word is what white space bounds. It is looked for from the right, so white space after it is lost.
+    White space delimits words; white space after the last one is dropped.
     """
     words = text.split()
     if not words:
@@ -28,31 +30,33 @@ def last_word(text: str) -> tuple[str, str]:
     return text[: text.rfind(words[-1])].strip(), words[-1]
 
 
-def passages(
-    lines: Sequence[tuple[str, str]], encoder: Encoder, *, strict: bool, longest: int
+def build_windows(
+    lines: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, strict: bool, max_length: int
 ) -> tuple[list[Window], int]:
-    """A window for every passage.
+    """Build a window for every passage.
 
     Args:
-        lines: where each passage came from, for an error to name, and its text.
+        lines: for every passage its place in the file, which an error names, and its text.
         strict: the target is the last word, encoded with one space before it; otherwise the last token of the
-            whole text, whatever word it belongs to.
-        longest: tokens the model can read; of a longer passage the end is kept.
+            text, whichever word it belongs to.
+        max_length: tokens the model can read; a longer passage loses its beginning.
 
     Returns:
-        The windows, and how many of the passages were cut.
+        The windows, and the number of truncated passages.
 
     Raises:
-        FormatError: a passage has nothing to predict its target from.
+        FormatError: a passage has no tokens before its target, or no target.
     """
     if strict:
-        parts = [last_word(text) for _, text in lines]
-        contexts = encoder.encode_batch([context for context, _ in parts])
-        targets = encoder.encode_batch([" " + word for _, word in parts])
+        parts = [split_last_word(text) for _, text in lines]
+        contexts = tokenizer.encode_batch([context for context, _ in parts])
+        targets = tokenizer.encode_batch([" " + word for _, word in parts])
     else:
-        whole = encoder.encode_batch([text for _, text in lines])
-        contexts, targets = [ids[:-1] for ids in whole], [ids[-1:] for ids in whole]
-    windows, cut = [], 0
+        passages = tokenizer.encode_batch([text for _, text in lines])
+        contexts = [ids[:-1] for ids in passages]
+        targets = [ids[-1:] for ids in passages]
+    windows = []
+    truncated = 0
     for (where, text), context, target in zip(lines, contexts, targets, strict=True):
         if not context or not target:
             raise FormatError(
@@ -61,31 +65,33 @@ def passages(
                 found=repr(text[:40]),
                 wanted="two words at least",
             )
-        window, shortened = ending(context, target, longest)
+        window, was_truncated = suffix_window(context, target, max_length)
         windows.append(window)
-        cut += shortened
-    return windows, cut
+        truncated += was_truncated
+    return windows, truncated
 
 
-def evaluate(scorer: Scorer, encoder: Encoder, lines: Sequence[tuple[str, str]], *, strict: bool) -> Outcome:
-    """Score every passage; the arguments are those of `passages`."""
-    windows, cut = passages(lines, encoder, strict=strict, longest=scorer.context)
-    answers = scorer.score(windows)
-    correct = sum(bool(answer.best.all()) for answer in answers)
-    accuracy = correct / len(answers)
-    mean = sum(float(answer.log.sum()) for answer in answers) / len(answers)
-    return Outcome(
+def evaluate(
+    scorer: Scorer, tokenizer: Tokenizer, lines: Sequence[tuple[str, str]], *, strict: bool
+) -> TaskResult:
+    """Score every passage; `lines` and `strict` are those of `build_windows`."""
+    windows, truncated = build_windows(lines, tokenizer, strict=strict, max_length=scorer.context_length)
+    scores = scorer.score(windows)
+    correct = sum(bool(score.is_greedy.all()) for score in scores)
+    accuracy = correct / len(scores)
+    mean_logprob = sum(float(score.logprobs.sum()) for score in scores) / len(scores)
+    return TaskResult(
         "lambada",
         {
             "accuracy": accuracy,
-            "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / max(1, len(answers) - 1)),
-            "target_perplexity": math.exp(min(700.0, -mean)),
+            "accuracy_stderr": math.sqrt(accuracy * (1 - accuracy) / max(1, len(scores) - 1)),
+            "target_perplexity": math.exp(min(MAX_EXPONENT, -mean_logprob)),
         },
         {
             "correct": correct,
-            "passages": len(answers),
-            "target_tokens": sum(window.scored for window in windows),
-            "passages_cut": cut,
+            "passages": len(scores),
+            "target_tokens": sum(window.target_length for window in windows),
+            "passages_cut": truncated,
         },
-        sum(window.read for window in windows),
+        sum(window.input_length for window in windows),
     )

@@ -1,13 +1,13 @@
-"""Perplexity of held-out documents, next to models that only count.
+"""Perplexity of held-out documents, compared with n-gram models.
 
-The documents, each ended by the end-of-document token, make one stream, read in windows of the model's whole
-context that overlap by half: after the first window every token has at least half a context before it. Every
-token but the very first is scored once.
+The documents, each followed by the end-of-document token, form one stream. The model reads it in windows of
+its whole context that overlap by half, so that after the first window every token has at least half a context
+before it. Every token but the first is scored once.
 
-Scores: `loss`, nats per token; `perplexity`, exp of it; `bits_per_byte`, all those nats as bits over the
-UTF-8 bytes of the texts, which no tokenizer can flatter; `last_word_accuracy`, strict LAMBADA on the end of
-every document. With a baseline the first three come again for the same tokens as `unigram_…` and
-`kneser_ney_…`.
+Scores: `loss`, nats per token; `perplexity`, exp of the loss; `bits_per_byte`, the loss of the whole stream
+in bits over the UTF-8 bytes of the texts, which is comparable between tokenizers; `last_word_accuracy`,
+strict LAMBADA accuracy on the last word of every document. With a baseline, `unigram_…` and `kneser_ney_…`
+are the first three scores of the n-gram models on the same tokens.
 """
 
 from __future__ import annotations
@@ -16,80 +16,92 @@ import math
 
 import numpy as np
 
-from mega_eval.documents import Documents, Encoder, joined
-from mega_eval.lm import Scorer
+from mega_eval.documents import Documents, concatenate
 from mega_eval.ngram import KneserNey, Unigram
-from mega_eval.result import Outcome
-from mega_eval.tasks.lambada import last_word, passages
-from mega_eval.windows import Tokens, Window, sliding
+from mega_eval.result import TaskResult
+from mega_eval.scorer import Scorer
+from mega_eval.tasks.lambada import MAX_EXPONENT, build_windows, split_last_word
+from mega_eval.windows import Tokens, Window, sliding_windows
 from mega_schema.errors import FormatError
+from mega_schema.tokenizer import Tokenizer
 
 
 def evaluate(
     scorer: Scorer,
-    encoder: Encoder,
+    tokenizer: Tokenizer,
     documents: Documents,
     *,
     baseline: Tokens | None = None,
     where: object = "--data",
-) -> Outcome:
+) -> TaskResult:
     """Score the documents.
 
     Args:
-        baseline: a training stream, documents ended as above; what the counted models are counted from.
-        where: what to call the documents in an error.
+        baseline: the training stream on which the n-gram models are counted, with an end-of-document token
+            after each document.
+        where: the name of the documents in an error.
 
     Raises:
-        FormatError: there is only one token, and so nothing to score.
+        FormatError: the stream has fewer than two tokens.
     """
-    stream = joined(documents.tokens, encoder.identity.eod)
+    stream = concatenate(documents.tokens, tokenizer.identity.eod)
     if len(stream) < 2:
         raise FormatError(where, "too short to score", found=f"{len(stream)} tokens", wanted="2 at least")
-    windows = sliding(stream, scorer.context, max(1, scorer.context // 2))
-    nats = -sum(float(answer.log.sum()) for answer in scorer.score(windows))
-    size, targets = documents.bytes, len(stream) - 1
-    scores = _measures("", nats, targets, size)
+    context_length = scorer.context_length
+    windows = sliding_windows(stream, context_length, max(1, context_length // 2))
+    nats = -sum(float(score.logprobs.sum()) for score in scorer.score(windows))
+    size = documents.bytes
+    scores = _metrics("", nats, len(stream) - 1, size)
     counts = {
         "documents": len(documents.texts),
         "documents_empty": documents.empty,
         "bytes": size,
         "tokens": len(stream),
-        "tokens_scored": sum(window.scored for window in windows),
+        "tokens_scored": sum(window.target_length for window in windows),
     }
-    read = sum(window.read for window in windows if window.scored)
+    tokens_read = sum(window.input_length for window in windows if window.target_length)
     if baseline is not None:
-        scores |= _baselines(baseline, stream, scorer.vocab, size)
+        scores |= _baseline_metrics(baseline, stream, scorer.vocab_size, size)
         counts["baseline_tokens"] = len(baseline)
-    endings, skipped, cut = _endings(encoder, documents, scorer.context)
-    if endings:
-        correct = sum(bool(answer.best.all()) for answer in scorer.score(endings))
-        scores["last_word_accuracy"] = correct / len(endings)
-        counts |= {"last_words_correct": correct}
-    counts |= {"last_words": len(endings), "last_words_skipped": skipped, "last_words_cut": cut}
-    return Outcome("perplexity", scores, counts, read + sum(window.read for window in endings))
+    last_words, skipped, truncated = _last_word_windows(tokenizer, documents, context_length)
+    if last_words:
+        correct = sum(bool(score.is_greedy.all()) for score in scorer.score(last_words))
+        scores["last_word_accuracy"] = correct / len(last_words)
+        counts["last_words_correct"] = correct
+    counts |= {
+        "last_words": len(last_words),
+        "last_words_skipped": skipped,
+        "last_words_cut": truncated,
+    }
+    tokens_read += sum(window.input_length for window in last_words)
+    return TaskResult("perplexity", scores, counts, tokens_read)
 
 
-def _endings(encoder: Encoder, documents: Documents, longest: int) -> tuple[list[Window], int, int]:
-    """Windows on the last words, how many documents have no word before their last, and how many were cut."""
-    texts = [text for text in documents.texts if last_word(text)[0]]
-    windows, cut = passages([("document", text) for text in texts], encoder, strict=True, longest=longest)
-    return windows, len(documents.texts) - len(texts), cut
+def _last_word_windows(
+    tokenizer: Tokenizer, documents: Documents, max_length: int
+) -> tuple[list[Window], int, int]:
+    """Return windows on the last words, the number of documents of one word, and of truncated documents."""
+    texts = [text for text in documents.texts if split_last_word(text)[0]]
+    lines = [("document", text) for text in texts]
+    windows, truncated = build_windows(lines, tokenizer, strict=True, max_length=max_length)
+    return windows, len(documents.texts) - len(texts), truncated
 
 
-def _baselines(train: Tokens, stream: Tokens, vocab: int, size: int) -> dict[str, float]:
-    """The counted models' measures of all tokens of the stream but the first."""
-    before, tokens = stream[:-1], stream[1:]
-    unigram = -float(np.sum(Unigram(train, vocab).score(tokens)))
-    bigram = -float(np.sum(KneserNey(train, vocab).score(before, tokens)))
-    return _measures("unigram_", unigram, len(tokens), size) | _measures(
-        "kneser_ney_", bigram, len(tokens), size
-    )
+def _baseline_metrics(train: Tokens, stream: Tokens, vocab_size: int, size: int) -> dict[str, float]:
+    """Return the metrics of the n-gram models on all tokens of the stream but the first."""
+    contexts = stream[:-1]
+    tokens = stream[1:]
+    unigram_nats = -float(np.sum(Unigram(train, vocab_size).score(tokens)))
+    bigram_nats = -float(np.sum(KneserNey(train, vocab_size).score(contexts, tokens)))
+    unigram = _metrics("unigram_", unigram_nats, len(tokens), size)
+    return unigram | _metrics("kneser_ney_", bigram_nats, len(tokens), size)
 
 
-def _measures(name: str, nats: float, targets: int, size: int) -> dict[str, float]:
+def _metrics(prefix: str, nats: float, targets: int, size: int) -> dict[str, float]:
+    """Return loss, perplexity and bits per byte of `targets` tokens that come from `size` bytes of text."""
     loss = nats / targets
     return {
-        f"{name}loss": loss,
-        f"{name}perplexity": math.exp(min(700.0, loss)),
-        f"{name}bits_per_byte": nats / math.log(2) / size,
+        f"{prefix}loss": loss,
+        f"{prefix}perplexity": math.exp(min(MAX_EXPONENT, loss)),
+        f"{prefix}bits_per_byte": nats / math.log(2) / size,
     }

@@ -1,4 +1,4 @@
-"""What a request may say: Megatron's rules in Megatron's order, with and without its habits."""
+"""Parsing of requests: Megatron's checks in Megatron's order, in legacy mode and without it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from mega_serve.request import BeamSearch, Refused, Sampling, parse
+from mega_serve.api.megatron import BadRequest, BeamSearchRequest, SamplingRequest, parse_request
 
-ONE = {"prompts": ["Hello"]}
+MINIMAL = {"prompts": ["Hello"]}
 
 
-def refusal(body: object, *, legacy: bool = False) -> tuple[str, str, int]:
-    with pytest.raises(Refused) as caught:
-        parse(body, legacy=legacy)
+def get_error(body: object, *, legacy: bool = False) -> tuple[str, str, int]:
+    with pytest.raises(BadRequest) as caught:
+        parse_request(body, legacy=legacy)
     return caught.value.param, caught.value.message, caught.value.legacy_status
 
 
-# Every rule with a body that breaks it, in the order of the checks.
-RULES: list[tuple[dict[str, Any], str, int]] = [
+# Every check with a body that fails it, in the order of the checks.
+CHECKS: list[tuple[dict[str, Any], str, int]] = [
     ({}, "prompts argument required", 400),
-    ({**ONE, "max_len": 1}, "max_len is no longer used.  Replace with tokens_to_generate", 400),
-    ({**ONE, "sentences": []}, "sentences is no longer used.  Replace with prompts", 400),
+    ({**MINIMAL, "max_len": 1}, "max_len is no longer used.  Replace with tokens_to_generate", 400),
+    ({**MINIMAL, "sentences": []}, "sentences is no longer used.  Replace with prompts", 400),
     ({"prompts": "Hello"}, "prompts is not a list of strings", 400),
     ({"prompts": []}, "prompts is empty", 400),
     ({"prompts": ["x"] * 129}, "Maximum number of prompts is 128", 400),
@@ -73,17 +73,17 @@ RULES: list[tuple[dict[str, Any], str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "message", "status"), RULES, ids=[message for _, message, _ in RULES])
+@pytest.mark.parametrize(("body", "message", "status"), CHECKS, ids=[message for _, message, _ in CHECKS])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_every_rule_has_megatrons_words_and_its_status(
+def test_every_error_has_megatrons_message_and_status(
     body: dict[str, Any], message: str, status: int, legacy: bool
 ) -> None:
-    whole = body if status == 400 else {**ONE, **body}
-    assert refusal(whole, legacy=legacy)[1:] == (message, status)
+    request = body if status == 400 else {**MINIMAL, **body}
+    assert get_error(request, legacy=legacy)[1:] == (message, status)
 
 
-# Of the rules that can be broken together, so that which one is named shows the order.
-TOGETHER = [
+# Errors that one body can have together; the one that is reported shows the order of the checks.
+ERRORS_IN_ORDER = [
     {"tokens_to_generate": "x"},
     {"logprobs": "x"},
     {"temperature": "x"},
@@ -103,16 +103,16 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize("first", range(len(TOGETHER)))
-def test_the_first_broken_rule_is_the_one_named(first: int) -> None:
-    body: dict[str, Any] = dict(ONE)
-    for broken in reversed(TOGETHER[first:]):
-        body |= broken
-    assert refusal(body)[0] == next(iter(TOGETHER[first]))
+@pytest.mark.parametrize("first", range(len(ERRORS_IN_ORDER)))
+def test_the_first_error_in_megatrons_order_is_reported(first: int) -> None:
+    body: dict[str, Any] = dict(MINIMAL)
+    for error in reversed(ERRORS_IN_ORDER[first:]):
+        body |= error
+    assert get_error(body)[0] == next(iter(ERRORS_IN_ORDER[first]))
 
 
-def test_what_is_absent_has_megatrons_default() -> None:
-    assert parse(ONE) == Sampling(
+def test_an_absent_field_has_megatrons_default() -> None:
+    assert parse_request(MINIMAL) == SamplingRequest(
         prompts=("Hello",),
         tokens_to_generate=64,
         logprobs=False,
@@ -131,7 +131,7 @@ def test_what_is_absent_has_megatrons_default() -> None:
 
 
 def test_a_beam_width_makes_a_beam_search() -> None:
-    assert parse({**ONE, "beam_width": 2}) == BeamSearch(
+    assert parse_request({**MINIMAL, "beam_width": 2}) == BeamSearchRequest(
         prompts=("Hello",),
         tokens_to_generate=64,
         beam_width=2,
@@ -145,46 +145,46 @@ def test_a_beam_width_makes_a_beam_search() -> None:
 
 @pytest.mark.parametrize("name", ["tokens_to_generate", "random_seed", "stop_token", "beam_width"])
 def test_true_is_a_whole_number_to_legacy_clients_only(name: str) -> None:
-    body = {**ONE, name: True}
-    assert parse(body, legacy=True) == parse({**ONE, name: 1}, legacy=True)
-    assert refusal(body)[0] == name
+    body = {**MINIMAL, name: True}
+    assert parse_request(body, legacy=True) == parse_request({**MINIMAL, name: 1}, legacy=True)
+    assert get_error(body)[0] == name
 
 
 @pytest.mark.parametrize(
-    "name_and_needs", [("top_p", {}), ("top_p_decay", {"top_p": 0.5}), ("length_penalty", {})]
+    "name_and_fields", [("top_p", {}), ("top_p_decay", {"top_p": 0.5}), ("length_penalty", {})]
 )
-def test_one_is_a_fraction_except_to_legacy_clients(name_and_needs: tuple[str, dict[str, float]]) -> None:
-    name, needs = name_and_needs
-    body = {**ONE, **needs, name: 1}
-    assert parse(body) == parse({**ONE, **needs, name: 1.0})
-    assert refusal(body, legacy=True)[0] == name
+def test_one_is_a_fraction_except_to_legacy_clients(name_and_fields: tuple[str, dict[str, float]]) -> None:
+    name, fields = name_and_fields
+    body = {**MINIMAL, **fields, name: 1}
+    assert parse_request(body) == parse_request({**MINIMAL, **fields, name: 1.0})
+    assert get_error(body, legacy=True)[0] == name
 
 
 @pytest.mark.parametrize("body", [None, 5, "x", [], ["prompts"], True])
 def test_a_body_that_is_no_object_has_no_prompts(body: object) -> None:
-    assert refusal(body) == ("prompts", "prompts argument required", 400)
+    assert get_error(body) == ("prompts", "prompts argument required", 400)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, -(10**400), 1e308])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_p_decay", "top_p_bound", "length_penalty"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_no_fraction_outside_its_range_passes(name: str, value: float, legacy: bool) -> None:
-    needs = {"top_p": 0.5} if name in ("top_p_decay", "top_p_bound") else {}
-    assert refusal({**ONE, **needs, name: value}, legacy=legacy)[0] == name
+    fields = {"top_p": 0.5} if name in ("top_p_decay", "top_p_bound") else {}
+    assert get_error({**MINIMAL, **fields, name: value}, legacy=legacy)[0] == name
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", "a\udfffb", "é\ud83d"])
 def test_half_of_a_surrogate_pair_is_refused(prompt: str) -> None:
-    param, message, status = refusal({"prompts": ["fine", prompt]}, legacy=True)
+    param, message, status = get_error({"prompts": ["fine", prompt]}, legacy=True)
     assert (param, status) == ("prompts", 400)
     assert "surrogate" in message
 
 
 @pytest.mark.parametrize("prompt", ["\0", "a\0b", "\U0001f600", "\uffff", "\r\n\t"])
 def test_text_that_is_odd_but_text_passes_unchanged(prompt: str) -> None:
-    assert parse({"prompts": [prompt]}).prompts == (prompt,)
+    assert parse_request({"prompts": [prompt]}).prompts == (prompt,)
 
 
 def test_a_refusal_never_repeats_what_the_client_sent() -> None:
-    for body, message, _ in RULES:
+    for body, message, _ in CHECKS:
         assert "Hello" not in message, body

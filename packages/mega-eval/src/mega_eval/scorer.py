@@ -1,0 +1,137 @@
+"""Compute the log-probabilities of the targets of windows. The only module here that imports torch.
+
+Shapes: B windows of a batch, S tokens of its longest, T = B S, K number of targets, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mega_eval.windows import Window, batch_windows
+from mega_model.attend import Packed
+from mega_model.stage import Decoder
+from mega_schema.errors import FormatError
+
+MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScores:
+    """Scores of the targets of one window.
+
+    Attributes:
+        logprobs: (target_length,) ln P of each target given all tokens before it in the window, float64.
+        is_greedy: (target_length,) whether the target is the most probable token.
+    """
+
+    logprobs: npt.NDArray[np.float64]
+    is_greedy: npt.NDArray[np.bool_]
+
+
+class Scorer(Protocol):
+    """A model as the tasks use it."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of tokens a window may read."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens the model predicts; ids of a window are smaller."""
+
+    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score each window; the result has the order of `windows`."""
+
+
+class ModelScorer:
+    """A `Scorer` that runs a decoder.
+
+    Args:
+        decoder: the whole model on one device.
+        where: the name of the model in an error.
+        batch_size: windows in one forward pass. It changes speed and memory, not the result.
+        on_batch: called after every batch with the number of scored windows and of all windows with targets.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        where: object = "model",
+        batch_size: int = 16,
+        on_batch: Callable[[int, int], None] = lambda scored, total: None,
+    ) -> None:
+        self.context_length = decoder.spec.context
+        self.vocab_size = decoder.spec.vocab
+        self._decoder = decoder.eval()
+        self._where = where
+        self._batch_size = batch_size
+        self._on_batch = on_batch
+
+    @torch.inference_mode()
+    def score(self, windows: Sequence[Window]) -> list[WindowScores]:
+        """Score each window, as `Scorer.score` does.
+
+        Raises:
+            FormatError: a log-probability is not finite, as with the weights of a run that diverged.
+        """
+        scores = [WindowScores(np.zeros(0), np.zeros(0, dtype=np.bool_)) for _ in windows]
+        batches = batch_windows(windows, self._batch_size)
+        scored = 0
+        total = sum(map(len, batches))
+        for indices in batches:
+            batch = [windows[index] for index in indices]
+            logprob_K, greedy_K = self._score_batch(batch)
+            if not np.isfinite(logprob_K).all():
+                raise FormatError(
+                    self._where, "the model's scores are not finite numbers", hint="an earlier --load"
+                )
+            ends = np.cumsum([window.target_length for window in batch])[:-1]
+            rows = zip(indices, np.split(logprob_K, ends), np.split(greedy_K, ends), strict=True)
+            for index, logprobs, is_greedy in rows:
+                scores[index] = WindowScores(logprobs, is_greedy)
+            scored += len(batch)
+            self._on_batch(scored, total)
+        return scores
+
+    def _score_batch(self, batch: Sequence[Window]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return ln P of every target and whether it is the greedy choice, windows end to end; both (K,)."""
+        longest = max(window.input_length for window in batch)
+        assert longest <= self.context_length, f"{longest} tokens for a context of {self.context_length}"
+        device = next(self._decoder.parameters()).device
+        # padding on the right: causal attention keeps it out of the positions before it
+        token_BS = np.zeros((len(batch), longest), dtype=np.int64)
+        for row, window in enumerate(batch):
+            token_BS[row, : window.input_length] = window.tokens[:-1]
+        index_K = np.concatenate(
+            [
+                np.arange(window.input_length - window.target_length, window.input_length) + row * longest
+                for row, window in enumerate(batch)
+            ]
+        )
+        target_K = np.concatenate([window.targets for window in batch])
+        position_T = torch.arange(longest, device=device).repeat(len(batch))
+        token_T = torch.as_tensor(token_BS, device=device).flatten()
+        x_TD = self._decoder.hidden(token_T, position_T, Packed(rows=len(batch), length=longest))
+        x_KD = x_TD[torch.as_tensor(index_K, device=device)]
+        chunks = list(self._score_chunks(x_KD, torch.as_tensor(target_K, device=device)))
+        logprob_K, greedy_K = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))
+        return logprob_K, greedy_K
+
+    def _score_chunks(self, x_KD: Tensor, target_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the scores of a chunk of targets at a time, so that the logits of all never exist at once."""
+        chunk_size = max(1, MAX_LOGITS // self.vocab_size)
+        for start in range(0, len(target_K), chunk_size):
+            target = target_K[start : start + chunk_size]
+            # columns past the vocabulary are padding and get no probability
+            logits = self._decoder.logits(x_KD[start : start + chunk_size])[:, : self.vocab_size].float()
+            target_logits = logits.gather(1, target[:, None])[:, 0]
+            logprobs = target_logits.double() - logits.logsumexp(1).double()
+            yield logprobs, logits.argmax(1) == target

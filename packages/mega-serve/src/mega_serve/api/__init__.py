@@ -1,0 +1,1 @@
+"""The HTTP interface: the requests it accepts and the application that serves them."""

@@ -1,4 +1,4 @@
-"""Modules of torch that a training process does without, for the memory and the time that their import takes."""
+"""Modules of torch that a training process does not import, for their memory and their time."""
 
 from __future__ import annotations
 

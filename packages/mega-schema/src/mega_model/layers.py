@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +38,17 @@ class ColumnLinear(nn.Module):
         return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, again)
 
 
-class Head(ColumnLinear):
-    """The scores of the vocabulary, or the loss they come to, for which they are never made as a whole."""
+class Head(nn.Module):
+    """The logits of the vocabulary, or their loss, for which the logits are computed in chunks; never in FP8."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
-        super().__init__(replace(rt, fp8=None), name, bias=False)
-        self.vocab, self.kernel = rt.spec.vocab, rt.kernels.cross_entropy
+        super().__init__()
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.param(name + ".weight")
+        self.vocab = rt.spec.vocab
+        self.linear = rt.kernels.linear
+        self.kernel = rt.kernels.cross_entropy
 
     def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
         """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats.
@@ -53,7 +57,7 @@ class Head(ColumnLinear):
             gradient: of that sum, as `head_loss` takes it.
         """
         if target_T is None:
-            return super().forward(x)
+            return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
         return head_loss(
             x,
             self.weight,

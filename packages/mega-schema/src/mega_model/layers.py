@@ -39,7 +39,7 @@ class ColumnLinear(nn.Module):
 
 
 class Head(nn.Module):
-    """The logits of the vocabulary, or their loss, for which the logits are computed in chunks; never in FP8."""
+    """The logits of the vocabulary, or their loss, for which they are computed in chunks; never in FP8."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()

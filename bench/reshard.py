@@ -35,13 +35,13 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
-from mega_ckpt.bands import Band, slabs_of_rows
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.saving import fill, saving, shares
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.checkpoint.writer import fill, saving, shares
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors.row_stream import Band, slabs_of_rows
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, MOMENTS, Checkpoint
 from mega_schema.layout import Layout

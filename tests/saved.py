@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.saving import shares
+from mega_ckpt.checkpoint.writer import shares
 from mega_schema.checkpoint import MODEL, Box
 from mega_schema.commit import Save
 from mega_schema.layout import WHOLE, Layout

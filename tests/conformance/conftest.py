@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from mega_ckpt import dtypes
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER
 from mega_schema.layout import WHOLE, Layout

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mega_ckpt import safetensors as ours
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.tensors import safetensors_io as ours
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout

@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 import transformers
 
-from mega_ckpt.hf_tokenizer import export
+from mega_ckpt.formats.huggingface.tokenizer import export
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.spec import gpt

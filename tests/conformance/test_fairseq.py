@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.formats import Reading
-from mega_ckpt.formats.mega import read
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.mega.format import read
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import MegaError
 from mega_schema.layout import Layout

@@ -19,8 +19,8 @@ from mega_schema.tokenizer import open_tokenizer
 DRIVER = """
 import json, os, pathlib, shutil, signal, sys
 import numpy as np
-from mega_ckpt.saving import shares
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.writer import shares
+from mega_ckpt.checkpoint.verify import verify
 from mega_schema import commit
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import WHOLE

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mega_ckpt import llama2c_tokenizer
-from mega_ckpt.convert import convert
+from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.generate import generate, score

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.layouts.megatron import LEGACY, LEGACY_NORM, Names, aliases, core_aliases, of_chunk
+from mega_ckpt.formats.megatron.names import LEGACY, LEGACY_NORM, Names, aliases, core_aliases, of_chunk
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.loss import IGNORED

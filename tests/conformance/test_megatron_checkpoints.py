@@ -14,11 +14,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from mega_ckpt.checkpoint.checkpoint_source import Boxes, Source
 from mega_ckpt.cli import cli
-from mega_ckpt.formats import Target, writing
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import open_file
-from mega_ckpt.source import Boxes, Source
+from mega_ckpt.formats.interface import Target, writing
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.torch_files.pickle_reader import open_file
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime

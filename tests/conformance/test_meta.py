@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import Layout
 from tests.conformance.theirs import ours

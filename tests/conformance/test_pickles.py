@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.pickles import Member, Pickled, Record, Unpickler, open_file
-from mega_ckpt.stored import Stored
+from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.torch_files.pickle_reader import Member, Pickled, Record, Unpickler, open_file
 from mega_schema.errors import FormatError
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

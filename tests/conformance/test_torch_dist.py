@@ -19,14 +19,16 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from mega_ckpt import bands, given_model
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, format_of, torch_writer
-from mega_ckpt.formats.torch_dist import chunks
-from mega_ckpt.formats.torch_writer import Chunk
-from mega_ckpt.layouts.megatron import core_aliases
-from mega_ckpt.saving import taken
-from mega_ckpt.source import Source
+from mega_ckpt.checkpoint.checkpoint_source import Source
+from mega_ckpt.checkpoint.writer import taken
+from mega_ckpt.formats import given_model
+from mega_ckpt.formats.interface import Reading, Target, format_of
+from mega_ckpt.formats.megatron.names import core_aliases
+from mega_ckpt.formats.torch_dist import dcp_writer
+from mega_ckpt.formats.torch_dist.dcp_writer import Chunk
+from mega_ckpt.formats.torch_dist.format import chunks
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.layout import Layout
@@ -157,7 +159,9 @@ def random_spec(seed: int) -> ModelSpec:
 def test_any_model_is_the_same_after_the_way_there_and_back(
     random_whole: Any, save_whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(bands, "BAND", 1 << 22 if seed % 2 else 20)  # bytes: a few rows are a box, or all
+    monkeypatch.setattr(
+        row_stream, "BAND", 1 << 22 if seed % 2 else 20
+    )  # bytes: a few rows are a box, or all
     spec, dtype = random_spec(seed), ["F32", "BF16", "F16"][seed % 3]
     made = random_whole(spec, dtype, optimizer=True, seed=seed)
     save_whole(tmp_path / "run", spec, made, dtype=dtype, iteration=3)
@@ -236,7 +240,7 @@ def as_ranks_wrote(source: Source, folder: Path, tp: int, dp: int) -> None:
                 cut.append(Chunk(chunk.key, chunk.dtype, whole, start, run.shape, partial(np.copy, run)))
                 begin += run.size
     random.Random(1).shuffle(cut)
-    torch_writer.write(folder, cut, ["rng_state/shard_0_1"], lambda _: None)
+    dcp_writer.write(folder, cut, ["rng_state/shard_0_1"], lambda _: None)
     described = pickle.loads((folder / ".metadata").read_bytes())
     for key, shape in truly.items():
         described.mcore_data[key] = {"nd_reformulated_orig_global_shape": shape}

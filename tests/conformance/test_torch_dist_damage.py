@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, format_of, torch_writer
-from mega_ckpt.formats.torch_dist import chunks
-from mega_ckpt.formats.torch_writer import Chunk
-from mega_ckpt.saving import taken
+from mega_ckpt.checkpoint.writer import taken
+from mega_ckpt.formats.interface import Reading, Target, format_of
+from mega_ckpt.formats.torch_dist import dcp_writer
+from mega_ckpt.formats.torch_dist.dcp_writer import Chunk
+from mega_ckpt.formats.torch_dist.format import chunks
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
@@ -195,7 +196,7 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
     source = format_of("mega").read(tmp_path / "run", Reading())
     every = list(chunks(source, taken(source.spaces), small_gpt.vocab))
     more = Chunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
-    torch_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
+    dcp_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
     reading = Reading(model=small_gpt)
     done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
     assert left in done.left[0]
@@ -209,7 +210,7 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
     save_whole(tmp_path / "run", spec, {MODEL: whole})
     code = (
         "import re, resource, torch.distributed.checkpoint; from pathlib import Path;"
-        "from mega_ckpt.convert import convert; from mega_ckpt.formats import format_of;"
+        "from mega_ckpt.operations.convert import convert; from mega_ckpt.formats.interface import format_of;"
         "format_of('mega'), format_of('torch_dist');"
         "used = 1024 * int(re.search(r'VmData:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]);"
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 120_000_000,) * 2);"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt import torch_file
-from mega_ckpt.pickles import Name, Record, open_file
-from mega_ckpt.safetensors import Announced
-from mega_ckpt.stored import Stored
+from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import Name, Record, open_file
 from mega_schema.checkpoint import DTYPES
 
 TORCH = {
@@ -85,7 +85,7 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[Announced], 
         "bytes": b"\x00\xff",
         "set": {1, 2},
     }
-    torch_file.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, banded)
     with torch.serialization.safe_globals(SAFE):
         theirs = torch.load(tmp_path / "f.pt", "cpu", **how)
     model = theirs.pop("model")
@@ -104,7 +104,7 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[Announced], 
 def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[Announced]) -> None:
     rng = np.random.RandomState(1).get_state()
     tree = {"tensors": tensors, "rng": list(rng), "enum": [], "order": np.arange(6).reshape(2, 3).T}
-    torch_file.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, banded)
     opened = open_file(tmp_path / "f.pt")
     for number, tensor in enumerate(tensors):
         stored = opened.at(f"tensors.{number}")
@@ -119,7 +119,7 @@ def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[An
 
 def test_one_announcement_at_two_places_is_one_tensor_in_memory(tmp_path: Path) -> None:
     tied = Announced("embed", "F32", (3, 2))
-    torch_file.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, banded)
+    zip_writer.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, banded)
     theirs = torch.load(tmp_path / "f.pt")
     assert theirs["embed"].data_ptr() == theirs["head"].data_ptr()
 
@@ -136,7 +136,7 @@ def test_a_rebuilt_file_of_megatrons_is_the_file(golden: Path, tmp_path: Path) -
             return {key: replaced(child) for key, child in value.items()}
         return value
 
-    torch_file.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
+    zip_writer.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
     again = open_file(tmp_path / "f.pt")
     assert again.at("args").fields == opened.at("args").fields
     assert again.at("args.model_type").name == "encoder_or_decoder"
@@ -151,7 +151,7 @@ def test_a_file_beyond_four_bytes_of_size_is_read_by_all(
 ) -> None:
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 40)  # a few gigabytes say the same and take a disk
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
-    torch_file.write(tmp_path / "f.pt", tensors, banded)
+    zip_writer.write(tmp_path / "f.pt", tensors, banded)
     monkeypatch.undo()
     for theirs, tensor in zip(torch.load(tmp_path / "f.pt"), tensors, strict=True):
         assert same_bits(theirs, tensor)
@@ -163,13 +163,13 @@ def test_a_file_beyond_four_bytes_of_size_is_read_by_all(
 
 def test_the_same_values_make_the_same_file(tmp_path: Path, tensors: list[Announced]) -> None:
     for name in ("a", "b"):
-        torch_file.write(tmp_path / name, tensors, lambda tensor: [numbers(tensor)])
+        zip_writer.write(tmp_path / name, tensors, lambda tensor: [numbers(tensor)])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_what_has_no_place_in_a_pickle_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a pickle of object"):
-        torch_file.write(tmp_path / "f.pt", {"a": object()}, banded)
+        zip_writer.write(tmp_path / "f.pt", {"a": object()}, banded)
     assert not (tmp_path / "f.pt").exists()
 
 

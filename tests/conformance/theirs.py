@@ -18,10 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from mega_ckpt import safetensors
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target, Written
-from mega_ckpt.source import Source
+from mega_ckpt.checkpoint.checkpoint_source import Source
+from mega_ckpt.formats.interface import Target, Written
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import safetensors_io
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -136,7 +136,7 @@ def byte_level(folder: Path) -> None:
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
-    entries = safetensors.read(folder / "model.safetensors").entries
+    entries = safetensors_io.read(folder / "model.safetensors").entries
     return {name: (f"{e.dtype} {e.shape}", e.values().tobytes()) for name, e in entries.items()}
 
 

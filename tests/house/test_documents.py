@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mega_ckpt.format_names import NAMES
-from mega_ckpt.formats import format_of
+from mega_ckpt.formats.interface import format_of
+from mega_ckpt.formats.registry import NAMES
 from mega_schema.errors import MegaError
 from tests.house.documents import (
     LINK,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import dtypes
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Checkpoint
 from mega_schema.spec import ModelSpec

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.megatron import CORE, of_chunk
-from mega_ckpt.megatron_args import from_spec
+from mega_ckpt.formats.megatron.args import from_spec
+from mega_ckpt.formats.megatron.names import CORE, of_chunk
+from mega_ckpt.name_maps.alias import Foreign
 from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedWriter, smallest_dtype

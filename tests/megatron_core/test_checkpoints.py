@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
+from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime

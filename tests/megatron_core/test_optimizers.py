@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts.megatron import CORE, of_chunk
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.megatron.names import CORE, of_chunk
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.layout import Layout
 from mega_schema.shard import Slab

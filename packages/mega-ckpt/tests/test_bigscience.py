@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import Member, Record
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import Member, Record
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError
@@ -81,7 +81,7 @@ def deepspeed(tmp_path: Path) -> Write:
         for (number, rank), tensors in files.items():
             tree = {n: Announced(n, "F32", a.shape) for n, a in tensors.items()}
             path = step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt"
-            torch_file.write(path, tree, lambda t, tensors=tensors: [tensors[t.name]])
+            zip_writer.write(path, tree, lambda t, tensors=tensors: [tensors[t.name]])
         state = {
             "module": None,
             "iteration": 20,
@@ -89,7 +89,7 @@ def deepspeed(tmp_path: Path) -> Write:
             "checkpoint_version": 3.0,
         }
         for rank in range(TP):
-            torch_file.write(step / f"mp_rank_{rank:02d}_model_states.pt", state, lambda _: [])
+            zip_writer.write(step / f"mp_rank_{rank:02d}_model_states.pt", state, lambda _: [])
         return run
 
     return write
@@ -254,14 +254,14 @@ def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Pat
     whole = layer.read_bytes()
     layer.write_bytes(whole[: len(whole) // 2])
     refused("layer_05-model_01-model_states.pt: ", step)
-    torch_file.write(layer, {"module": {}}, lambda _: [])
+    zip_writer.write(layer, {"module": {}}, lambda _: [])
     refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
-    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    zip_writer.write(state, {"iteration": 3}, lambda _: [])
     refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
     state.unlink()
     refused("mp_rank_00_model_states.pt: no such file", step)
     for path in step.iterdir():
         path.unlink()
-    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    zip_writer.write(state, {"iteration": 3}, lambda _: [])
     refused("global_step20: has no weights: wanted layer_01-model_00-model_states.pt and on", step)
     assert not (tmp_path / "run").exists()

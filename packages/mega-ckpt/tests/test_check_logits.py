@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt import convert as converting
-from mega_ckpt.convert import convert
-from mega_ckpt.logits import Difference
+from mega_ckpt.operations import convert as converting
+from mega_ckpt.operations.compare_logits import Difference
+from mega_ckpt.operations.convert import convert
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 
@@ -123,7 +123,7 @@ def test_seconds_are_those_of_reading_and_writing_without_the_check(
         return LIKE
 
     monkeypatch.setattr(converting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(converting.logits, "compare", compare)
+    monkeypatch.setattr(converting.compare_logits, "compare", compare)
     done = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=1)
     assert (done.logits, done.seconds, clock) == (LIKE, 0.0, [1000.0])
 

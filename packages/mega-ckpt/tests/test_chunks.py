@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.chunks import boxes_of_run, part_of
+from mega_ckpt.name_maps.alias import Foreign
+from mega_ckpt.name_maps.boxes import boxes_of_run, part_of
 from mega_schema.shard import Slab
 
 

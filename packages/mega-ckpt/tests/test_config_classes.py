@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import config_json
-from mega_ckpt.config_classes import CLASSES
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
-from mega_ckpt.layouts import whole_slab
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface.model_classes import CLASSES
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mega_ckpt import safetensors
-from mega_ckpt.convert import convert
-from mega_ckpt.diff import compare
-from mega_ckpt.formats import Reading, Target, Written, format_of
+from mega_ckpt.formats.interface import Reading, Target, Written, format_of
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.diff import compare
+from mega_ckpt.tensors import safetensors_io
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import FORMAT
@@ -315,7 +315,7 @@ FILES: dict[str, bytes] = {
 def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path, what: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(FILES[what])
     with pytest.raises(FormatError, match="x.safetensors"):
-        safetensors.read(tmp_path / "x.safetensors")
+        safetensors_io.read(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("want", ["hf", "megatron", "torch_dist"])
@@ -334,7 +334,8 @@ def test_an_empty_tensor_begins_where_the_next_one_does(tmp_path: Path) -> None:
     empty, some = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
     text = json.dumps({"some": some, "empty": empty}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
-    assert [entry.bytes for entry in safetensors.read(tmp_path / "x.safetensors").entries.values()] == [4, 0]
+    entries = safetensors_io.read(tmp_path / "x.safetensors").entries
+    assert [entry.bytes for entry in entries.values()] == [4, 0]
 
 
 @pytest.mark.parametrize(

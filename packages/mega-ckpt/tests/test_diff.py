@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import bands, diff
-from mega_ckpt.diff import compare
-from mega_ckpt.formats import Reading, format_of
-from mega_ckpt.reshard import reshard
-from mega_ckpt.source import Source
-from mega_ckpt.stats import Stats, all_of
+from mega_ckpt.checkpoint.checkpoint_source import Source
+from mega_ckpt.formats.interface import Reading, format_of
+from mega_ckpt.operations import diff
+from mega_ckpt.operations.diff import compare
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.operations.stats import Stats, all_of
+from mega_ckpt.tensors import row_stream
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import Layout
@@ -132,7 +133,7 @@ def test_a_format_that_files_do_not_tell_has_to_be_said(
 
 
 def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monkeypatch: Any) -> None:
-    monkeypatch.setattr(bands, "BAND", 100)
+    monkeypatch.setattr(row_stream, "BAND", 100)
     checkpoint = Checkpoint.open(run_folder(small_gpt))
     told = json.loads(mega("inspect", checkpoint.folder, "--stats", "--json").output)["stats"]
     assert told == json.loads(json.dumps(all_of(checkpoint)))

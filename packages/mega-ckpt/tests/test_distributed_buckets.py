@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mega_ckpt.distcp import Piece, Whole
-from mega_ckpt.distributed_buckets import KINDS, UnknownError, spaces
-from mega_ckpt.layouts.megatron import CORE, CORE_FUSED, Names, of_chunk
-from mega_ckpt.stored import Stored
+from mega_ckpt.formats.megatron.names import CORE, CORE_FUSED, Names, of_chunk
+from mega_ckpt.formats.torch_dist.dcp_reader import Piece, Whole
+from mega_ckpt.formats.torch_dist.distributed_optimizer import KINDS, UnknownError, spaces
+from mega_ckpt.tensors.mapped_tensor import Stored
 from mega_schema.checkpoint import OPTIMIZER
 from mega_schema.layout import WHOLE
 from mega_schema.spec import gpt

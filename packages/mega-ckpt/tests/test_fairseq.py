@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import fairseq_dictionary, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.pickles import Record
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer import open_folder
@@ -78,7 +79,7 @@ def fairseq(tmp_path: Path) -> Write:
                 if type(arrays) is dict
                 else arrays
             )
-            torch_file.write(
+            zip_writer.write(
                 folder / f"model-model_part-{rank}.pt",
                 {**tree, "model": model},
                 lambda t, arrays=arrays: [arrays[t.name]],

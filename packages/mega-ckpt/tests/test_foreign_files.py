@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt import fairseq_dictionary, huggingface, llama2c_tokenizer
-from mega_ckpt.formats import Reading, bigscience, fairseq, meta, torch_dist
-from mega_ckpt.megatron_run import folder_of
+from mega_ckpt.formats.bigscience import format as bigscience_format
+from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
+from mega_ckpt.formats.fairseq import format as fairseq_format
+from mega_ckpt.formats.huggingface import folder as hf_folder
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
+from mega_ckpt.formats.megatron.run_dir import folder_of
+from mega_ckpt.formats.meta import format as meta_format
+from mega_ckpt.formats.torch_dist import format as torch_dist_format
 from mega_schema.errors import FormatError
 from mega_schema.foreign_files import MOST_BESIDE, MOST_JSON, MOST_TOKENIZER, read_foreign
 from mega_schema.spec import ModelSpec
@@ -22,7 +28,7 @@ Read = Callable[[Path, ModelSpec], object]
 
 
 def of_hugging_face(folder: Path, spec: ModelSpec) -> object:
-    return huggingface.tokenizer_of(folder, spec)
+    return hf_folder.tokenizer_of(folder, spec)
 
 
 # every file that is read whole: what reads it, which others have to be there, and the most bytes it may have
@@ -31,17 +37,17 @@ READERS: dict[str, tuple[str, Read, tuple[str, ...], int]] = {
     "hf vocab.json": ("vocab.json", of_hugging_face, ("merges.txt",), MOST_TOKENIZER),
     "hf merges.txt": ("merges.txt", of_hugging_face, ("vocab.json",), MOST_TOKENIZER),
     "hf tokenizer.model": ("tokenizer.model", of_hugging_face, (), MOST_TOKENIZER),
-    "hf config.json": ("config.json", lambda f, _: huggingface.open_folder(f), (), MOST_JSON),
+    "hf config.json": ("config.json", lambda f, _: hf_folder.open_folder(f), (), MOST_JSON),
     "a tokenizer's folder": (
         "tokenizer.json",
         lambda f, _: open_tokenizer("HuggingFaceTokenizer", model=f),
         (),
         MOST_TOKENIZER,
     ),
-    "meta params.json": ("params.json", lambda f, _: meta.read(f, Reading()), (), MOST_JSON),
+    "meta params.json": ("params.json", lambda f, _: meta_format.read(f, Reading()), (), MOST_JSON),
     "meta tokenizer.model": (
         "tokenizer.model",
-        lambda f, s: meta._tokenizer(f, Reading(), s),
+        lambda f, s: meta_format._tokenizer(f, Reading(), s),
         (),
         MOST_TOKENIZER,
     ),
@@ -52,15 +58,15 @@ READERS: dict[str, tuple[str, Read, tuple[str, ...], int]] = {
         MOST_TOKENIZER,
     ),
     "fairseq encoder.json": (
-        fairseq._TOKENIZERS[0][0],
-        lambda f, s: fairseq._tokenizer(f, Reading(), s),
-        (fairseq._TOKENIZERS[0][1],),
+        fairseq_format._TOKENIZERS[0][0],
+        lambda f, s: fairseq_format._tokenizer(f, Reading(), s),
+        (fairseq_format._TOKENIZERS[0][1],),
         MOST_TOKENIZER,
     ),
     "fairseq vocab.bpe": (
-        fairseq._TOKENIZERS[0][1],
-        lambda f, s: fairseq._tokenizer(f, Reading(), s),
-        (fairseq._TOKENIZERS[0][0],),
+        fairseq_format._TOKENIZERS[0][1],
+        lambda f, s: fairseq_format._tokenizer(f, Reading(), s),
+        (fairseq_format._TOKENIZERS[0][0],),
         MOST_TOKENIZER,
     ),
     "llama2c tokenizer.bin": (
@@ -69,14 +75,19 @@ READERS: dict[str, tuple[str, Read, tuple[str, ...], int]] = {
         (),
         MOST_TOKENIZER,
     ),
-    "bigscience latest": ("latest", lambda f, _: bigscience._folder(f), (), MOST_BESIDE),
+    "bigscience latest": ("latest", lambda f, _: bigscience_format._folder(f), (), MOST_BESIDE),
     "megatron's tracker": (
         "latest_checkpointed_iteration.txt",
         lambda f, _: folder_of(f, lambda _: False, "files"),
         (),
         MOST_BESIDE,
     ),
-    "torch_dist metadata.json": ("metadata.json", lambda f, _: torch_dist._check_backends(f), (), MOST_JSON),
+    "torch_dist metadata.json": (
+        "metadata.json",
+        lambda f, _: torch_dist_format._check_backends(f),
+        (),
+        MOST_JSON,
+    ),
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mega_ckpt.layouts import Alias, by_parameter, copy, huggingface, in_parts, megatron, whole_slab
+from mega_ckpt.formats.huggingface import names as hf_names
+from mega_ckpt.formats.megatron import names as megatron_names
+from mega_ckpt.name_maps.alias import Alias, by_parameter, copy, in_parts, whole_slab
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
@@ -28,11 +30,11 @@ CUTS = {
 
 def _lists(spec: ModelSpec) -> list[list[Alias]]:
     return [
-        huggingface.aliases(spec),
-        list(megatron.aliases(spec)),
-        list(megatron.aliases(spec, megatron.LEGACY_NORM)),
-        list(megatron.core_aliases(spec)),
-        list(megatron.core_aliases(spec, fused=True)),
+        hf_names.aliases(spec),
+        list(megatron_names.aliases(spec)),
+        list(megatron_names.aliases(spec, megatron_names.LEGACY_NORM)),
+        list(megatron_names.core_aliases(spec)),
+        list(megatron_names.core_aliases(spec, fused=True)),
     ]
 
 
@@ -86,7 +88,7 @@ def test_a_transposed_part_is_copied_number_for_number(shape: tuple[int, int]) -
 def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
     spec = llama(layers=1, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, context=6)
     foreign = ["q0", "q0", "q1", "q1", "k0", "k0", "v0", "v0", "q2", "q2", "q3", "q3", "k1", "k1", "v1", "v1"]
-    assert [foreign[row] for row in megatron.qkv_order(spec)] == [
+    assert [foreign[row] for row in megatron_names.qkv_order(spec)] == [
         f"{part}{head}"
         for part, heads in (("q", 4), ("k", 2), ("v", 2))
         for head in range(heads)
@@ -96,9 +98,9 @@ def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
 
 def test_every_era_is_told_from_every_other_by_its_names() -> None:
     spec = SPECS["gpt"]
-    for names in megatron.ERAS:
-        assert megatron.era({alias.foreign for alias in megatron.aliases(spec, names)}) is names
-    assert megatron.era({alias.foreign for alias in huggingface.aliases(spec)}) is None
+    for names in megatron_names.ERAS:
+        assert megatron_names.era({alias.foreign for alias in megatron_names.aliases(spec, names)}) is names
+    assert megatron_names.era({alias.foreign for alias in hf_names.aliases(spec)}) is None
 
 
 @pytest.mark.parametrize(("name", "tp", "pp", "vp"), [("gpt", 4, 2, 1), ("llama", 2, 2, 2)])
@@ -107,7 +109,9 @@ def test_every_element_is_on_some_rank(name: str, tp: int, pp: int, vp: int) -> 
     rows = {row.name: row for row in table(spec) if row.tied_to is None}
     covered = {ours: np.zeros(row.shape, int) for ours, row in rows.items()}
     for rank, stage, chunk in np.ndindex(tp, pp, vp):
-        for foreign in megatron.of_chunk(spec, megatron.CORE, layout, tp=rank, pp=stage, chunk=chunk):
+        for foreign in megatron_names.of_chunk(
+            spec, megatron_names.CORE, layout, tp=rank, pp=stage, chunk=chunk
+        ):
             for box in foreign.boxes:
                 covered[foreign.ours][box.in_global] += 1
     for ours, row in rows.items():
@@ -126,7 +130,7 @@ def test_rows_of_q_k_and_v_are_mixed_as_the_version_says(version: float) -> None
         stored = {0: mine, 1: mine.transpose(1, 2, 0), 2: mine.transpose(1, 0, 2)}[
             min(int(version), 2)
         ].ravel()
-        order = megatron.rank_order(spec, tp, version)
+        order = megatron_names.rank_order(spec, tp, version)
         assert np.array_equal(stored if order is None else stored[list(order)], mine.ravel())
 
 
@@ -134,9 +138,9 @@ def test_a_group_of_heads_is_not_cut() -> None:
     with pytest.raises(
         ConfigError, match="--tp: Megatron cuts between groups of heads: found 4, wanted a divisor"
     ):
-        megatron.rank_order(CUTS["llama grouped tied"], 4, 3.0)
+        megatron_names.rank_order(CUTS["llama grouped tied"], 4, 3.0)
 
 
 def test_a_part_that_an_era_has_no_name_for_is_named() -> None:
     with pytest.raises(ConfigError, match=r"layers\.0\.q_norm\.weight: has no name there"):
-        list(megatron.aliases(llama(**SMALL, ffn=6, qk_norm=True)))
+        list(megatron_names.aliases(llama(**SMALL, ffn=6, qk_norm=True)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec

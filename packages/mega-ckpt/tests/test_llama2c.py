@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts import whole_slab
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_ckpt import llama3_tokenizer
+from mega_ckpt.formats.meta import tokenizer as llama3_tokenizer
 from mega_schema.errors import FormatError
 
 # the expression of Meta's own program

@@ -15,11 +15,11 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_ckpt import dtypes
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.layouts.megatron import LEGACY, of_chunk
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.formats.megatron.names import LEGACY, of_chunk
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt import megatron_shards, pickles, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, mega, megatron
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import Record
+from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.formats.mega import format as mega_format
+from mega_ckpt.formats.megatron import format as megatron_format
+from mega_ckpt.formats.megatron import rank_files
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.torch_files import pickle_reader, zip_writer
+from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.layout import Layout
@@ -356,14 +359,14 @@ def test_a_megatron_run_and_one_of_ours_do_not_get_another_latest_checkpoint_by_
 def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = run_folder(small_gpt), torch_file.write
+    run, real = run_folder(small_gpt), zip_writer.write
 
     def full(path: Path, *rest: Any) -> None:
         real(path, *rest)
         if "mp_rank_01" in str(path):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch_file, "write", full)
+    monkeypatch.setattr(zip_writer, "write", full)
     target = Target(layout=Layout(tp=2), force=True)
     with pytest.raises(MegaError, match="No space left on device"):
         convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
@@ -371,7 +374,7 @@ def test_a_write_that_fails_leaves_nothing(
     monkeypatch.undo()
     convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
     before = (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes()
-    monkeypatch.setattr(torch_file, "write", full)
+    monkeypatch.setattr(zip_writer, "write", full)
     with pytest.raises(MegaError, match="No space left on device"):
         convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
     assert (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
@@ -412,14 +415,14 @@ def test_a_process_that_ends_between_two_renames_loses_nothing(
 def test_state_of_another_optimizer_than_adam_is_refused(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
-    source = mega.read(run_folder(small_gpt), Reading())
+    source = mega_format.read(run_folder(small_gpt), Reading())
     momentum = {"model": source.spaces["model"], "optim.momentum": source.spaces["model"]}
     source = dataclasses.replace(source, spaces=momentum)
     with pytest.raises(
         ConfigError, match=r"is not Adam's state: found optim\.momentum, wanted Adam; hint: --no-optim"
     ):
-        megatron.free(source, tmp_path / "theirs", Target())
-    megatron.free(source, tmp_path / "theirs", Target(optimizer=False))
+        megatron_format.free(source, tmp_path / "theirs", Target())
+    megatron_format.free(source, tmp_path / "theirs", Target(optimizer=False))
 
 
 def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
@@ -456,7 +459,7 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
 def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
     theirs: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
-    whole = {file: pickles.open_file(file) for file in theirs.rglob("*.pt")}
+    whole = {file: pickle_reader.open_file(file) for file in theirs.rglob("*.pt")}
     rng, refused = random.Random(4), 0
     for _ in range(changes):
         trees = copy.deepcopy(whole)
@@ -467,9 +470,9 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
             del container[key]
         else:
             container[key] = rng.choice(JUNK)
-        monkeypatch.setattr(megatron_shards.Unpickler, "open", lambda _, file, trees=trees: trees[file])
+        monkeypatch.setattr(rank_files.Unpickler, "open", lambda _, file, trees=trees: trees[file])
         try:
-            source = megatron.read(theirs, Reading())
+            source = megatron_format.read(theirs, Reading())
             source.verify(source.spaces)
             json.dumps(source.trainer)
         except MegaError:

@@ -16,9 +16,9 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from mega_ckpt.bands import Band, slabs_of_rows
+from mega_ckpt.tensors.row_stream import Band, slabs_of_rows
 from mega_ckpt.cli import cli
-from mega_ckpt.saving import fill, saving, shares
+from mega_ckpt.checkpoint.writer import fill, saving, shares
 from mega_schema.arch import table
 from mega_schema.layout import Layout
 from mega_schema.spec import llama
@@ -37,8 +37,9 @@ def make(run, largest):
 if sys.argv[1] == "make":
     make(Path(sys.argv[2]), int(sys.argv[3]))
 else:
-    import mega_ckpt.average, mega_ckpt.convert, mega_ckpt.diff, mega_ckpt.reshard, mega_ckpt.stats
-    import mega_ckpt.formats.huggingface, mega_ckpt.formats.mega
+    import mega_ckpt.operations.average, mega_ckpt.operations.convert, mega_ckpt.operations.diff
+    import mega_ckpt.operations.reshard, mega_ckpt.operations.stats
+    import mega_ckpt.formats.huggingface.format, mega_ckpt.formats.mega.format
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cli(sys.argv[1:], standalone_mode=False)
     print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))

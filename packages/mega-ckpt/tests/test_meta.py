@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import meta_params, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.formats.meta import params as meta_params
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.torch_files import zip_writer
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError
@@ -62,7 +63,7 @@ def meta(tmp_path: Path) -> Write:
         for rank, part in enumerate(parts):
             tree = {n: Announced(n, names[str(a.dtype)], a.shape) for n, a in part.items()}
             values = dict(part)
-            torch_file.write(
+            zip_writer.write(
                 folder / f"consolidated.{rank:02d}.pth", tree, lambda t, values=values: [values[t.name]]
             )
         return folder
@@ -165,7 +166,7 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
     second.rename(folder / "consolidated.02.pth")
     refused("consolidated.01.pth: no such file: wanted a part for every rank to consolidated.02.pth")
     (folder / "consolidated.02.pth").unlink()
-    torch_file.write(first, {"model": {}}, lambda _: [])
+    zip_writer.write(first, {"model": {}}, lambda _: [])
     refused("consolidated.00.pth: is no part of a Llama: wanted a dictionary of tensors")
     first.unlink()
     refused("meta: has no weights: wanted consolidated.00.pth and on")

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_ckpt import pickles, torch_file
-from mega_ckpt.pickles import Record, Unpickler, open_file
-from mega_ckpt.safetensors import Announced
-from mega_ckpt.torch_archive import MAGIC
+from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.torch_files import pickle_reader, zip_writer
+from mega_ckpt.torch_files.pickle_reader import Record, Unpickler, open_file
+from mega_ckpt.torch_files.zip_reader import MAGIC
 from mega_schema.errors import FormatError
 
 
@@ -96,7 +96,7 @@ def test_nothing_that_the_process_says_is_taken_on_trust(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.pt").write_bytes(alone(b"N."))
-    monkeypatch.setattr(pickles, "_BOOT", LIAR.format(said=said.hex()))
+    monkeypatch.setattr(pickle_reader, "_BOOT", LIAR.format(said=said.hex()))
     with pytest.raises(FormatError, match=r"model.pt: ") as refused:
         open_file(tmp_path / "model.pt")
     assert "\n" not in str(refused.value)
@@ -228,7 +228,7 @@ def test_a_file_that_was_written_to_is_refused_or_read_and_nothing_else(form: st
             "model": {t.name: t for t in announced},
             "args": Record("argparse.Namespace", (), {"layers": 4}),
         }
-        torch_file.write(path, tree, lambda tensor: [np.ones(tensor.shape, np.float32)])
+        zip_writer.write(path, tree, lambda tensor: [np.ones(tensor.shape, np.float32)])
     else:
         path.write_bytes(
             pickle.dumps({"args": argparse.Namespace(layers=[4, 2.5]), "rng": (1, b"2", 2**80)}, 4)

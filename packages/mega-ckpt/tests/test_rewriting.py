@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import dtypes
-from mega_ckpt.convert import convert
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.saving import taken
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.checkpoint.writer import taken
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save

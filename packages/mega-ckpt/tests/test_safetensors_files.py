@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import config_json, safetensors
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target, Written
-from mega_ckpt.layouts.huggingface import aliases
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface.names import aliases
+from mega_ckpt.formats.interface import Target, Written
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
@@ -38,13 +39,13 @@ def test_files_are_cut_between_tensors_at_most_so_large(
     names = [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
     found = sorted((tmp_path / "cut").glob("*.safetensors"))
     assert [file.name for file in found] == (names if files > 1 else ["model.safetensors"])
-    whole = safetensors.read(tmp_path / "one" / "model.safetensors").entries
-    parts = {name: e for file in found for name, e in safetensors.read(file).entries.items()}
+    whole = safetensors_io.read(tmp_path / "one" / "model.safetensors").entries
+    parts = {name: e for file in found for name, e in safetensors_io.read(file).entries.items()}
     assert list(parts) == list(whole)
     for name, entry in whole.items():
         assert np.array_equal(parts[name].values(), entry.values()), name
     for file in found:
-        held = safetensors.read(file).entries
+        held = safetensors_io.read(file).entries
         assert sum(e.bytes for e in held.values()) <= most or len(held) == 1
     index = tmp_path / "cut" / "model.safetensors.index.json"
     assert index.exists() == (files > 1)
@@ -83,14 +84,14 @@ def test_memory_does_not_grow_with_the_model(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the largest tensor, which is 65 MB here, a part is enough, and the whole where it is transposed."""
-    monkeypatch.setattr("mega_ckpt.threads._MOST", 1)  # each has bands of its own
+    monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MOST", 1)  # each has bands of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}
     foreign = [alias.whole(rows[alias.ours]) for alias in aliases(spec)]
-    announced = [safetensors.Announced(each.name, "F32", each.shape) for each in foreign]
+    announced = [safetensors_io.Announced(each.name, "F32", each.shape) for each in foreign]
     (tmp_path / "hf").mkdir()
     with (tmp_path / "hf" / "model.safetensors").open("wb") as file:
-        header, begins = safetensors.header(announced, {"format": "pt"})
+        header, begins = safetensors_io.header(announced, {"format": "pt"})
         file.write(header)
         file.truncate(begins[-1] + announced[-1].bytes)  # zeros that take no room
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config_json.from_spec(spec, "x")), "utf-8")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt import diff as differ
-from mega_ckpt.diff import Compared, Difference
+from mega_ckpt.operations import diff as differ
+from mega_ckpt.operations.diff import Compared, Difference
 from mega_schema.run_folder import FORMAT
 from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt import pickles
-from mega_ckpt.pickles import Record, Unpickler, open_file
-from mega_ckpt.torch_archive import MAGIC
-from mega_ckpt.unpickling.machine import BROKEN, Machine, Source
-from mega_ckpt.unpickling.makers import RefusedError
+from mega_ckpt.torch_files import pickle_reader
+from mega_ckpt.torch_files.pickle_reader import Record, Unpickler, open_file
+from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, Source
+from mega_ckpt.torch_files.sandbox.stubs import RefusedError
+from mega_ckpt.torch_files.zip_reader import MAGIC
 from mega_schema.errors import FormatError
 
 
@@ -90,7 +90,7 @@ CALLS = [
     "argparse.Namespace.__init__",
     "collections.OrderedDict.fromkeys",
     "copyreg.add_extension",
-    "mega_ckpt.unpickling.server.main",
+    "mega_ckpt.torch_files.sandbox.sandbox_process.main",
 ]
 
 
@@ -270,7 +270,7 @@ def test_a_bomb_takes_its_own_process_and_not_the_next_ones(tmp_path: Path) -> N
 IMPATIENT = """
 import sys
 sys.path.append(sys.argv[1])
-from mega_ckpt.unpickling import server
+from mega_ckpt.torch_files.sandbox import sandbox_process as server
 server.SECONDS = 1
 server.main()
 """
@@ -278,7 +278,7 @@ server.main()
 
 def test_a_pickle_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.pt").write_bytes(alone(b"N0" * 20_000_000))
-    monkeypatch.setattr(pickles, "_BOOT", IMPATIENT)
+    monkeypatch.setattr(pickle_reader, "_BOOT", IMPATIENT)
     with pytest.raises(
         FormatError, match=r"the process that reads pickles ended: found no answer, wanted an"
     ):
@@ -288,7 +288,7 @@ def test_a_pickle_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
 WAYS_OUT = """
 import os, socket, subprocess, sys
 sys.path.append(sys.argv[1])
-from mega_ckpt.unpickling.server import confine
+from mega_ckpt.torch_files.sandbox.sandbox_process import confine
 confine(0)
 for way in (
     lambda: open("/dev/null"),
@@ -307,7 +307,7 @@ for way in (
 
 
 def test_a_process_that_reads_a_pickle_can_open_nothing() -> None:
-    where = str(Path(pickles.__file__).parents[1])
+    where = str(Path(pickle_reader.__file__).parents[2])
     done = subprocess.run([sys.executable, "-I", "-S", "-c", WAYS_OUT, where], check=False, timeout=60)
     assert done.returncode == 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.hf_tokenizer import export
+from mega_ckpt.formats.huggingface.tokenizer import export
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import FORMAT, LATEST, iterations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.megatron_run import placing
+from mega_ckpt.formats.megatron.run_dir import placing
 from mega_schema.errors import ConfigError
 from mega_schema.run_folder import iterations
 from mega_schema.run_lock import hold_run_folder

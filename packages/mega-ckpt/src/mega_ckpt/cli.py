@@ -10,21 +10,11 @@ from typing import NoReturn
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import (
-    DEGREE,
-    MODEL_NAME,
-    PATH,
-    PP,
-    SHARD,
-    TP,
-    TRUE_VOCAB,
-    VP,
-    progress,
-)
-from mega_ckpt.commands.look import diff, inspect, verify
-from mega_ckpt.commands.rewrite import average, reshard
-from mega_ckpt.commands.upkeep import export_tokenizer, prune
-from mega_ckpt.format_names import NAMES, WRITTEN
+from mega_ckpt.commands.common import DEGREE, MODEL_NAME, PATH, PP, SHARD, TP, TRUE_VOCAB, VP, progress
+from mega_ckpt.commands.inspect import diff, inspect, verify
+from mega_ckpt.commands.maintenance import export_tokenizer, prune
+from mega_ckpt.commands.reshard import average, reshard
+from mega_ckpt.formats.registry import NAMES, WRITTEN
 from mega_schema import command
 from mega_schema.errors import escape_controls
 from mega_schema.output_option import OUTPUT_FOLDER
@@ -100,9 +90,9 @@ def convert(
     as_json: bool,
 ) -> None:
     """Convert a checkpoint of one format to another: docs/howto/convert.md has a line for every pair."""
-    from mega_ckpt import given_model
-    from mega_ckpt.convert import convert as rewrite
-    from mega_ckpt.formats import Reading, Target
+    from mega_ckpt.formats import given_model
+    from mega_ckpt.formats.interface import Reading, Target
+    from mega_ckpt.operations.convert import convert as rewrite
     from mega_schema.errors import ConfigError
     from mega_schema.layout import Layout
 

@@ -1,0 +1,1 @@
+"""A checkpoint opened in any format, and written, verified and merged in ours."""

@@ -1,0 +1,174 @@
+"""fairseq's language models that Megatron's ranks share, megatron_11b before all, read.
+
+model-model_part-0.pt, ...      what each rank has: args or cfg, model, the optimizer's state
+dict.txt                        what its ids mean
+encoder.json, vocab.bpe         GPT-2's tokenizer, where somebody put it beside
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_ckpt.checkpoint.checkpoint_source import Boxes, Source, gathered, matched
+from mega_ckpt.checkpoint.merge_ranks import joined
+from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats.fairseq import args as fairseq_args
+from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
+from mega_ckpt.formats.fairseq.names import EMBEDDING, of_part
+from mega_ckpt.formats.interface import Format, Reading
+from mega_ckpt.tensors.mapped_tensor import Stored, same
+from mega_ckpt.torch_files.pickle_reader import Pickled, Unpickler
+from mega_schema.checkpoint import DTYPES, MODEL
+from mega_schema.errors import FormatError, LayoutError
+from mega_schema.foreign_files import MOST_TOKENIZER, check_foreign
+from mega_schema.shard import Slab
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
+
+_PART = re.compile(r"(?P<stem>.*)-model_part-(?P<rank>\d{1,4})\.pt")
+_TIED = ("decoder.output_projection.weight", "decoder.embed_out")
+_COMPUTED = ("decoder.embed_positions._float_tensor", "decoder.version")
+_OTHER: Mapping[str, str] = MappingProxyType(
+    {"last_optimizer_state": "the optimizer's state", "extra_state": "the schedule"}
+)
+_TOKENIZERS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is in a rank's file."""
+
+    file: Path
+    tree: Mapping[Any, Any]
+    tensors: dict[str, Stored]
+
+
+def read(load: Path, reading: Reading) -> Source:
+    """The files of a folder, or of the name that fairseq is given for them: model.pt.
+
+    Ids are in the order of GPT-2's tokenizer: see `dictionary`.
+
+    Raises:
+        FormatError: a part is missing, damaged or of another model, or the model has something ours has not.
+    """
+    files = _files(load)
+    with Unpickler() as unpickler:
+        parts = [_opened(unpickler.open(file)) for file in files]
+    first = parts[0]
+    args, embedding = fairseq_args.of(first.tree, first.file), first.tensors.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise FormatError(first.file, "has no matrix", wanted=EMBEDDING)
+    wanted = args.get("model_parallel_size", len(parts))
+    if wanted != len(parts):
+        raise FormatError(load, "parts of the model", found=len(parts), wanted=wanted)
+    spec = fairseq_args.to_spec(args, embedding.shape[0] * len(parts), first.file)
+    if spec.layers > len(first.tensors):  # or the list of a layer count gone wrong would fill the memory
+        raise FormatError(
+            f"{first.file}: decoder_layers", "more than the file has", found=spec.layers, wanted="its layers"
+        )
+    try:
+        expected = [list(of_part(spec, rank, len(parts))) for rank in range(len(parts))]
+    except LayoutError as error:
+        raise FormatError(load, f"cannot be in {len(parts)} parts: {error}") from None
+    found = joined(
+        matched(part.file, foreign, part.tensors) for part, foreign in zip(parts, expected, strict=True)
+    )
+    spaces, box, verify = gathered(load, spec, {MODEL: found.alike()})
+    order = fairseq_dictionary.order_of(first.file.with_name(fairseq_dictionary.FILE), spec.vocab)
+    ordered = _ordered(box, order, [part.tensors[EMBEDDING] for part in parts])
+    left = tuple(what for key, what in _OTHER.items() if first.tree.get(key))
+    return Source(
+        load,
+        spec,
+        spaces,
+        ordered,
+        tokenizer=_tokenizer(first.file.parent, reading, spec),
+        left=left,
+        verify=verify,
+    )
+
+
+def _files(load: Path) -> list[Path]:
+    """The parts, in the order of their ranks."""
+    folder, stem = (load, None) if load.is_dir() else (load.parent, load.name.removesuffix(".pt"))
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.glob("*.pt")):
+        if (name := _PART.fullmatch(path.name)) and stem in (None, name["stem"]):
+            found.setdefault(name["stem"], {})[int(name["rank"])] = path
+    if not found:
+        raise FormatError(load, "has no weights", wanted=f"{stem or 'model'}-model_part-0.pt and on")
+    if len(found) > 1:
+        hint = f"--load {folder / next(iter(found))}.pt"
+        raise FormatError(load, "has several checkpoints", found=" ".join(found), wanted="one", hint=hint)
+    ((stem, parts),) = found.items()
+    for rank in range(1 + max(parts)):
+        if rank not in parts:
+            raise FormatError(
+                folder / f"{stem}-model_part-{rank}.pt",
+                "no such file",
+                wanted=f"a file for every rank to {max(parts)}",
+            )
+    return [parts[rank] for rank in sorted(parts)]
+
+
+def _opened(opened: Pickled) -> _Part:
+    tree = opened.tree
+    model = tree.get("model") if isinstance(tree, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(value, Stored) for value in model.values()):
+        raise FormatError(
+            opened.file, "is no checkpoint of fairseq's", wanted="a dictionary with args and model"
+        )
+    tensors = {str(name): value for name, value in model.items() if name not in _COMPUTED}
+    for name in _TIED:
+        head = tensors.pop(name, None)
+        if head is not None and EMBEDDING in tensors and not same(head, tensors[EMBEDDING]):
+            raise FormatError(f"{opened.file}: {name}", "is not the embedding, which it is tied to")
+    return _Part(opened.file, tree, tensors)
+
+
+def _ordered(box: Boxes, order: np.ndarray, embeddings: list[Stored]) -> Boxes:
+    """The boxes, with the rows of the embedding in another order.
+
+    Args:
+        order: fairseq's id of every id of ours.
+        embeddings: of every part, whose rows are as many.
+    """
+    share = embeddings[0].shape[0]
+
+    def ordered(space: str, name: str, slab: Slab) -> np.ndarray:
+        if name != "embed.weight":
+            return box(space, name, slab)
+        rows, columns = slab.in_global
+        ids = order[rows]
+        out = np.empty(slab.shape, DTYPES[embeddings[0].dtype])
+        for part, embedding in enumerate(embeddings):
+            mine = np.flatnonzero(ids // share == part)
+            out[mine] = embedding.values()[ids[mine] % share, columns]
+        return out
+
+    return ordered
+
+
+def _tokenizer(folder: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
+    """The one that was named, or GPT-2's beside the files."""
+    if reading.no_tokenizer:
+        return None
+    if reading.tokenizer is not None:
+        return given_tokenizer.of(reading.tokenizer, spec)
+    for vocab, merges in ((folder / vocab, folder / merges) for vocab, merges in _TOKENIZERS):
+        if vocab.is_file() and merges.is_file():
+            check_foreign(vocab, MOST_TOKENIZER)
+            check_foreign(merges, MOST_TOKENIZER)
+            found = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
+            return given_tokenizer.fitting(found, spec, vocab, hint=given_tokenizer.NO_TOKENIZER)
+    return None
+
+
+FORMAT = Format(read)

@@ -1,0 +1,200 @@
+"""A Hugging Face model folder: config.json, weights in one safetensors file or several, a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mega_ckpt.checkpoint.output_dir import holds
+from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats.given_tokenizer import NO_TOKENIZER
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
+from mega_ckpt.formats.huggingface.names import BUFFERS, names_of
+from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
+from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
+from mega_ckpt.tensors import safetensors_io
+from mega_ckpt.tensors.mapped_tensor import Stored, same
+from mega_ckpt.torch_files.pickle_reader import Unpickler
+from mega_schema.disk import on_disk
+from mega_schema.errors import FormatError
+from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
+from mega_schema.run_folder import MANIFEST
+from mega_schema.spec import ModelSpec
+from mega_schema.staging import replacing_folder
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer_sentencepiece import MODEL
+
+CONFIG = "config.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+VOCAB, MERGES = "vocab.json", "merges.txt"
+
+_TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder that was opened: its config.json, the model, and where each of its tensors lies."""
+
+    config: Mapping[str, Any]
+    spec: ModelSpec
+    entries: Mapping[str, Stored]
+
+
+def open_folder(folder: Path) -> Source:
+    """Read the config and the headers of the weights.
+
+    Raises:
+        FormatError: the folder is not one of a model ours can be, or a file is missing or damaged.
+    """
+    if not (folder / CONFIG).is_file():
+        ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
+        hint = "--from mega --to hf" if ours else ""
+        raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
+    config = _json(folder / CONFIG)
+    spec = config_json.to_spec(config, folder / CONFIG)
+    names, entries = names_of(spec), _entries(folder)
+    if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
+        raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
+    embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
+    heads = (head, f"{names.other_head}.weight")
+    entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
+    if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
+        entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
+    tied = spec.tied and head in entries and embedding in entries
+    if tied and not same(entries.pop(head), entries[embedding]):
+        raise FormatError(
+            f"{folder}: {head}",
+            "is not the embedding, which it is tied to",
+            hint=f'"tie_word_embeddings": false in {CONFIG}',
+        )
+    return Source(config, spec, entries)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder holds the files of a tokenizer, which are not read."""
+    sets = ((TOKENIZER_JSON,), (VOCAB, MERGES), (MODEL,))
+    return any(all((folder / name).is_file() for name in names) for names in sets)
+
+
+def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
+    """The folder's tokenizer; None where it has none.
+
+    Raises:
+        FormatError: it is damaged, or has ids that the model has not.
+    """
+    for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
+        check_foreign(folder / name, MOST_TOKENIZER)
+    if (folder / TOKENIZER_JSON).is_file():
+        tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=folder / VOCAB, merge_file=folder / MERGES)
+    elif (folder / MODEL).is_file():
+        tokenizer = open_tokenizer("Llama2Tokenizer", model=folder / MODEL)
+    else:
+        return None
+    return given_tokenizer.fitting(tokenizer, spec, f"{folder}: the tokenizer", hint=NO_TOKENIZER)
+
+
+def write_folder(
+    folder: Path,
+    spec: ModelSpec,
+    config: Mapping[str, Any],
+    weights: Callable[[Path], None],
+    *,
+    dtype: str,
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Write a folder that `transformers` loads, to a place that is free (`output_dir`), whole or not at all.
+
+    Args:
+        weights: writes them into a folder.
+        dtype: of the weights, safetensors' name.
+
+    Raises:
+        MegaError: the disk is full, or would not write for another reason.
+    """
+    special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
+    with on_disk(folder), replacing_folder(folder, holds(CONFIG)) as new:
+        weights(new)
+        # transformers 4 reads torch_dtype, 5 reads dtype
+        _write(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
+        if (came := hf_tokenizer.generation(tokenizer)) is None:
+            _write(new / GENERATION, {"_from_model_config": True, **special})
+        else:
+            (new / GENERATION).write_bytes(came)
+        if tokenizer is not None:
+            hf_tokenizer.write(new, tokenizer, spec.context)
+
+
+def _entries(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder's files; safetensors go before pickles."""
+    for index, alone, tensors in ((INDEX, WEIGHTS, _safetensors), (PICKLED_INDEX, PICKLED, _pickled)):
+        if (folder / index).is_file():
+            return _indexed(folder / index, tensors)
+        if (folder / alone).is_file():
+            return dict(tensors([folder / alone])[alone])
+    raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS}, {PICKLED}, or the index of several")
+
+
+def _safetensors(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
+    return {file.name: safetensors_io.read(file).entries for file in files}
+
+
+def _pickled(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
+    with Unpickler() as unpickler:
+        return {file.name: unpickler.open(file).tensors() for file in files}
+
+
+def _indexed(
+    index: Path, tensors: Callable[[Sequence[Path]], Mapping[str, Mapping[str, Stored]]]
+) -> dict[str, Stored]:
+    where = _json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+        raise FormatError(f"{index}: weight_map", "is not an object of tensor: file")
+    files = []
+    for name in sorted(set(where.values())):
+        if Path(name).name != name or name == "..":
+            raise FormatError(index, "file outside the folder", found=name)
+        files.append(index.parent / name)
+        if not files[-1].is_file():
+            raise FormatError(files[-1], "missing file", wanted=f"a file that {index.name} names")
+    found = tensors(files)
+    for tensor, file in where.items():
+        if tensor not in found[file]:
+            raise FormatError(index.parent / file, "has no tensor", wanted=tensor)
+    return {tensor: found[file][tensor] for tensor, file in where.items()}
+
+
+def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Ids that transformers would otherwise take from its classes' defaults, which are other models'."""
+    identity = tokenizer.identity if tokenizer else None
+    return {
+        "bos_token_id": identity.bos if identity else None,
+        "eos_token_id": identity.eod if identity else None,
+        "pad_token_id": identity.pad if identity else None,
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content = read_foreign(path, MOST_JSON)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, "is not JSON", found=error) from error
+    if not isinstance(value, dict):
+        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as out:
+        json.dump(value, out, indent=2)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())

@@ -15,7 +15,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from mega_ckpt.formats.interface import Reading, format_of
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.registry import format_of
 from mega_schema.errors import MegaError
 from tests.conformance.theirs import CASES, logits, save, spec_logits
 from tests.selection import every

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from mega_ckpt.cli import cli
 from mega_ckpt.formats.huggingface import format as hf_format
 from mega_ckpt.formats.huggingface.names import aliases
-from mega_ckpt.formats.interface import Reading, format_of
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.registry import format_of
 from mega_ckpt.operations import compare_logits
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL

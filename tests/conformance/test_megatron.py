@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.formats.megatron.names import LEGACY, LEGACY_NORM, Names, aliases, core_aliases, of_chunk
+from mega_ckpt.formats.megatron.names import CORE, CORE_FUSED, LEGACY, LEGACY_NORM, Names, aliases, of_chunk
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.loss import IGNORED
@@ -126,7 +126,7 @@ def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str)
 def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str, spec: ModelSpec) -> None:
     told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
     rows = {row.name: row for row in table(spec)}
-    assert [(alias.foreign, alias.whole(rows[alias.ours]).shape) for alias in core_aliases(spec)] == [
+    assert [(alias.foreign, alias.whole(rows[alias.ours]).shape) for alias in aliases(spec, CORE)] == [
         (name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")
     ]
 
@@ -134,5 +134,5 @@ def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str,
 def test_the_core_class_with_fused_norms_has_the_names_of_a_distributed_checkpoint(golden: Path) -> None:
     told = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))["tensors"]
     spec = gpt(**KEYED_WIDE, kv_heads=2, tied=False, bias=False, qkv_bias=False)
-    names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in core_aliases(spec, fused=True)}
+    names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in aliases(spec, CORE_FUSED)}
     assert names == {name for name, shape in told.items() if isinstance(shape, list)}

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from mega_ckpt.checkpoint.checkpoint_source import Boxes, Source
 from mega_ckpt.cli import cli
-from mega_ckpt.formats.interface import Target, writing
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.formats.registry import writing
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.torch_files.pickle_reader import open_file
 from mega_model.attend import Packed

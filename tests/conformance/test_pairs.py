@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt.formats.interface import Target, format_of
-from mega_ckpt.formats.registry import NAMES
+from mega_ckpt.formats.interface import Target
+from mega_ckpt.formats.registry import NAMES, format_of
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint

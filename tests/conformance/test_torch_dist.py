@@ -21,9 +21,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from mega_ckpt.checkpoint.checkpoint_source import Source
 from mega_ckpt.checkpoint.writer import taken
-from mega_ckpt.formats import given_model
-from mega_ckpt.formats.interface import Reading, Target, format_of
-from mega_ckpt.formats.megatron.names import core_aliases
+from mega_ckpt.formats import user_overrides
+from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.formats.megatron.names import CORE, aliases
+from mega_ckpt.formats.registry import format_of
 from mega_ckpt.formats.torch_dist import dcp_writer
 from mega_ckpt.formats.torch_dist.dcp_writer import Chunk
 from mega_ckpt.formats.torch_dist.format import chunks
@@ -189,12 +190,12 @@ def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
 ) -> None:
     spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4, activation="gelu_erf")
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in core_aliases(spec)}
+    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in aliases(spec, CORE)}
     rng = np.random.default_rng(3)
     state = {name: torch.from_numpy(rng.normal(size=f.shape).astype("f4")) for name, f in foreign.items()}
     dcp_save({"model": state, "step": 4}, storage_writer=FileSystemWriter(tmp_path / "flat"), no_dist=True)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()), "utf-8")
-    reading = Reading(model=given_model.of(str(tmp_path / "spec.json")))
+    reading = Reading(model=user_overrides.parse_model(str(tmp_path / "spec.json")))
     done = convert(tmp_path / "flat", tmp_path / "run", "torch_dist", "mega", reading=reading)
     assert done.left == ("step",)
     ours = Checkpoint.open(tmp_path / "run")

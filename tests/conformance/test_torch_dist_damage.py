@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from mega_ckpt.checkpoint.writer import taken
-from mega_ckpt.formats.interface import Reading, Target, format_of
+from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.formats.registry import format_of
 from mega_ckpt.formats.torch_dist import dcp_writer
 from mega_ckpt.formats.torch_dist.dcp_writer import Chunk
 from mega_ckpt.formats.torch_dist.format import chunks
@@ -210,7 +211,7 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
     save_whole(tmp_path / "run", spec, {MODEL: whole})
     code = (
         "import re, resource, torch.distributed.checkpoint; from pathlib import Path;"
-        "from mega_ckpt.operations.convert import convert; from mega_ckpt.formats.interface import format_of;"
+        "from mega_ckpt.operations.convert import convert; from mega_ckpt.formats.registry import format_of;"
         "format_of('mega'), format_of('torch_dist');"
         "used = 1024 * int(re.search(r'VmData:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]);"
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 120_000_000,) * 2);"

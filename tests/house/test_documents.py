@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mega_ckpt.formats.interface import format_of
-from mega_ckpt.formats.registry import NAMES
+from mega_ckpt.formats.registry import NAMES, format_of
 from mega_schema.errors import MegaError
 from tests.house.documents import (
     LINK,

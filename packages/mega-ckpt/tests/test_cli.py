@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.formats.interface import format_of
-from mega_ckpt.formats.registry import NAMES, WRITTEN
+from mega_ckpt.formats.registry import NAMES, WRITTEN, format_of
 from mega_schema.spec import ModelSpec
 
 

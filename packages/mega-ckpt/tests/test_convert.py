@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mega_ckpt.formats.interface import Reading, Target, Written, format_of
+from mega_ckpt.formats.interface import Reading, Target, Written
+from mega_ckpt.formats.registry import format_of
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.diff import compare
 from mega_ckpt.tensors import safetensors_io

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mega_ckpt.checkpoint.checkpoint_source import Source
-from mega_ckpt.formats.interface import Reading, format_of
+from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.registry import format_of
 from mega_ckpt.operations import diff
 from mega_ckpt.operations.diff import compare
 from mega_ckpt.operations.reshard import reshard

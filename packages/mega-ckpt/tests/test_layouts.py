@@ -7,7 +7,8 @@ import pytest
 
 from mega_ckpt.formats.huggingface import names as hf_names
 from mega_ckpt.formats.megatron import names as megatron_names
-from mega_ckpt.name_maps.alias import Alias, by_parameter, copy, in_parts, whole_slab
+from mega_ckpt.name_maps.alias import Alias, copy, in_parts, whole_slab
+from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
@@ -33,8 +34,8 @@ def _lists(spec: ModelSpec) -> list[list[Alias]]:
         hf_names.aliases(spec),
         list(megatron_names.aliases(spec)),
         list(megatron_names.aliases(spec, megatron_names.LEGACY_NORM)),
-        list(megatron_names.core_aliases(spec)),
-        list(megatron_names.core_aliases(spec, fused=True)),
+        list(megatron_names.aliases(spec, megatron_names.CORE)),
+        list(megatron_names.aliases(spec, megatron_names.CORE_FUSED)),
     ]
 
 
@@ -43,7 +44,9 @@ def test_every_element_has_one_foreign_place(name: str) -> None:
     rows = {row.name: row for row in table(SPECS[name]) if row.tied_to is None}
     for known in _lists(SPECS[name]):
         assert len({alias.foreign for alias in known}) == len(known)
-        parts = by_parameter(known)
+        parts: dict[str, list[Alias]] = {}
+        for alias in known:
+            parts.setdefault(alias.ours, []).append(alias)
         assert parts.keys() == rows.keys()
         for ours, aliases in parts.items():
             covered = np.zeros(rows[ours].shape, int)
@@ -59,7 +62,7 @@ def test_what_is_assembled_is_gathered_again(name: str) -> None:
         ours = rng.integers(0, 1 << 30, row.shape)
         for known in _lists(SPECS[name]):
             back = np.zeros_like(ours)
-            for foreign in (alias.whole(row) for alias in by_parameter(known)[row.name]):
+            for foreign in (alias.whole(row) for alias in known if alias.ours == row.name):
                 stored = foreign.assembled(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
                 assert stored.shape == foreign.shape
                 for box in foreign.boxes:
@@ -88,7 +91,7 @@ def test_a_transposed_part_is_copied_number_for_number(shape: tuple[int, int]) -
 def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
     spec = llama(layers=1, hidden=8, heads=4, kv_heads=2, ffn=6, vocab=11, context=6)
     foreign = ["q0", "q0", "q1", "q1", "k0", "k0", "v0", "v0", "q2", "q2", "q3", "q3", "k1", "k1", "v1", "v1"]
-    assert [foreign[row] for row in megatron_names.qkv_order(spec)] == [
+    assert [foreign[row] for row in qkv_order(spec)] == [
         f"{part}{head}"
         for part, heads in (("q", 4), ("k", 2), ("v", 2))
         for head in range(heads)

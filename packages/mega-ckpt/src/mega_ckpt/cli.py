@@ -90,7 +90,7 @@ def convert(
     as_json: bool,
 ) -> None:
     """Convert a checkpoint of one format to another: docs/howto/convert.md has a line for every pair."""
-    from mega_ckpt.formats import given_model
+    from mega_ckpt.formats import user_overrides
     from mega_ckpt.formats.interface import Reading, Target
     from mega_ckpt.operations.convert import convert as rewrite
     from mega_schema.errors import ConfigError
@@ -102,7 +102,9 @@ def convert(
     if no_tokenizer and tokenizer is not None:
         hint = "leave one of them out"
         raise ConfigError("--no-tokenizer", "excludes --tokenizer", found=tokenizer, hint=hint)
-    reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None, no_tokenizer)
+    reading = Reading(
+        true_vocab_size, tokenizer, user_overrides.parse_model(model) if model else None, no_tokenizer
+    )
     target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting"))
     check = 0 if unchecked else check
     done = rewrite(load, save, have, want, reading=reading, target=target, check=check)

@@ -41,7 +41,7 @@ def inspect(
 
     Tensors of another format are told by our names.
     """
-    from mega_ckpt.formats import interface as formats
+    from mega_ckpt.formats import registry
     from mega_ckpt.operations.inspect import summary, summary_of
     from mega_ckpt.operations.stats import all_of, all_of_source
     from mega_schema.checkpoint import Checkpoint
@@ -49,14 +49,14 @@ def inspect(
 
     form = have or detect_format(folder)
     if form is None:  # a folder of no format is one of ours without what it lacks
-        form = formats.guessed(folder, "--from") if folder.is_file() else "mega"
+        form = registry.guessed(folder, "--from") if folder.is_file() else "mega"
     if form == "mega":
         checkpoint = Checkpoint.open(folder)
         told = summary(checkpoint, tensors=tensors)
         if stats:
             told["stats"] = all_of(checkpoint, progress("reading"))
     else:
-        source = formats.read(form, folder, _reading(true_vocab_size, model))
+        source = registry.read(form, folder, _reading(true_vocab_size, model))
         told = summary_of(source, form, tensors=tensors)
         if stats:
             told["stats"] = all_of_source(source, progress("reading"))
@@ -116,7 +116,7 @@ def diff(
     as_json: bool,
 ) -> None:
     """Say which tensors of A and B differ, and by how much. Exit code: 0 the same, 1 different."""
-    from mega_ckpt.formats.interface import guessed, read
+    from mega_ckpt.formats.registry import guessed, read
     from mega_ckpt.operations.diff import compare
 
     reading = _reading(true_vocab_size, model)
@@ -133,10 +133,10 @@ def diff(
 
 
 def _reading(vocab: int | None, model: str | None) -> Reading:
-    from mega_ckpt.formats import given_model
+    from mega_ckpt.formats import user_overrides
     from mega_ckpt.formats.interface import Reading
 
-    return Reading(vocab, model=given_model.of(model) if model else None)
+    return Reading(vocab, model=user_overrides.parse_model(model) if model else None)
 
 
 def _differences(found: Compared) -> list[str]:

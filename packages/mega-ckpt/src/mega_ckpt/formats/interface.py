@@ -1,24 +1,17 @@
-"""Every format a checkpoint may have, by name. Each is a module with a reader and, for most, a writer."""
+"""The interface of a checkpoint format: a reader and, for most formats, a writer."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from mega_ckpt.checkpoint.checkpoint_source import Source
-from mega_ckpt.formats.registry import NAMES, WRITTEN
 from mega_ckpt.tensors.parallel_map import Progress, silent
-from mega_schema.checkpoint_formats import detect_format
-from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
 KEEP = "keep"
-_SAY_IT = ("mega", "fairseq")  # the first has more to say; a file of the second is named without its part
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,60 +95,3 @@ class Format:
     write: Write | None = None
     holds: frozenset[str] = frozenset()
     in_bands: bool = False
-
-
-def format_of(name: str) -> Format:
-    """The format of this name."""
-    found = import_module(f"mega_ckpt.formats.{NAMES[name][0]}").FORMAT
-    assert isinstance(found, Format)
-    return found
-
-
-def read(name: str, path: Path, reading: Reading) -> Source:
-    """The checkpoint at `path`, of the format of this name.
-
-    Raises:
-        FormatError: there is none, or its reader refuses it.
-    """
-    if name not in _SAY_IT and not path.exists():
-        raise _missing(path)
-    return format_of(name).read(path, reading)
-
-
-def _missing(path: Path) -> FormatError:
-    there = next(folder for folder in (*path.parents, Path()) if folder.is_dir())
-    hint = f"ls {there}"
-    if _HUB_NAME.fullmatch(str(path)):
-        hint = f"of Hugging Face's hub? hf download {path} --local-dir {path.name}-hf"
-    return FormatError(path, "no such file or folder", hint=hint)
-
-
-def writing(
-    name: str,
-) -> tuple[Callable[[Source, Path, Target], None], Callable[[Source, Path, Target], Written]]:
-    """`free` and `write` of a format.
-
-    Raises:
-        ConfigError: it is read only.
-    """
-    found = format_of(name)
-    if found.write is None or found.free is None:
-        raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(WRITTEN))
-    return found.free, found.write
-
-
-def guessed(path: Path, flag: str) -> str:
-    """The name of the format that the files at `path` tell.
-
-    Args:
-        flag: with which a person says it.
-
-    Raises:
-        ConfigError: they tell none.
-    """
-    name = detect_format(path)
-    if name is not None:
-        return name
-    if not path.exists():
-        raise _missing(path)
-    raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))

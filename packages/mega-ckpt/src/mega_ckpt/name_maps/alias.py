@@ -7,7 +7,7 @@ ours and converting back read the same list, so the round trip is exact by const
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,11 +167,3 @@ def whole_slab(shape: Shape) -> Slab:
     """The box that is the whole tensor; a fused parameter's slabs are one per run even on one rank."""
     zero = (0,) * len(shape)
     return Slab(zero, shape, zero)
-
-
-def by_parameter(aliases: Iterable[Alias]) -> dict[str, list[Alias]]:
-    """The aliases of each of our parameters."""
-    found: dict[str, list[Alias]] = {}
-    for alias in aliases:
-        found.setdefault(alias.ours, []).append(alias)
-    return found

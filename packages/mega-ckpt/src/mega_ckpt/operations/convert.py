@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from mega_ckpt.checkpoint.checkpoint_source import Source
-from mega_ckpt.formats import interface as formats
-from mega_ckpt.formats.interface import KEEP, Reading, Target, Written, format_of, writing
+from mega_ckpt.formats import registry
+from mega_ckpt.formats.interface import KEEP, Reading, Target, Written
+from mega_ckpt.formats.registry import format_of, writing
 from mega_ckpt.operations import compare_logits
 from mega_ckpt.operations.compare_logits import Difference
 from mega_ckpt.tensors.row_stream import Band
@@ -60,7 +61,7 @@ def convert(
         raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
     begun = time.monotonic()
     (free, write), target = writing(want), target or Target()
-    source = formats.read(have, load, reading or Reading())
+    source = registry.read(have, load, reading or Reading())
     if target.dtype != KEEP:
         source = _precise(source)
     free(source, save, target)

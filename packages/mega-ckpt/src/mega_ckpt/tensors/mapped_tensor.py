@@ -13,7 +13,7 @@ import numpy as np
 
 from mega_ckpt.tensors.dtypes import FLOATS
 from mega_ckpt.tensors.parallel_map import Told, each
-from mega_ckpt.torch_files.zip_reader import DAMAGED, Storage, blocks
+from mega_ckpt.tensors.storage import DAMAGED, Storage, read_blocks
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
@@ -78,7 +78,7 @@ def _check_sum(job: tuple[Path, Storage], told: Told) -> None:
     file, storage = job
     crc = 0
     with file.open("rb") as opened:
-        for block in blocks(opened, storage):
+        for block in read_blocks(opened, storage):
             crc = zlib.crc32(block, crc)
             told(len(block))
     if crc != storage.crc:

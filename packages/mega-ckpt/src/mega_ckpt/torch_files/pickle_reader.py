@@ -38,10 +38,11 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from mega_ckpt.tensors.mapped_tensor import WIDTHS, Stored
+from mega_ckpt.tensors.storage import DAMAGED, Span, Storage, read_blocks
 from mega_ckpt.torch_files import zip_reader
 from mega_ckpt.torch_files.pickle_values import Member, Name, Pickled, Record
 from mega_ckpt.torch_files.sandbox import allowlist, sandbox_process
-from mega_ckpt.torch_files.zip_reader import MAGIC, Span, Storage
+from mega_ckpt.torch_files.zip_reader import MAGIC
 from mega_schema.errors import FormatError
 
 __all__ = ["Member", "Name", "Pickled", "Record", "Unpickler", "open_file"]
@@ -131,14 +132,14 @@ class Unpickler:
                 pass
             return _Tree(path, answer["storages"], archive.storages).value(answer["values"][0])
         if zip_reader.is_legacy(head):
-            answer = self._ask(path, zip_reader.blocks(file, whole), whole.bytes, 5)
+            answer = self._ask(path, read_blocks(file, whole), whole.bytes, 5)
             storages = _legacy_storages(path, file, whole, answer)
             return _Tree(path, answer["storages"], storages).value(answer["values"][3])
         if zip_reader.is_tar(head):
             raise FormatError(path, "is of torch before 0.2", hint=zip_reader.AGAIN)
         if not head.startswith(b"\x80"):
             raise FormatError(path, "is not a file of torch.save", found=f"{head[:4]!r} at its beginning")
-        answer = self._ask(path, zip_reader.blocks(file, whole), whole.bytes)
+        answer = self._ask(path, read_blocks(file, whole), whole.bytes)
         return _Tree(path, answer["storages"], {}).value(answer["values"][0])
 
     def _ask(self, path: Path, blocks: Iterator[bytes], size: int, pickles: int = 1) -> dict[str, Any]:
@@ -165,9 +166,7 @@ class Unpickler:
                     path, "the process that reads pickles ended", found="no answer", wanted=limits
                 ) from error
         if "broken" in answer:
-            raise FormatError(
-                path, "is not a whole pickle", found=_printable(answer["broken"]), hint=zip_reader.DAMAGED
-            )
+            raise FormatError(path, "is not a whole pickle", found=_printable(answer["broken"]), hint=DAMAGED)
         if "refused" in answer:
             raise FormatError(path, answer["refused"], found=_printable(answer["found"]), hint=_HINT)
         return dict(answer)

@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from mega_ckpt.tensors.storage import DAMAGED, Span, Storage, read_blocks
 from mega_schema.errors import FormatError
 
-BLOCK = 1 << 16  # bytes
 MAGIC = 0x1950A86A20F9469CFC6C
 _LATEST = 10  # version of the zip's form that torch 2 still reads
 AGAIN = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
-DAMAGED = "the file was cut off or written to; copy it again"
 _LONGEST = 1 << 26  # bytes of a zip's directory, some hundred thousand members
 _BROKEN = (
     EOFError,
@@ -39,30 +38,6 @@ _BROKEN = (
     LookupError,
     OverflowError,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes of a file."""
-
-    begin: int
-    bytes: int
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Storage(Span):
-    """The numbers that tensors lie in.
-
-    Attributes:
-        crc: of the bytes; 0 where torch made none.
-    """
-
-    key: str
-    crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +181,6 @@ def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
     return span
 
 
-def blocks(file: BinaryIO, span: Span) -> Iterator[bytes]:
-    """Bytes of a file, in parts."""
-    at = span.begin
-    while at < span.end:
-        file.seek(at)
-        block = file.read(min(BLOCK, span.end - at))
-        if not block:
-            return
-        at += len(block)
-        yield block
-
-
 def checked_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[bytes]:
     """Bytes of the pickle of a zip.
 
@@ -225,7 +188,7 @@ def checked_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[byt
         FormatError: after the last of them, if they are not those that were written.
     """
     crc = 0
-    for block in blocks(file, archive.pickle):
+    for block in read_blocks(file, archive.pickle):
         crc = zlib.crc32(block, crc)
         yield block
     if crc != archive.crc != 0:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mega_ckpt.checkpoint.checkpoint_source import Found, Source, check_width, gathered, matched
 from mega_ckpt.checkpoint.merge_ranks import joined
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.bigscience import names as bigscience_names
 from mega_ckpt.formats.interface import Format, Reading
 from mega_ckpt.formats.megatron import args as megatron_args
@@ -75,7 +75,7 @@ def read(load: Path, reading: Reading) -> Source:
     left += [f"{rows * tp - spec.vocab:,} rows of padding"] if rows * tp > spec.vocab else []
     if together.differing:
         left.append(f"{len(together.differing):,} copies of norms and biases that differ between ranks")
-    tokenizer = given_tokenizer.of(reading.tokenizer, spec) if reading.tokenizer else None
+    tokenizer = user_overrides.load_tokenizer(reading.tokenizer, spec) if reading.tokenizer else None
     return Source(
         folder, spec, spaces, box, _trainer(state, args), tokenizer, left=tuple(left), verify=verify
     )

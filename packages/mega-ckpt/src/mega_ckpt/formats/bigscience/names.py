@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from mega_ckpt.formats.megatron.names import LEGACY, name, rank_order
+from mega_ckpt.formats.megatron.names import LEGACY, name, pad_vocab, rank_order
 from mega_ckpt.name_maps.alias import Alias, Foreign
 from mega_schema.arch import table
 from mega_schema.params import Param
@@ -29,7 +28,7 @@ def of_rank(spec: ModelSpec, rank: int, tp: int, rows: int) -> Iterator[tuple[in
             order = heads if ".qkv." in row.name else halves if ".up." in row.name else None
             yield (
                 _file(spec, row),
-                Alias(_name(row), row.name, order=order).of_rank(_padded(row, rows), rank, tp),
+                Alias(_name(row), row.name, order=order).of_rank(pad_vocab(row, rows), rank, tp),
             )
 
 
@@ -58,10 +57,3 @@ def _halves(spec: ModelSpec, tp: int) -> tuple[int, ...] | None:
     """Rows of a gated feed-forward: what is multiplied is first there, its gate second."""
     share = spec.ffn // tp
     return (*range(share, 2 * share), *range(share)) if spec.gated else None
-
-
-def _padded(row: Param, rows: int) -> Param:
-    """The row with a rank's share of the vocabulary as long as `rows`."""
-    if row.split is None or not row.split.pad:
-        return row
-    return replace(row, split=replace(row.split, pad=rows))

@@ -18,7 +18,7 @@ import numpy as np
 
 from mega_ckpt.checkpoint.checkpoint_source import Boxes, Source, gathered, matched
 from mega_ckpt.checkpoint.merge_ranks import joined
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.fairseq import args as fairseq_args
 from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
 from mega_ckpt.formats.fairseq.names import EMBEDDING, of_part
@@ -161,13 +161,13 @@ def _tokenizer(folder: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | N
     if reading.no_tokenizer:
         return None
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
     for vocab, merges in ((folder / vocab, folder / merges) for vocab, merges in _TOKENIZERS):
         if vocab.is_file() and merges.is_file():
             check_foreign(vocab, MOST_TOKENIZER)
             check_foreign(merges, MOST_TOKENIZER)
             found = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
-            return given_tokenizer.fitting(found, spec, vocab, hint=given_tokenizer.NO_TOKENIZER)
+            return user_overrides.check_fits(found, spec, vocab, hint=user_overrides.NO_TOKENIZER)
     return None
 
 

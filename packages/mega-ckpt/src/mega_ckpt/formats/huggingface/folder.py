@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_ckpt.checkpoint.output_dir import holds
-from mega_ckpt.formats import given_tokenizer
-from mega_ckpt.formats.given_tokenizer import NO_TOKENIZER
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
 from mega_ckpt.formats.huggingface.names import BUFFERS, names_of
 from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
+from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.mapped_tensor import Stored, same
 from mega_ckpt.torch_files.pickle_reader import Unpickler
@@ -98,7 +98,7 @@ def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
         tokenizer = open_tokenizer("Llama2Tokenizer", model=folder / MODEL)
     else:
         return None
-    return given_tokenizer.fitting(tokenizer, spec, f"{folder}: the tokenizer", hint=NO_TOKENIZER)
+    return user_overrides.check_fits(tokenizer, spec, f"{folder}: the tokenizer", hint=NO_TOKENIZER)
 
 
 def write_folder(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mega_ckpt.checkpoint import output_dir
 from mega_ckpt.checkpoint.checkpoint_source import Source, check_width, gathered, matched
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import folder as hf_folder
 from mega_ckpt.formats.huggingface import shards as hf_shards
@@ -48,7 +48,7 @@ def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | Non
     if reading.no_tokenizer:
         return None
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
     return hf_folder.tokenizer_of(load, spec)
 
 

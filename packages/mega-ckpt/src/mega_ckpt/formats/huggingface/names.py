@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mega_ckpt.formats.huggingface.config_json import class_of
-from mega_ckpt.formats.megatron.names import qkv_order
 from mega_ckpt.name_maps.alias import Alias
+from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mega_ckpt.checkpoint.checkpoint_source import Source, gathered, matched
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import Format, Reading
 from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.formats.meta.names import aliases
@@ -72,7 +72,7 @@ def read(load: Path, reading: Reading) -> Source:
     spaces, box, verify = gathered(load, spec, {MODEL: matched(load, expected, stored)})
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
-        tokenizer = given_tokenizer.of(reading.tokenizer, spec)
+        tokenizer = user_overrides.load_tokenizer(reading.tokenizer, spec)
     elif not reading.no_tokenizer:
         tokenizer = llama2c_tokenizer.beside(load, spec.vocab)
     return Source(load, spec, spaces, box, tokenizer=tokenizer, verify=verify)

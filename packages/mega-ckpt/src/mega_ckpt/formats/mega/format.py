@@ -10,7 +10,7 @@ from pathlib import Path
 from mega_ckpt.checkpoint.checkpoint_source import Source
 from mega_ckpt.checkpoint.verify import check, verify
 from mega_ckpt.checkpoint.writer import check_free, fill, saving, shares, taken
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, Reading, Target, Written
 from mega_ckpt.tensors.row_stream import Band, stored_bands
 from mega_schema.arch import table
@@ -51,7 +51,7 @@ def read(load: Path, reading: Reading) -> Source:
 def _tokenizer(found: Checkpoint, reading: Reading, *, has: bool) -> Tokenizer | None:
     """The one that was named, or the checkpoint's."""
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, found.spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, found.spec)
     return open_folder(found.folder / TOKENIZER) if has and not reading.no_tokenizer else None
 
 

@@ -78,15 +78,6 @@ _LLAMA: Mapping[str, object] = MappingProxyType(
 )
 
 
-def padded_vocab(args: Args, where: object) -> int:
-    """Rows of the embedding, all ranks together.
-
-    Raises:
-        FormatError: the arguments do not say it.
-    """
-    return int(_value(_Arg("", ("padded_vocab_size",), int), args, where))
-
-
 def known_vocab(args: Args) -> int | None:
     """The true vocabulary, where the arguments say it; Megatron's counting tokenizer has one id beside."""
     found, beside = args.get("true_vocab_size"), 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mega_ckpt.checkpoint.checkpoint_source import Found, Source, check_width, gathered, matched
 from mega_ckpt.checkpoint.writer import Taken, taken
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, Reading, Target, Written
 from mega_ckpt.formats.megatron import args as megatron_args
 from mega_ckpt.formats.megatron import writer as megatron_writer
@@ -87,7 +87,7 @@ def _spec(shard: Shard, reading: Reading, padded: int, *, core: bool) -> ModelSp
 
 def _tokenizer(shard: Shard, reading: Reading, spec: ModelSpec) -> Tokenizer | None:
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
     if reading.no_tokenizer or shard.args.get("tokenizer_type") != "NullTokenizer" or spec.vocab < 2:
         return None
     return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)

@@ -13,6 +13,7 @@ from itertools import product
 from types import MappingProxyType
 
 from mega_ckpt.name_maps.alias import Alias, Foreign
+from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
 from mega_schema.layout import Layout
@@ -123,15 +124,6 @@ def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[Alias]:
         yield Alias(name(names, row.name), row.name, order=order if ".qkv." in row.name else None)
 
 
-def core_aliases(spec: ModelSpec, *, fused: bool = False) -> Iterator[Alias]:
-    """Every tensor of the model in the core class's names, as `aliases` has them.
-
-    Args:
-        fused: norms are parts of TransformerEngine's linears.
-    """
-    return aliases(spec, CORE_FUSED if fused else CORE)
-
-
 def of_chunk(
     spec: ModelSpec,
     names: Names,
@@ -159,10 +151,10 @@ def of_chunk(
         if row.on(stage):
             local = name(names, row.name, stage.layers.start)
             mixed = order if ".qkv." in row.name else None
-            yield Alias(local, row.name, order=mixed).of_rank(_padded(row, rows), tp, layout.tp)
+            yield Alias(local, row.name, order=mixed).of_rank(pad_vocab(row, rows), tp, layout.tp)
     if spec.tied and stage.last and not stage.first and layout.pp > 1:
         row = table(spec)[0]
-        yield Alias(names[COPY].format(kind="weight"), row.name).of_rank(_padded(row, rows), tp, layout.tp)
+        yield Alias(names[COPY].format(kind="weight"), row.name).of_rank(pad_vocab(row, rows), tp, layout.tp)
 
 
 def name(names: Names, ours: str, first: int = 0) -> str:
@@ -194,8 +186,8 @@ def _in_order(spec: ModelSpec, names: Names) -> list[Param]:
     return sorted((row for row in table(spec) if row.tied_to is None), key=place)
 
 
-def _padded(row: Param, rows: int | None) -> Param:
-    """The row with a rank's share of the vocabulary as long as `rows`."""
+def pad_vocab(row: Param, rows: int | None) -> Param:
+    """Pad a rank's share of the vocabulary to `rows`; None: as the spec pads it."""
     if rows is None or row.split is None or not row.split.pad:
         return row
     return replace(row, split=replace(row.split, pad=rows))
@@ -223,22 +215,3 @@ def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | No
         rows = spec.q_rows // tp
         return tuple(3 * row + part for part in range(3) for row in range(rows))
     return qkv_order(replace(spec, heads=spec.heads // tp, kv_heads=spec.kv_heads // tp))
-
-
-def qkv_order(spec: ModelSpec) -> tuple[int, ...]:
-    """Rows of a fused weight of Megatron's that make ours: its groups taken apart into all Q, all K, all V.
-
-    A group there is its query heads, one key head and one value head (checkpoint version 2.0 on); with as
-    many groups as heads that is q, k, v per head.
-    """
-    width, queries = spec.head_width, spec.heads // spec.kv_heads
-    group = (queries + 2) * width
-
-    def rows(group_number: int, first: int, count: int) -> range:
-        return range(group_number * group + first, group_number * group + first + count)
-
-    groups = range(spec.kv_heads)
-    q = [r for g in groups for r in rows(g, 0, queries * width)]
-    k = [r for g in groups for r in rows(g, queries * width, width)]
-    v = [r for g in groups for r in rows(g, (queries + 1) * width, width)]
-    return (*q, *k, *v)

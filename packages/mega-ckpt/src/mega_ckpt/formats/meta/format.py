@@ -19,12 +19,12 @@ import numpy as np
 from mega_ckpt.checkpoint import output_dir
 from mega_ckpt.checkpoint.checkpoint_source import Source, gathered, matched, named_as
 from mega_ckpt.checkpoint.merge_ranks import joined
-from mega_ckpt.formats import given_tokenizer
-from mega_ckpt.formats.given_tokenizer import NO_TOKENIZER
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, Reading, Target, Written
 from mega_ckpt.formats.meta import params as meta_params
 from mega_ckpt.formats.meta import tokenizer as llama3_tokenizer
 from mega_ckpt.formats.meta.names import of_part
+from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.name_maps.alias import Foreign
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import Stored, same
@@ -166,7 +166,7 @@ def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | Non
     if reading.no_tokenizer:
         return None
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
     for path in (load / TOKENIZER, load.parent / TOKENIZER):
         if path.is_file():
             check_foreign(path, MOST_TOKENIZER)
@@ -175,7 +175,7 @@ def _tokenizer(load: Path, reading: Reading, spec: ModelSpec) -> Tokenizer | Non
             if not sentencepiece:
                 return llama3_tokenizer.read(path, spec.vocab)
             found = open_tokenizer("Llama2Tokenizer", model=path)
-            return given_tokenizer.fitting(found, spec, path, hint=NO_TOKENIZER)
+            return user_overrides.check_fits(found, spec, path, hint=NO_TOKENIZER)
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mega_ckpt.formats.given_tokenizer import NO_TOKENIZER
+from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer import FastTokenizer, TokenizerIdentity
 from mega_schema.tokenizer_files import byte_level, content_of

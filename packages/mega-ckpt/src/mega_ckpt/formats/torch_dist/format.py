@@ -25,7 +25,7 @@ import numpy as np
 
 from mega_ckpt.checkpoint.checkpoint_source import Found, Source, check_width, gathered
 from mega_ckpt.checkpoint.writer import Taken, shares, taken
-from mega_ckpt.formats import given_tokenizer
+from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, Reading, Target, Written
 from mega_ckpt.formats.megatron import args as megatron_args
 from mega_ckpt.formats.megatron.names import CORE_FUSED, Names, aliases, era
@@ -256,7 +256,7 @@ def _spec(folder: Path, args: Mapping[str, Any], reading: Reading, padded: int) 
 
 def _tokenizer(args: Mapping[str, Any], spec: ModelSpec, reading: Reading) -> Tokenizer | None:
     if reading.tokenizer is not None:
-        return given_tokenizer.of(reading.tokenizer, spec)
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
     if args.get("tokenizer_type") == "NullTokenizer" and spec.vocab > 1 and not reading.no_tokenizer:
         return open_tokenizer("NullTokenizer", vocab_size=spec.vocab - 1)
     return None

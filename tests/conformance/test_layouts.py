@@ -72,7 +72,7 @@ def test_resharding_there_and_back_changes_no_bit(
     band: int,
 ) -> None:
     whole = random_whole(spec, dtype, optimizer=optimizer)
-    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "BAND", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
         one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
         first = Checkpoint(save_whole(one, spec, whole, dtype=dtype, layout=a, iteration=7))
         second = Checkpoint(reshard(first, two, b))
@@ -94,7 +94,7 @@ def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
 ) -> None:
     """Pieces of stretches of flattened tensors begin and end within rows, as those of the zero stages do."""
     whole = random_whole(spec)[MODEL]
-    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "BAND", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
         save = Save(Path(scratch, "one"), 1)
         save.begin()
         for rank in range(ranks):

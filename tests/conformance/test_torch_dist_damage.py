@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.checkpoint.writer import taken
-from mega_ckpt.formats.interface import Reading, Target
+from mega_ckpt.checkpoint.writer import namespaces_to_write
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
 from mega_ckpt.formats.registry import format_of
 from mega_ckpt.formats.torch_dist import dcp_writer
-from mega_ckpt.formats.torch_dist.dcp_writer import Chunk
-from mega_ckpt.formats.torch_dist.format import chunks
+from mega_ckpt.formats.torch_dist.dcp_writer import DcpChunk
+from mega_ckpt.formats.torch_dist.writer import chunks_to_write
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
@@ -131,7 +131,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     save_whole(tmp_path / "run", small_gpt, made)
 
     def to_torch_dist(**target: Any) -> None:
-        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(**target))
+        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(**target))
 
     too_large = r"layers.2.down.weight: too large for F16: found 1000000000.0"
     with pytest.raises(FormatError, match=too_large):
@@ -179,8 +179,10 @@ def test_the_optimizer_that_is_not_adams_is_refused_or_left(
     said = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
     with pytest.raises(ConfigError, match=said):
         convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
-    done = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(optimizer=False))
-    assert "the optimizer's state" in done.left
+    done = convert(
+        tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(optimizer=False)
+    )
+    assert "the optimizer's state" in done.dropped
 
 
 @pytest.mark.parametrize(
@@ -194,13 +196,13 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
     random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path, key: str, left: str
 ) -> None:
     save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
-    source = format_of("mega").read(tmp_path / "run", Reading())
-    every = list(chunks(source, taken(source.spaces), small_gpt.vocab))
-    more = Chunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
-    dcp_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
-    reading = Reading(model=small_gpt)
+    source = format_of("mega").read(tmp_path / "run", ReadOptions())
+    every = list(chunks_to_write(source, namespaces_to_write(source.spaces), small_gpt.vocab))
+    more = DcpChunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
+    dcp_writer.write_dcp(tmp_path / "there", [*every, more], [], lambda _: None)
+    reading = ReadOptions(model=small_gpt)
     done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
-    assert left in done.left[0]
+    assert left in done.dropped[0]
     assert set(Checkpoint.open(tmp_path / "back").tensors) == {MODEL}
 
 
@@ -235,7 +237,7 @@ def test_a_description_with_any_byte_changed_is_read_or_refused(
         damaged[rng.integers(len(sound))] = rng.integers(256)
         (folder / ".metadata").write_bytes(damaged)
         try:
-            format_of("torch_dist").read(folder, Reading())
+            format_of("torch_dist").read(folder, ReadOptions())
         except FormatError as error:
             refused.append(str(error))
     assert len(refused) > 20

@@ -82,11 +82,11 @@ def hf_folder(tmp_path: Path) -> Folder:
         folder, rng = tmp_path / name, np.random.default_rng(8)
         folder.mkdir()
         rows = {row.name: row for row in table(spec)}
-        shapes = {alias.foreign: alias.whole(rows[alias.ours]).shape for alias in aliases(spec)}
+        shapes = {alias.foreign: alias.unsharded(rows[alias.ours]).shape for alias in aliases(spec)}
         arrays = tensors({n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()})
         names = {"float32": "F32", "uint16": "BF16", "float16": "F16", "int32": "I32"}
-        announced = [safetensors_io.Announced(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]
-        header, _ = safetensors_io.header(announced, {"format": "pt"})
+        announced = [safetensors_io.TensorHeader(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]
+        header, _ = safetensors_io.build_header(announced, {"format": "pt"})
         numbers = b"".join(array.tobytes() for array in arrays.values())
         (folder / "model.safetensors").write_bytes(header + numbers)
         written = {**config_json.from_spec(spec, "spec"), **(config or {})}

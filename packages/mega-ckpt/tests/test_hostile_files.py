@@ -12,9 +12,9 @@ import pytest
 
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.tensors import safetensors_io
-from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.torch_files import pickle_reader
-from mega_ckpt.torch_files.pickle_values import Pickled
+from mega_ckpt.torch_files.pickle_values import PickleFile
 from mega_schema.errors import FormatError, MegaError, escape_controls
 from mega_schema.spec import ModelSpec, gpt
 from mega_schema.tokenizer import open_tokenizer
@@ -70,13 +70,13 @@ def test_a_tuple_of_many_values_is_no_key(tmp_path: Path) -> None:
 
 
 def test_a_long_key_over_many_tensors_is_not_written_out_for_each(tmp_path: Path) -> None:
-    one = Stored(tmp_path / "a.pt", "F32", (1,), 0)
-    assert Pickled(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
+    one = MappedTensor(tmp_path / "a.pt", "F32", (1,), 0)
+    assert PickleFile(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
         f"{'a' * 1000}.0",
         f"{'a' * 1000}.1.b",
     }
     with pytest.raises(FormatError, match="names of tensors are too long: wanted at most 134,217,728"):
-        Pickled(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
+        PickleFile(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
 
 
 def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
@@ -86,7 +86,7 @@ def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
     path.write_bytes(b"\x80\x02](" + b"N" * 50_000 + b"e.")
     assert len(pickle_reader.open_file(path).tree) == 50_000
     with monkeypatch.context() as patch:
-        patch.setattr(pickle_reader, "_SECONDS", -1)  # over before it begins
+        patch.setattr(pickle_reader, "_MAX_SECONDS", -1)  # over before it begins
         with pytest.raises(
             FormatError, match=r"many.pt: takes too long to read: found 16,384 values, wanted"
         ):
@@ -218,7 +218,7 @@ def header_file(path: Path, text: bytes, numbers: int = 4) -> Path:
 )
 def test_a_safetensors_header_is_what_the_format_allows(tmp_path: Path, text: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said) as caught:
-        safetensors_io.read(header_file(tmp_path / "a.safetensors", text))
+        safetensors_io.read_header(header_file(tmp_path / "a.safetensors", text))
     assert len(str(caught.value)) < 1000
 
 

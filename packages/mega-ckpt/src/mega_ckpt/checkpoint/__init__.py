@@ -1,1 +1,1 @@
-"""A checkpoint opened in any format, and written, verified and merged in ours."""
+"""Read checkpoints of any format, and write, verify and merge those of Mega."""

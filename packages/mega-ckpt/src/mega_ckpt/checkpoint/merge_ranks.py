@@ -1,49 +1,49 @@
-"""A model in the files of several ranks: what each has of its own, and what all have alike."""
+"""Merge the tensor files of several ranks: shards are kept, replicas are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mega_ckpt.checkpoint.checkpoint_source import Found
-from mega_ckpt.name_maps.alias import Foreign
-from mega_ckpt.tensors.mapped_tensor import Stored, same
+from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors
+from mega_ckpt.name_maps.alias import ForeignTensor
+from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """The tensors of all ranks.
+class MergedRanks:
+    """The tensors of all ranks, replicas once.
 
     Attributes:
-        found: each box of a parameter once, from the first rank that has it.
-        differing: two tensors that should be alike and are not, and the name of the second.
+        tensors: each box of a parameter once, from the first rank that has it.
+        differing: two replicas that differ, and the name of the second.
     """
 
-    found: Found
-    differing: tuple[tuple[Stored, Stored, str], ...]
+    tensors: MatchedTensors
+    differing: tuple[tuple[MappedTensor, MappedTensor, str], ...]
 
-    def alike(self) -> Found:
-        """The tensors.
+    def require_equal(self) -> MatchedTensors:
+        """Return the tensors, if all replicas are equal.
 
         Raises:
             FormatError: ranks differ in what all of them should have.
         """
-        for first, other, name in self.differing:
+        for first, second, name in self.differing:
             hint = "these are parts of two checkpoints; take all of one"
-            raise FormatError(f"{other.file}: {name}", f"differs from {first.file.name}'s", hint=hint)
-        return self.found
+            raise FormatError(f"{second.file}: {name}", f"differs from {first.file.name}'s", hint=hint)
+        return self.tensors
 
 
-def joined(ranks: Iterable[Found]) -> Joined:
-    """The tensors of all ranks; those that several have, read and held against each other."""
-    kept: dict[tuple[str, tuple[tuple[Shape, Shape], ...]], tuple[Foreign, Stored]] = {}
+def merge_ranks(ranks: Iterable[MatchedTensors]) -> MergedRanks:
+    """Merge the tensors of all ranks; compare the tensors that several ranks have."""
+    unique: dict[tuple[str, tuple[tuple[Shape, Shape], ...]], tuple[ForeignTensor, MappedTensor]] = {}
     differing = []
-    for found in ranks:
-        for foreign, stored in found:
+    for rank in ranks:
+        for foreign, stored in rank:
             key = (foreign.ours, tuple((box.start, box.shape) for box in foreign.boxes))
-            _, first = kept.setdefault(key, (foreign, stored))
-            if first is not stored and not same(first, stored):
+            _, first = unique.setdefault(key, (foreign, stored))
+            if first is not stored and not tensors_equal(first, stored):
                 differing.append((first, stored, foreign.name))
-    return Joined(list(kept.values()), tuple(differing))
+    return MergedRanks(list(unique.values()), tuple(differing))

@@ -1,4 +1,4 @@
-"""A folder that is written: a new one, or in the place of one of its kind."""
+"""Check an output folder before anything is written."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output
 
 
-def holds(mark: str) -> Callable[[Path], bool]:
-    """A function: whether a folder has the file that every folder of a kind has."""
+def contains_file(mark: str) -> Callable[[Path], bool]:
+    """Return a predicate: whether a folder contains the file `mark`."""
     return lambda folder: (folder / mark).is_file()
 
 
-def check_free(folder: Path, *, mark: str, what: str, force: bool, inputs: Sequence[Path] = ()) -> None:
-    """Refuse a place that is taken; with `force`, by anything but a folder of the kind.
+def check_output_dir(folder: Path, *, mark: str, what: str, force: bool, inputs: Sequence[Path] = ()) -> None:
+    """Refuse an output folder that is not empty; with `force`, accept one of the same kind.
 
     Args:
         mark: a file that every folder of the kind has.
-        what: it holds, to say in the message.
+        what: its content, for the message.
         inputs: folders or files that are read, and must not be in the folder that is replaced.
 
     Raises:
@@ -31,17 +31,17 @@ def check_free(folder: Path, *, mark: str, what: str, force: bool, inputs: Seque
     if not force:
         hint = "add --force to replace it"
         raise ConfigError("--save", "there is something already", found=folder, hint=hint)
-    if not holds(mark)(folder):
-        said = f"holds something else than {what}: no {mark}"
-        raise ConfigError("--save", said, found=folder, wanted="a new folder")
+    if not contains_file(mark)(folder):
+        message = f"holds something else than {what}: no {mark}"
+        raise ConfigError("--save", message, found=folder, wanted="a new folder")
 
 
-def other_checkpoints(found: Path) -> ConfigError:
-    """The error of a run that has checkpoints: it would resume from a new one beside them."""
+def other_checkpoints_error(checkpoint: Path) -> ConfigError:
+    """Build the error for a run with other checkpoints: it would resume from the latest."""
     return ConfigError(
         "--save",
         "is a run with other checkpoints, and resumes from the latest",
-        found=found,
+        found=checkpoint,
         wanted="a new folder",
         hint="--force adds this checkpoint and makes it the latest",
     )

@@ -1,7 +1,7 @@
-"""Whether a checkpoint is what its manifest says, byte for byte, and a whole one of its model.
+"""Verify a checkpoint against its manifest and its model, byte for byte.
 
-Opening a checkpoint checks the manifest and the sizes of the files. What costs more is here: the table, the
-cover of every tensor by its pieces, the headers of the files, the checksums, the tokenizer.
+Opening a checkpoint checks the manifest and the sizes of the files. This module does the costly checks: the
+parameter table, the cover of every tensor by its pieces, the file headers, the checksums, the tokenizer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from mega_ckpt.tensors import dtypes, safetensors_io
-from mega_ckpt.tensors.mapped_tensor import Stored
-from mega_ckpt.tensors.parallel_map import Progress, Told, each, silent
-from mega_ckpt.tensors.row_stream import BAND, PieceReader, rows_at_once, stored_bands
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
+from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
+from mega_ckpt.tensors.row_stream import CHUNK_BYTES, PieceReader, rows_per_chunk, stream_rows
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, MOMENTS, Checkpoint, Piece
 from mega_schema.errors import FormatError
@@ -30,7 +30,7 @@ from mega_schema.shard import Shape, overlap
 from mega_schema.tokenizer import open_folder
 
 # where the parameters are that a namespace of Muon's has not
-_OTHERS: Mapping[str, str] = MappingProxyType(
+_COMPLEMENTS: Mapping[str, str] = MappingProxyType(
     {
         "optim.momentum": "optim.exp_avg",
         "optim.exp_avg": "optim.momentum",
@@ -39,7 +39,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class _Lying(Protocol):
+class _Box(Protocol):
     """A box of a tensor."""
 
     @property
@@ -49,12 +49,12 @@ class _Lying(Protocol):
     def shape(self) -> Shape: ...
 
 
-Lying = TypeVar("Lying", bound=_Lying)
+BoxT = TypeVar("BoxT", bound=_Box)
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What was looked at, all of it sound."""
+class VerifyResult:
+    """How much was verified: tensors, pieces and bytes."""
 
     tensors: int
     pieces: int
@@ -62,9 +62,9 @@ class Verified:
 
 
 def verify(
-    checkpoint: Checkpoint, progress: Progress = silent, spaces: Collection[str] | None = None
-) -> Verified:
-    """Check everything.
+    checkpoint: Checkpoint, progress: Progress = no_progress, spaces: Collection[str] | None = None
+) -> VerifyResult:
+    """Verify metadata and checksums.
 
     Args:
         progress: of the bytes read.
@@ -73,16 +73,16 @@ def verify(
     Raises:
         FormatError: the first fault that is found, cheap ones first.
     """
-    check(checkpoint)
+    check_metadata(checkpoint)
     spaces = {*checkpoint.tensors} if spaces is None else spaces
-    check_sums(checkpoint, spaces, progress)
+    verify_checksums(checkpoint, spaces, progress)
     every = [piece for space, *_, piece in checkpoint.pieces() if space in spaces]
     tensors = sum(len(checkpoint.tensors[space]) for space in spaces)
-    return Verified(tensors, len(every), sum(piece.bytes for piece in every))
+    return VerifyResult(tensors, len(every), sum(piece.bytes for piece in every))
 
 
-def check(checkpoint: Checkpoint) -> None:
-    """Check all but the numbers.
+def check_metadata(checkpoint: Checkpoint) -> None:
+    """Check everything but the tensor data.
 
     Raises:
         FormatError: the first fault that is found.
@@ -94,7 +94,7 @@ def check(checkpoint: Checkpoint) -> None:
 
 
 def check_table(checkpoint: Checkpoint) -> None:
-    """Every namespace holds every parameter of the model, whole shape as in the table, and nothing else.
+    """Check that every namespace has the model's parameters, in their shapes, and no others.
 
     A tied parameter is not on disk. An optimizer's namespace has the rows of the model's; where one keeps
     momentum of some parameters and moments of the others, each of them is in either.
@@ -103,12 +103,12 @@ def check_table(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.folder / MANIFEST
     if MODEL not in checkpoint.tensors:
         raise FormatError(manifest, "namespace missing", found=sorted(checkpoint.tensors), wanted=MODEL)
-    for one, other_one in (MOMENTS, MOMENTS[::-1]):
-        if one in checkpoint.tensors and other_one not in checkpoint.tensors:
-            raise FormatError(manifest, "namespace missing", found=f"{one} alone", wanted=other_one)
+    for moment, partner in (MOMENTS, MOMENTS[::-1]):
+        if moment in checkpoint.tensors and partner not in checkpoint.tensors:
+            raise FormatError(manifest, "namespace missing", found=f"{moment} alone", wanted=partner)
     for space, entries in checkpoint.tensors.items():
-        other = checkpoint.tensors.get(_OTHERS.get(space, ""), {})
-        wanted = {name: shape for name, shape in every.items() if name not in other}
+        complement = checkpoint.tensors.get(_COMPLEMENTS.get(space, ""), {})
+        wanted = {name: shape for name, shape in every.items() if name not in complement}
         for name, shape in wanted.items():
             if name not in entries:
                 raise FormatError(manifest, f"{space} has no tensor", wanted=name)
@@ -124,12 +124,12 @@ def check_table(checkpoint: Checkpoint) -> None:
 
 
 def check_cover(checkpoint: Checkpoint) -> None:
-    """The pieces of every tensor cover it, and no two of them meet."""
+    """Check that the pieces of every tensor cover it without overlap."""
     for space, entries in checkpoint.tensors.items():
         for name, tensor in entries.items():
             where = f"{checkpoint.folder / MANIFEST}: {space} {name}"
-            if (met := meeting(tensor.pieces)) is not None:
-                a, b = met
+            if (overlapping := find_overlap(tensor.pieces)) is not None:
+                a, b = overlapping
                 raise FormatError(where, "two pieces overlap", found=f"{a.file} and {b.file}")
             covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
             if covered != math.prod(tensor.shape):
@@ -138,32 +138,32 @@ def check_cover(checkpoint: Checkpoint) -> None:
                 )
 
 
-def meeting(pieces: Sequence[Lying]) -> tuple[Lying, Lying] | None:
-    """Two pieces that share an element, if there are any."""
+def find_overlap(pieces: Sequence[BoxT]) -> tuple[BoxT, BoxT] | None:
+    """Return two pieces that share an element; None if there are none."""
     if len(pieces) < 2:
         return None
     # a sweep along the dimension that is cut most often meets few candidates per piece
     dim = max(range(len(pieces[0].start)), key=lambda d: len({piece.start[d] for piece in pieces}))
-    open_ones: list[Lying] = []
+    active: list[BoxT] = []
     for piece in sorted(pieces, key=lambda piece: piece.start[dim]):
-        open_ones = [p for p in open_ones if p.start[dim] + p.shape[dim] > piece.start[dim]]
-        for other in open_ones:
-            if overlap(other.start, other.shape, piece.start, piece.shape) is not None:
-                return other, piece
-        open_ones.append(piece)
+        active = [p for p in active if p.start[dim] + p.shape[dim] > piece.start[dim]]
+        for earlier in active:
+            if overlap(earlier.start, earlier.shape, piece.start, piece.shape) is not None:
+                return earlier, piece
+        active.append(piece)
     return None
 
 
 def check_headers(checkpoint: Checkpoint) -> None:
-    """Every file is a safetensors file that says of its pieces what the manifest says."""
-    said: dict[str, dict[str, Stored]] = {name: {} for name in checkpoint.files}
+    """Check that the safetensors header of every file agrees with the manifest."""
+    expected: dict[str, dict[str, MappedTensor]] = {name: {} for name in checkpoint.files}
     for _, name, tensor, piece in checkpoint.pieces():
         file = checkpoint.folder / piece.file
         key = piece_key(name, tensor.shape, piece.start, piece.shape)
-        said[piece.file][key] = Stored(file, tensor.dtype, piece.shape, piece.offset)
-    for name, wanted in said.items():
+        expected[piece.file][key] = MappedTensor(file, tensor.dtype, piece.shape, piece.offset)
+    for name, wanted in expected.items():
         path = checkpoint.folder / name
-        header = safetensors_io.read(path)
+        header = safetensors_io.read_header(path)
         if header.metadata != {"format": f"mega {PIECE_FORMAT}"}:
             said_format = f"format mega {PIECE_FORMAT}"
             raise FormatError(path, "metadata", found=dict(header.metadata), wanted=said_format)
@@ -176,50 +176,55 @@ def check_headers(checkpoint: Checkpoint) -> None:
                 raise FormatError(f"{path}: {key}", "header and manifest disagree", found=found, wanted=want)
 
 
-def check_sums(checkpoint: Checkpoint, spaces: Collection[str], progress: Progress = silent) -> None:
-    """The bytes of every piece have the checksum they were written with, and narrow weights are the
-    optimizer's, rounded. All cores read, and each byte is read once.
+def verify_checksums(
+    checkpoint: Checkpoint, spaces: Collection[str], progress: Progress = no_progress
+) -> None:
+    """Verify the checksum of every piece, and that narrow weights are the optimizer's, rounded.
+
+    All cores read, and each byte is read once.
 
     Args:
         spaces: the namespaces that are read.
         progress: of the bytes read.
     """
 
-    def piece(space: str, name: str, piece: Piece, told: Told) -> None:
-        part = np.empty(min(BAND, piece.bytes), np.uint8).data
+    def piece(space: str, name: str, piece: Piece, update: UpdateProgress) -> None:
+        part = np.empty(min(CHUNK_BYTES, piece.bytes), np.uint8).data
         with contextlib.closing(PieceReader(checkpoint, space, name, piece)) as reader:
-            for begin in range(0, piece.bytes, BAND):
-                taken = part[: piece.bytes - begin]
-                reader.take(taken)
-                told(len(taken))
-            reader.end()
+            for begin in range(0, piece.bytes, CHUNK_BYTES):
+                block = part[: piece.bytes - begin]
+                reader.read_into(block)
+                update(len(block))
+            reader.finish()
 
     every = [job for job in checkpoint.pieces() if job[0] in spaces]
-    pairs = _rounded(checkpoint) if {MODEL, MAIN} <= {*spaces} else []
+    pairs = _rounded_weights(checkpoint) if {MODEL, MAIN} <= {*spaces} else []
     alone = [job for job in every if job[0] not in (MODEL, MAIN) or job[1] not in pairs]
-    alone.sort(key=lambda job: (job[3].file, job[3].offset))  # as they lie on the disk
-    jobs: list[Callable[[Told], None]] = [partial(_check_rounded, checkpoint, name) for name in pairs]
-    jobs += [partial(piece, space, name, one) for space, name, _, one in alone]
-    with progress(sum(one.bytes for *_, one in every)) as told:
-        each(jobs, lambda job, told: job(told), told)
+    alone.sort(key=lambda job: (job[3].file, job[3].offset))  # in disk order
+    jobs: list[Callable[[UpdateProgress], None]] = [
+        partial(_check_rounded, checkpoint, name) for name in pairs
+    ]
+    jobs += [partial(piece, space, name, entry) for space, name, _, entry in alone]
+    with progress(sum(entry.bytes for *_, entry in every)) as update:
+        parallel_map(jobs, lambda job, update: job(update), update)
 
 
-def _rounded(checkpoint: Checkpoint) -> list[str]:
-    """The weights that are narrower than those that the optimizer keeps."""
+def _rounded_weights(checkpoint: Checkpoint) -> list[str]:
+    """Return the weights that are narrower than the optimizer's float32 copies."""
     main = checkpoint.tensors.get(MAIN, {})
     return [
         name for name, t in checkpoint.tensors[MODEL].items() if name in main and t.dtype in ("BF16", "F16")
     ]
 
 
-def _check_rounded(checkpoint: Checkpoint, name: str, told: Told) -> None:
-    """A narrow weight is the optimizer's, rounded; and both have their checksums."""
+def _check_rounded(checkpoint: Checkpoint, name: str, update: UpdateProgress) -> None:
+    """Check that a narrow weight is the optimizer's float32 one, rounded; verify both checksums."""
     tensor = checkpoint.tensors[MODEL][name]
-    rows = rows_at_once(tensor.shape, "F32")
-    both = (stored_bands(checkpoint, space, name, rows) for space in (MODEL, MAIN))
+    rows = rows_per_chunk(tensor.shape, "F32")
+    both = (stream_rows(checkpoint, space, name, rows) for space in (MODEL, MAIN))
     for narrow, main in zip(*both, strict=True):
-        wanted = dtypes.rounded(main.values, tensor.dtype)
-        told(narrow.values.nbytes + main.values.nbytes)
+        wanted = dtypes.round_float32(main.values, tensor.dtype)
+        update(narrow.values.nbytes + main.values.nbytes)
         if narrow.values.tobytes() == wanted.tobytes():
             continue
         found, want = (dtypes.as_float32(values, tensor.dtype) for values in (narrow.values, wanted))
@@ -235,10 +240,12 @@ def _check_rounded(checkpoint: Checkpoint, name: str, told: Told) -> None:
 
 
 def check_companions(checkpoint: Checkpoint) -> None:
-    """trainer.json is of this iteration, run.toml is TOML, the tokenizer is whole and its ids fit."""
-    told = checkpoint.trainer.get("iteration", checkpoint.iteration)
-    if told != checkpoint.iteration:
-        raise FormatError(checkpoint.folder / TRAINER, "iteration", found=told, wanted=checkpoint.iteration)
+    """Check trainer.json, run.toml and the tokenizer against the manifest and the model."""
+    iteration = checkpoint.trainer.get("iteration", checkpoint.iteration)
+    if iteration != checkpoint.iteration:
+        raise FormatError(
+            checkpoint.folder / TRAINER, "iteration", found=iteration, wanted=checkpoint.iteration
+        )
     try:
         tomllib.loads(checkpoint.run_config or "")
     except tomllib.TOMLDecodeError as error:

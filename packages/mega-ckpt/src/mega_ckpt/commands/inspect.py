@@ -1,4 +1,4 @@
-"""The commands that only read: what is in a checkpoint, and whether it is sound."""
+"""The commands that only read: inspect, verify and diff."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from mega_ckpt.formats.registry import NAMES
 from mega_schema.errors import escape_controls
 
 if TYPE_CHECKING:
-    from mega_ckpt.formats.interface import Reading
-    from mega_ckpt.operations.diff import Compared
+    from mega_ckpt.formats.interface import ReadOptions
+    from mega_ckpt.operations.diff import DiffResult
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDEST = 24  # powers of two that a line shows, the largest ones
+_WIDEST = 24  # powers of two on a line, the largest ones
 
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--from", "have", type=click.Choice([*NAMES]), help="What it is.  [default: its files tell]")
-@click.option("--tensors", is_flag=True, help="Every tensor too: shape, dtype, pieces.")
-@click.option("--stats", is_flag=True, help="Norm, range, NaNs and magnitudes of every tensor: reads it all.")
+@click.option(
+    "--from",
+    "have",
+    type=click.Choice([*NAMES]),
+    help="Format of FOLDER.  [default: detected from its files]",
+)
+@click.option("--tensors", is_flag=True, help="List every tensor: shape, dtype, pieces.")
+@click.option(
+    "--stats", is_flag=True, help="Norm, range, NaNs and magnitudes of every tensor; reads all data."
+)
 @TRUE_VOCAB
 @MODEL_NAME
 @JSON
@@ -37,30 +44,30 @@ def inspect(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Print what is in the checkpoint FOLDER (a run's folder means its latest).
+    """Print the content of the checkpoint FOLDER (of a run's folder: its latest).
 
-    Tensors of another format are told by our names.
+    Tensors of other formats are listed under Mega's names.
     """
     from mega_ckpt.formats import registry
-    from mega_ckpt.operations.inspect import summary, summary_of
-    from mega_ckpt.operations.stats import all_of, all_of_source
+    from mega_ckpt.operations.inspect import summarize_checkpoint, summarize_source
+    from mega_ckpt.operations.stats import checkpoint_stats, source_stats
     from mega_schema.checkpoint import Checkpoint
     from mega_schema.checkpoint_formats import detect_format
 
-    form = have or detect_format(folder)
-    if form is None:  # a folder of no format is one of ours without what it lacks
-        form = registry.guessed(folder, "--from") if folder.is_file() else "mega"
-    if form == "mega":
+    format_name = have or detect_format(folder)
+    if format_name is None:  # an unknown folder is reported as an incomplete Mega checkpoint
+        format_name = registry.require_format(folder, "--from") if folder.is_file() else "mega"
+    if format_name == "mega":
         checkpoint = Checkpoint.open(folder)
-        told = summary(checkpoint, tensors=tensors)
+        summary = summarize_checkpoint(checkpoint, tensors=tensors)
         if stats:
-            told["stats"] = all_of(checkpoint, progress("reading"))
+            summary["stats"] = checkpoint_stats(checkpoint, progress("reading"))
     else:
-        source = registry.read(form, folder, _reading(true_vocab_size, model))
-        told = summary_of(source, form, tensors=tensors)
+        source = registry.read_source(format_name, folder, _read_options(true_vocab_size, model))
+        summary = summarize_source(source, format_name, tensors=tensors)
         if stats:
-            told["stats"] = all_of_source(source, progress("reading"))
-    click.echo(json.dumps(told) if as_json else "\n".join(map(escape_controls, _lines(told))))
+            summary["stats"] = source_stats(source, progress("reading"))
+    click.echo(json.dumps(summary) if as_json else "\n".join(map(escape_controls, _summary_lines(summary))))
 
 
 @click.command()
@@ -69,24 +76,24 @@ def inspect(
     "--accept",
     "accepts",
     is_flag=True,
-    help="After an edit that was meant: write the checksums of side files and manifest anew.",
+    help="Accept edited side files: rewrite their checksums and that of the manifest.",
 )
 @JSON
 def verify(folder: Path, accepts: bool, as_json: bool) -> None:
-    """Read every byte of the checkpoint FOLDER and hold it against its manifest and its model."""
+    """Read every byte of the checkpoint FOLDER and check it against manifest and model."""
     from dataclasses import asdict
 
     from mega_ckpt.checkpoint.verify import verify as check
-    from mega_ckpt.operations.accept import accept
+    from mega_ckpt.operations.accept import accept_edits
     from mega_schema.checkpoint import Checkpoint
 
-    accepted = accept(folder) if accepts else []
+    accepted = accept_edits(folder) if accepts else []
     checkpoint = Checkpoint.open(folder)
     sound = check(checkpoint, progress("reading"))
     counts = f"{sound.tensors:,} tensors, {sound.pieces:,} pieces, {sound.bytes:,} bytes"
     if as_json:
-        told = {"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}
-        click.echo(json.dumps(told | {"accepted": accepted} if accepts else told))
+        report = {"folder": str(checkpoint.folder), "sound": True, **asdict(sound)}
+        click.echo(json.dumps(report | {"accepted": accepted} if accepts else report))
     else:
         if accepts:
             names = ", ".join(accepted) or "nothing had changed"
@@ -97,9 +104,13 @@ def verify(folder: Path, accepts: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.option("--from", "have", type=click.Choice([*NAMES]), help="What A is.  [default: its files tell]")
-@click.option("--to", "want", type=click.Choice([*NAMES]), help="What B is.  [default: its files tell]")
-@click.option("--no-optim", is_flag=True, help="Compare the weights alone.")
+@click.option(
+    "--from", "have", type=click.Choice([*NAMES]), help="Format of A.  [default: detected from its files]"
+)
+@click.option(
+    "--to", "want", type=click.Choice([*NAMES]), help="Format of B.  [default: detected from its files]"
+)
+@click.option("--no-optim", is_flag=True, help="Compare only the weights.")
 @TRUE_VOCAB
 @MODEL_NAME
 @JSON
@@ -115,76 +126,77 @@ def diff(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Say which tensors of A and B differ, and by how much. Exit code: 0 the same, 1 different."""
-    from mega_ckpt.formats.registry import guessed, read
-    from mega_ckpt.operations.diff import compare
+    """List the tensors that differ between A and B. Exit code: 0 the same, 1 different."""
+    from mega_ckpt.formats.registry import read_source, require_format
+    from mega_ckpt.operations.diff import diff_checkpoints
 
-    reading = _reading(true_vocab_size, model)
+    reading = _read_options(true_vocab_size, model)
     sources = [
-        read(name or guessed(path, flag), path, reading)
+        read_source(name or require_format(path, flag), path, reading)
         for path, name, flag in ((a, have, "--from"), (b, want, "--to"))
     ]
-    found = compare(*sources, optimizer=not no_optim, progress=progress("comparing"))
+    result = diff_checkpoints(*sources, optimizer=not no_optim, progress=progress("comparing"))
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json.dumps(result.to_dict()))
     else:
-        click.echo("\n".join(map(escape_controls, _differences(found))))
-    context.exit(0 if found.same else 1)
+        click.echo("\n".join(map(escape_controls, _diff_lines(result))))
+    context.exit(0 if result.same else 1)
 
 
-def _reading(vocab: int | None, model: str | None) -> Reading:
+def _read_options(vocab: int | None, model: str | None) -> ReadOptions:
     from mega_ckpt.formats import user_overrides
-    from mega_ckpt.formats.interface import Reading
+    from mega_ckpt.formats.interface import ReadOptions
 
-    return Reading(vocab, model=user_overrides.parse_model(model) if model else None)
+    return ReadOptions(vocab, model=user_overrides.parse_model(model) if model else None)
 
 
-def _differences(found: Compared) -> list[str]:
+def _diff_lines(result: DiffResult) -> list[str]:
     lines = [
-        f"{one.space}  {one.name}  {one.what}: {one.a or 'none'}, {one.b or 'none'}"
+        f"{entry.space}  {entry.name}  {entry.what}: {entry.a or 'none'}, {entry.b or 'none'}"
         + (
-            f"; {one.differing:,} of {one.elements:,} numbers, at most {one.absolute:.3g}, "
-            f"{one.relative:.3g} of the larger"
-            if one.elements
+            f"; {entry.differing:,} of {entry.elements:,} numbers, at most {entry.absolute:.3g}, "
+            f"{entry.relative:.3g} of the larger"
+            if entry.elements
             else ""
         )
-        for one in found.differences
+        for entry in result.differences
     ]
-    lines += [f"only A has {space}, which is not compared" for space in found.only_a]
-    lines += [f"only B has {space}, which is not compared" for space in found.only_b]
-    counted = f"{found.tensors:,} tensors compared"
+    lines += [f"only A has {space}, which is not compared" for space in result.only_a]
+    lines += [f"only B has {space}, which is not compared" for space in result.only_b]
+    counted = f"{result.tensors:,} tensors compared"
     return [
         *lines,
-        f"{counted}: {f'{len(found.differences):,} differences' if found.differences else 'the same'}",
+        f"{counted}: {f'{len(result.differences):,} differences' if result.differences else 'the same'}",
     ]
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
-    model = told["model"]
+def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    model = summary["model"]
     lines = [
-        f"folder      {told['folder']}",
-        f"iteration   {told['iteration']:,}",
+        f"folder      {summary['folder']}",
+        f"iteration   {summary['iteration']:,}",
         f"model       {model['family']}: {model['layers']} layers, hidden {model['hidden']}, "
         f"{model['heads']} heads, {model['kv_heads']} kv heads, vocabulary {model['vocab']:,}, "
         f"context {model['context']:,}",
-        f"parameters  {told['parameters']:,}",
-        f"tokenizer   {_tokenizer(told['tokenizer'])}",
+        f"parameters  {summary['parameters']:,}",
+        f"tokenizer   {_tokenizer(summary['tokenizer'])}",
     ]
-    if "format" in told:
-        lines.insert(1, f"format      {told['format']}: {NAMES[told['format']][1]}")
+    if "format" in summary:
+        lines.insert(1, f"format      {summary['format']}: {NAMES[summary['format']][1]}")
     else:
-        written = " ".join(f"{axis}={degree}" for axis, degree in told["written_by"].items())
+        written = " ".join(f"{axis}={degree}" for axis, degree in summary["written_by"].items())
         lines.insert(-1, f"written by  {written}")
-    for space, has in told["namespaces"].items():
+    for space, has in summary["namespaces"].items():
         cut = f", {has['pieces']:,} pieces, {has['files']:,} files" if "pieces" in has else ""
-        size, kinds = f"{has['bytes']:>15,} bytes", ",".join(has["dtypes"])
+        size = f"{has['bytes']:>15,} bytes"
+        kinds = ",".join(has["dtypes"])
         lines.append(f"{space:<16} {size}  {kinds}  {has['tensors']:,} tensors{cut}")
-    lines += [f"without a place in ours: {what}" for what in told.get("left", ())]
-    for space, entries in told.get("tensors", {}).items():
+    lines += [f"without a place in ours: {what}" for what in summary.get("left", ())]
+    for space, entries in summary.get("tensors", {}).items():
         for name, has in entries.items():
             lines.append(f"{space}  {name}  {has['dtype']}  {_shape(has['shape'])}")
             lines += [f"    {_box(piece)}  {piece['file']}" for piece in has.get("pieces", ())]
-    for space, entries in told.get("stats", {}).items():
+    for space, entries in summary.get("stats", {}).items():
         lines += [f"{space}  {name}  {_stats(has)}" for name, has in entries.items()]
     return lines
 
@@ -197,7 +209,9 @@ def _stats(has: dict[str, Any]) -> str:
     counts = {int(exponent): count for exponent, count in has["magnitudes"].items()}
     if not counts:
         return f"{line}  all 0"
-    first, last, most = min(counts), max(counts), max(counts.values())
+    first = min(counts)
+    last = max(counts)
+    most = max(counts.values())
     first = max(first, last - _WIDEST + 1)
     bars = [counts.get(exponent, 0) for exponent in range(first, last + 1)]
     shape = "".join(_BARS[(len(_BARS) - 1) * count // most] if count else " " for count in bars)

@@ -1,4 +1,4 @@
-"""The commands that make a checkpoint of ours out of checkpoints of ours."""
+"""The commands that write a checkpoint from checkpoints: reshard and average."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.command()
-@click.option("--load", required=True, type=PATH, help="Folder of a run, or of one checkpoint of it.")
-@click.option(
-    "--save", required=True, type=OUTPUT_FOLDER, help="Folder of the run to write into; another one."
-)
+@click.option("--load", required=True, type=PATH, help="Folder of a run or of one checkpoint.")
+@click.option("--save", required=True, type=OUTPUT_FOLDER, help="Run folder to write into; not the source.")
 @TP
 @PP
 @VP
@@ -26,9 +24,9 @@ from mega_schema.output_option import OUTPUT_FOLDER
     type=click.Choice(["keep", "fp32", "bf16", "fp16"]),
     default="keep",
     show_default=True,
-    help="Of the model's weights; the optimizer's state stays float32.",
+    help="Dtype of the model's weights; the optimizer state stays float32.",
 )
-@click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
+@click.option("--no-optim", is_flag=True, help="Drop the optimizer state.")
 @FORCE
 @JSON
 def reshard(
@@ -43,7 +41,7 @@ def reshard(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint again as a tp x pp layout would have written it."""
+    """Rewrite a checkpoint with the files of another tensor x pipeline parallel layout."""
     from mega_ckpt.operations.reshard import reshard as rewrite
     from mega_schema.checkpoint import Checkpoint
     from mega_schema.errors import ConfigError
@@ -51,8 +49,9 @@ def reshard(
 
     if ep > 1:
         raise ConfigError("--ep", "the model has no experts", found=ep, wanted=1, hint="leave --ep out")
-    begun = time.monotonic()
-    layout, kind = Layout(tp=tp, pp=pp, vp=vp), None if dtype == "keep" else dtype
+    start = time.monotonic()
+    layout = Layout(tp=tp, pp=pp, vp=vp)
+    kind = None if dtype == "keep" else dtype
     folder = rewrite(
         Checkpoint.open(load),
         save,
@@ -62,10 +61,11 @@ def reshard(
         force=force,
         progress=progress("resharding"),
     )
-    size, seconds = sum(Checkpoint(folder).files.values()), time.monotonic() - begun
+    size = sum(Checkpoint(folder).files.values())
+    seconds = time.monotonic() - start
     if as_json:
-        told = {"folder": str(folder), "bytes": size, "seconds": seconds, "tp": tp, "pp": pp, "vp": vp}
-        click.echo(json.dumps(told))
+        report = {"folder": str(folder), "bytes": size, "seconds": seconds, "tp": tp, "pp": pp, "vp": vp}
+        click.echo(json.dumps(report))
         return
     click.echo(
         f"{folder}: {size:,} bytes in {seconds:.1f} s, tp={tp} pp={pp}" + (f" vp={vp}" if vp > 1 else "")
@@ -74,25 +74,25 @@ def reshard(
 
 @click.command()
 @click.argument("folders", type=PATH, nargs=-1, required=True)
+@click.option("--save", required=True, type=OUTPUT_FOLDER, help="Run folder to write into; not the source.")
+@click.option("--weights", help="Comma-separated weights, one per folder; divided by their sum.")
 @click.option(
-    "--save", required=True, type=OUTPUT_FOLDER, help="Folder of the run to write into; another one."
+    "--ema", type=float, metavar="DECAY", help="Exponential moving average over the folders, oldest first."
 )
-@click.option("--weights", help="One number for each, with commas between; divided by their sum.")
-@click.option("--ema", type=float, metavar="DECAY", help="Moving average, in the order given, oldest first.")
 @FORCE
 @JSON
 def average(
     folders: tuple[Path, ...], save: Path, weights: str | None, ema: float | None, force: bool, as_json: bool
 ) -> None:
-    """Average the weights of checkpoints FOLDERS of one model; their optimizers are left behind."""
+    """Average the weights of the checkpoints FOLDERS of one model, without optimizer state."""
     from mega_ckpt.operations.average import average as averaged
-    from mega_ckpt.operations.average import moving
+    from mega_ckpt.operations.average import ema_weights
     from mega_schema.checkpoint import Checkpoint
     from mega_schema.errors import ConfigError
 
     if weights is not None and ema is not None:
         raise ConfigError("--ema", "says weights as --weights does", hint="leave one of them out")
-    parts = [1.0] * len(folders) if ema is None else moving(len(folders), ema)
+    parts = [1.0] * len(folders) if ema is None else ema_weights(len(folders), ema)
     if weights is not None:
         try:
             parts = [float(word) for word in weights.split(",")]

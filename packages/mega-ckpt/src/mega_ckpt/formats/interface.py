@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_ckpt.checkpoint.checkpoint_source import Source
-from mega_ckpt.tensors.parallel_map import Progress, silent
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+from mega_ckpt.tensors.parallel_map import Progress, no_progress
 from mega_schema.layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
@@ -15,13 +15,13 @@ KEEP = "keep"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a person adds to files that do not say everything.
+class ReadOptions:
+    """User input for files that do not describe everything.
 
     Attributes:
         vocab: the true vocabulary, of a format that stores a padded one (--true-vocab-size).
         tokenizer: folder of a tokenizer, in the place of what the files have (--tokenizer).
-        model: what the model is, for files that do not say it (--model).
+        model: the model spec, for files without one (--model).
         no_tokenizer: do not read the tokenizer (--no-tokenizer).
     """
 
@@ -30,8 +30,8 @@ class Reading:
     model: ModelSpec | None = None
     no_tokenizer: bool = False
 
-    def left_tokenizer(self, has: bool) -> tuple[str, ...]:
-        """What `Source.left` says of a tokenizer that is not read.
+    def dropped_tokenizer(self, has: bool) -> tuple[str, ...]:
+        """Return the entry of `CheckpointSource.dropped` for a tokenizer that is not read.
 
         Args:
             has: the files that are read have one.
@@ -42,8 +42,8 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """How files are to be written.
+class WriteOptions:
+    """How files are written.
 
     Attributes:
         dtype: of the weights: "keep", or a key of `dtypes.NAMES`.
@@ -59,12 +59,12 @@ class Target:
     optimizer: bool = True
     force: bool = False
     shard: int = 5_000_000_000
-    progress: Progress = silent
+    progress: Progress = no_progress
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What was written: where, parameters (a tied one once), bytes of numbers, and whether a tokenizer."""
+class WriteResult:
+    """What was written: folder, parameters (a tied one once), tensor bytes, and whether a tokenizer."""
 
     folder: Path
     parameters: int
@@ -72,26 +72,26 @@ class Written:
     tokenizer: bool
 
 
-Free = Callable[[Source, Path, Target], None]
-Write = Callable[[Source, Path, Target], Written]
+CheckTarget = Callable[[CheckpointSource, Path, WriteOptions], None]
+Write = Callable[[CheckpointSource, Path, WriteOptions], WriteResult]
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is read and written.
+    """The reader and writer of a format.
 
     Attributes:
-        read: opens a folder or file; checks everything that can be told without reading all numbers.
-        free: refuses, before numbers are read, a model that the format has not, a layout that cannot be, and
-            a place that is taken: with a ConfigError or LayoutError. None where the format is read only.
-        write: called after `free`.
-        holds: what beside weights has a place there: "optimizer", "schedule", "configuration"; of a tokenizer
-            `Written` says it, for not every one has.
-        in_bands: `write` reads numbers by `Source.bands` alone, which checks them on the way where it can.
+        read: opens a folder or file; checks everything that needs no tensor data.
+        check_target: refuses, before values are read, a model that the format does not support, an invalid
+            layout and an output that exists: ConfigError or LayoutError. None for a read-only format.
+        write: called after `check_target`.
+        stores: what the format stores beside weights: "optimizer", "schedule", "configuration". Whether it
+            stored a tokenizer is in `WriteResult`, as that depends on the tokenizer.
+        streams_rows: `write` reads values only by `CheckpointSource.row_chunks`, which verifies checksums.
     """
 
-    read: Callable[[Path, Reading], Source]
-    free: Free | None = None
+    read: Callable[[Path, ReadOptions], CheckpointSource]
+    check_target: CheckTarget | None = None
     write: Write | None = None
-    holds: frozenset[str] = frozenset()
-    in_bands: bool = False
+    stores: frozenset[str] = frozenset()
+    streams_rows: bool = False

@@ -13,8 +13,8 @@ from mega_schema.checkpoint_formats import detect_format
 from mega_schema.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
-    from mega_ckpt.checkpoint.checkpoint_source import Source
-    from mega_ckpt.formats.interface import Format, Reading, Target, Written
+    from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+    from mega_ckpt.formats.interface import Format, ReadOptions, WriteOptions, WriteResult
 
 # name on the command line -> module of this folder, which has a FORMAT, and what it is
 NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -43,59 +43,62 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def format_of(name: str) -> Format:
-    """The format of this name."""
+    """Load the format of this name."""
     from mega_ckpt.formats.interface import Format
 
-    found = import_module(f"mega_ckpt.formats.{NAMES[name][0]}").FORMAT
-    assert isinstance(found, Format)
-    return found
+    entry = import_module(f"mega_ckpt.formats.{NAMES[name][0]}").FORMAT
+    assert isinstance(entry, Format)
+    return entry
 
 
-def read(name: str, path: Path, reading: Reading) -> Source:
-    """The checkpoint at `path`, of the format of this name.
+def read_source(name: str, path: Path, reading: ReadOptions) -> CheckpointSource:
+    """Open the checkpoint at `path` in the named format.
 
     Raises:
         FormatError: there is none, or its reader refuses it.
     """
     if name not in _CHECK_THE_PATH and not path.exists():
-        raise _missing(path)
+        raise _missing_path_error(path)
     return format_of(name).read(path, reading)
 
 
-def _missing(path: Path) -> FormatError:
-    there = next(folder for folder in (*path.parents, Path()) if folder.is_dir())
-    hint = f"ls {there}"
+def _missing_path_error(path: Path) -> FormatError:
+    parent = next(folder for folder in (*path.parents, Path()) if folder.is_dir())
+    hint = f"ls {parent}"
     if _HUB_NAME.fullmatch(str(path)):
         hint = f"of Hugging Face's hub? hf download {path} --local-dir {path.name}-hf"
     return FormatError(path, "no such file or folder", hint=hint)
 
 
-def writing(
+def writer_of(
     name: str,
-) -> tuple[Callable[[Source, Path, Target], None], Callable[[Source, Path, Target], Written]]:
-    """`free` and `write` of a format.
+) -> tuple[
+    Callable[[CheckpointSource, Path, WriteOptions], None],
+    Callable[[CheckpointSource, Path, WriteOptions], WriteResult],
+]:
+    """Return `check_target` and `write` of a format.
 
     Raises:
         ConfigError: it is read only.
     """
-    found = format_of(name)
-    if found.write is None or found.free is None:
+    entry = format_of(name)
+    if entry.write is None or entry.check_target is None:
         raise ConfigError("--to", "is a format that is only read", found=name, wanted=" | ".join(WRITTEN))
-    return found.free, found.write
+    return entry.check_target, entry.write
 
 
-def guessed(path: Path, flag: str) -> str:
-    """The name of the format that the files at `path` tell.
+def require_format(path: Path, flag: str) -> str:
+    """Detect the format of the files at `path`.
 
     Args:
-        flag: with which a person says it.
+        flag: the option that names the format.
 
     Raises:
-        ConfigError: they tell none.
+        ConfigError: the format cannot be detected.
     """
     name = detect_format(path)
     if name is not None:
         return name
     if not path.exists():
-        raise _missing(path)
+        raise _missing_path_error(path)
     raise ConfigError(flag, f"has to be said, for {path} does not tell", wanted=" | ".join(NAMES))

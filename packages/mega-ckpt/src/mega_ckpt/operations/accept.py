@@ -1,11 +1,11 @@
-"""Take the side files and the manifest of a checkpoint as they are now: new checksums after an edit."""
+"""Accept edited side files of a checkpoint: write their checksums anew."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from mega_ckpt.checkpoint.verify import check
+from mega_ckpt.checkpoint.verify import check_metadata
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.disk import on_disk, sync_folder
 from mega_schema.errors import DamageError, MegaError
@@ -22,8 +22,8 @@ from mega_schema.side_files import (
 from mega_schema.tracker import latest
 
 
-def accept(path: Path) -> list[str]:
-    """Write the checksums of a checkpoint's side files and of its manifest anew.
+def accept_edits(path: Path) -> list[str]:
+    """Rewrite the checksums of a checkpoint's side files and of its manifest.
 
     Args:
         path: a checkpoint's folder, or a run's, whose latest is meant.
@@ -53,7 +53,7 @@ def accept(path: Path) -> list[str]:
         rewrite_checksums(folder, FORMAT)
         sync_folder(folder)
         try:
-            check(Checkpoint(folder))
+            check_metadata(Checkpoint(folder))
         except MegaError:
             (folder / MANIFEST).write_bytes(before)
             digest.write_bytes(old_digest)

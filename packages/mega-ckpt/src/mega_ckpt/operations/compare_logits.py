@@ -1,4 +1,4 @@
-"""Whether two checkpoints are one model: the logits of both for the same tokens, in float32 on a CPU.
+"""Compare the logits of two checkpoints for the same tokens, in float32 on a CPU.
 
 The one module here that runs a model, so torch is imported in its functions alone. A Hugging Face folder is
 run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import Source, renamed
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, rename_params
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import folder as hf_folder
 from mega_ckpt.formats.huggingface.names import aliases
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     import torch
 
 TOKENS = 64  # of a check that nobody asked for
-_SMALL = 1_000_000_000  # parameters
-_TRANSFORMERS, _OURS = "transformers", "the reference forward"
+_SMALL_MODEL = 1_000_000_000  # parameters
+_TRANSFORMERS, _REFERENCE = "transformers", "the reference forward"
 # of the largest logit: what the order of float32 sums makes of the same weights
 _TOLERANCE = 1e-4
 # what transformers raises about a model that it cannot make
-_RAISED = (
+_TRANSFORMERS_ERRORS = (
     ArithmeticError,
     AttributeError,
     ImportError,
@@ -59,17 +59,17 @@ _RAISED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """A checkpoint, and the name of its format."""
+class LoadedSide:
+    """An opened checkpoint and the name of its format."""
 
     format: str
     path: Path
-    source: Source
+    source: CheckpointSource
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """What the logits of two checkpoints differ by.
+class LogitsDifference:
+    """The difference between the logits of two checkpoints.
 
     Attributes:
         tokens: how many were asked.
@@ -85,12 +85,12 @@ class Difference:
     by: tuple[str, str]
 
     @property
-    def alike(self) -> bool:
+    def is_close(self) -> bool:
         return self.relative <= self.tolerance  # of a NaN too this is false
 
     @property
-    def refusal(self) -> str:
-        """Of logits that are not alike, in a line."""
+    def error_line(self) -> str:
+        """The error message for logits that differ, in one line."""
         return (
             f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
             f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
@@ -98,24 +98,24 @@ class Difference:
 
     def __str__(self) -> str:
         run = f"both by {self.by[0]}" if len({*self.by}) == 1 else f"by {' and '.join(self.by)}"
-        if self.by == (_OURS, _OURS):
+        if self.by == (_REFERENCE, _REFERENCE):
             run += ": equal weights, no proof that both read the names rightly"
         far = f"{self.absolute:.1e} apart at most, {self.relative:.1e} of the largest"
         return f"of {self.tokens} tokens {far}, {run}"
 
 
-def wanted(tokens: int | None, want: str, source: Source) -> int:
-    """How many tokens to check with; 0: not to.
+def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> int:
+    """Return how many tokens to check with; 0 for no check.
 
     Args:
-        tokens: asked for; None: nobody said, then a small model is checked that goes to Hugging Face.
+        tokens: from --check-logits; None: check a small model that goes to Hugging Face.
 
     Raises:
-        ConfigError: it was asked for, and torch is not installed.
+        ConfigError: a check was requested and torch is not installed.
     """
     torch_is_here = importlib.util.find_spec("torch") is not None
     if tokens is None:
-        small = want == "hf" and count(table(source.spec)) < _SMALL
+        small = want == "hf" and count(table(source.spec)) < _SMALL_MODEL
         return TOKENS if small and torch_is_here else 0
     if tokens and not torch_is_here:
         hint = f"{install_hint('mega-ckpt', 'torch')}, or --no-check-logits"
@@ -123,8 +123,8 @@ def wanted(tokens: int | None, want: str, source: Source) -> int:
     return tokens
 
 
-def compare(read: Side, written: Side, tokens: int) -> Difference:
-    """The logits of both for the same random tokens.
+def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> LogitsDifference:
+    """Compare the logits of both sides for the same random tokens.
 
     Raises:
         FormatError: the two have not one vocabulary.
@@ -135,27 +135,29 @@ def compare(read: Side, written: Side, tokens: int) -> Difference:
         raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
     length = min(tokens, context)
     token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
-    stored = renamed(written.source.spaces[MODEL], read.source.spec)
-    one, other = _runner(read), _runner(written)
-    a = _RUNNERS[one](read, stored, token_BS)
-    b = _RUNNERS[other](written, written.source.spaces[MODEL], token_BS)
+    stored = rename_params(written.source.spaces[MODEL], read.source.spec)
+    read_runner, written_runner = _choose_runner(read), _choose_runner(written)
+    a = _RUNNERS[read_runner](read, stored, token_BS)
+    b = _RUNNERS[written_runner](written, written.source.spaces[MODEL], token_BS)
     a, b = a[:tokens, :vocab], b[:tokens, :vocab]
     absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
-    return Difference(tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (one, other))
+    return LogitsDifference(
+        tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (read_runner, written_runner)
+    )
 
 
-def _runner(side: Side) -> str:
+def _choose_runner(side: LoadedSide) -> str:
     """Choose transformers for a Hugging Face folder, where it is installed and has the class."""
     if side.format != "hf" or importlib.util.find_spec("transformers") is None:
-        return _OURS
+        return _REFERENCE
     architecture = config_json.class_of(side.source.spec, side.path).architecture
     try:  # a release that is too old has no such class, and one without its own parts does not import it
-        return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _OURS
+        return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _REFERENCE
     except (ImportError, RuntimeError):
-        return _OURS
+        return _REFERENCE
 
 
-def _of_ours(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
     import torch
 
     from mega_model.attend import Packed
@@ -177,7 +179,7 @@ def _of_ours(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.
     return logits.numpy()
 
 
-def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
     """Run transformers' class of the model on the folder's tensors, each rounded to its stored dtype.
 
     Raises:
@@ -186,7 +188,7 @@ def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray
     import torch
 
     transformers = importlib.import_module("transformers")
-    folder = hf_folder.open_folder(side.path)
+    folder = hf_folder.open_hf_folder(side.path)
     kinds = {alias.foreign: stored[alias.ours] for alias in aliases(folder.spec)}
     weights = {}
     for name, entry in folder.entries.items():
@@ -194,7 +196,7 @@ def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray
         weights[name] = torch.from_numpy(np.array(dtypes.cast(rounded, kinds[name], "F32", name)))
     model_class = getattr(transformers, config_json.class_of(folder.spec, side.path).architecture)
     try:
-        with _quiet(transformers), torch.no_grad():
+        with _silenced(transformers), torch.no_grad():
             model, report = model_class.from_pretrained(
                 None,
                 config=model_class.config_class(**config_json.from_spec(folder.spec, side.path)),
@@ -204,7 +206,7 @@ def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray
                 output_loading_info=True,
             )
             logits = model(torch.from_numpy(token_BS), use_cache=False).logits
-    except _RAISED as error:
+    except _TRANSFORMERS_ERRORS as error:
         raise FormatError(
             side.path,
             f"transformers {transformers.__version__} does not run the model",
@@ -217,23 +219,24 @@ def _of_transformers(side: Side, stored: Mapping[str, str], token_BS: np.ndarray
     return numbers
 
 
-_RUNNERS: Mapping[str, Callable[[Side, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(
-    {_TRANSFORMERS: _of_transformers, _OURS: _of_ours}
+_RUNNERS: Mapping[str, Callable[[LoadedSide, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(
+    {_TRANSFORMERS: _run_transformers, _REFERENCE: _run_reference}
 )
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without what it says of itself: bars of progress and warnings."""
-    say = transformers.utils.logging
-    before, bars = say.get_verbosity(), say.is_progress_bar_enabled()
-    say.set_verbosity_error()
-    say.disable_progress_bar()
+def _silenced(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and warnings."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        say.set_verbosity(before)
+        logging.set_verbosity(before)
         if bars:
-            say.enable_progress_bar()
+            logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""A checkpoint of one format written as another."""
+"""Convert a checkpoint from one format to another."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import Source
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.formats import registry
-from mega_ckpt.formats.interface import KEEP, Reading, Target, Written
-from mega_ckpt.formats.registry import format_of, writing
+from mega_ckpt.formats.interface import KEEP, ReadOptions, WriteOptions, WriteResult
+from mega_ckpt.formats.registry import format_of, writer_of
 from mega_ckpt.operations import compare_logits
-from mega_ckpt.operations.compare_logits import Difference
-from mega_ckpt.tensors.row_stream import Band
+from mega_ckpt.operations.compare_logits import LogitsDifference
+from mega_ckpt.tensors.row_stream import RowChunk
 from mega_schema.checkpoint import MAIN, MODEL
 from mega_schema.errors import ConfigError
 from mega_schema.shard import Slab
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """What came of it.
+class ConvertResult:
+    """The result of a conversion.
 
     Attributes:
-        left: what of the source was not written, a few words each.
+        dropped: what was not written, a few words each.
         seconds: of reading and writing, without the check of the logits.
         logits: how far what was written is from what was read, where that was checked.
     """
 
-    written: Written
-    left: tuple[str, ...]
+    written: WriteResult
+    dropped: tuple[str, ...]
     seconds: float
-    logits: Difference | None = None
+    logits: LogitsDifference | None = None
 
 
 def convert(
@@ -43,14 +43,14 @@ def convert(
     have: str,
     want: str,
     *,
-    reading: Reading | None = None,
-    target: Target | None = None,
+    reading: ReadOptions | None = None,
+    target: WriteOptions | None = None,
     check: int | None = 0,
-) -> Converted:
+) -> ConvertResult:
     """Read `load` as the format `have`, write `save` as `want`; names of `registry.NAMES`.
 
     Args:
-        check: tokens whose logits are compared, both sides run; 0: none; None: as `logits.wanted` says.
+        check: tokens whose logits are compared, both sides run; 0: none; None: see `tokens_to_check`.
 
     Raises:
         ConfigError: the format that is wanted is read only, has not what the model has, or something is
@@ -59,64 +59,68 @@ def convert(
     """
     if load.resolve() == save.resolve():
         raise ConfigError("--save", "is where --load is", found=save, wanted="another folder")
-    begun = time.monotonic()
-    (free, write), target = writing(want), target or Target()
-    source = registry.read(have, load, reading or Reading())
+    start = time.monotonic()
+    check_target, write = writer_of(want)
+    target = target or WriteOptions()
+    source = registry.read_source(have, load, reading or ReadOptions())
     if target.dtype != KEEP:
-        source = _precise(source)
-    free(source, save, target)
-    tokens = compare_logits.wanted(check, want, source)
-    if format_of(want).in_bands and source.checked is not None:
-        source.check()
+        source = _with_main_weights(source)
+    check_target(source, save, target)
+    tokens = compare_logits.tokens_to_check(check, want, source)
+    if format_of(want).streams_rows and source.verified_chunks is not None:
+        source.check_metadata()
     else:
-        source.verify(_read(source, want, target))
+        source.verify(_namespaces_to_read(source, want, target))
     written = write(source, save, target)
-    seconds = time.monotonic() - begun
-    found = None
+    seconds = time.monotonic() - start
+    difference = None
     if tokens:
-        back = format_of(want).read(written.folder, Reading(vocab=source.spec.vocab))
-        one, other = compare_logits.Side(have, load, source), compare_logits.Side(want, written.folder, back)
-        found = compare_logits.compare(one, other, tokens)
-    return Converted(written, left(source, want, target, written), seconds, found)
+        reread = format_of(want).read(written.folder, ReadOptions(vocab=source.spec.vocab))
+        read_side = compare_logits.LoadedSide(have, load, source)
+        written_side = compare_logits.LoadedSide(want, written.folder, reread)
+        difference = compare_logits.compare_logits(read_side, written_side, tokens)
+    return ConvertResult(written, dropped_items(source, want, target, written), seconds, difference)
 
 
-def _read(source: Source, want: str, target: Target) -> set[str]:
-    """The namespaces whose numbers are going to be read."""
-    if "optimizer" in format_of(want).holds and target.optimizer:
+def _namespaces_to_read(source: CheckpointSource, want: str, target: WriteOptions) -> set[str]:
+    """Return the namespaces whose values will be read."""
+    if "optimizer" in format_of(want).stores and target.optimizer:
         return {*source.spaces}
     return {MODEL if target.dtype == KEEP or MAIN not in source.spaces else MAIN}
 
 
-def _precise(source: Source) -> Source:
-    """The source with the optimizer's float32 weights as the model's, where it has them: to round from."""
+def _with_main_weights(source: CheckpointSource) -> CheckpointSource:
+    """Use the optimizer's float32 weights as the model's if there are any, to round from."""
     if MAIN not in source.spaces:
         return source
     spaces = {**source.spaces, MODEL: source.spaces[MAIN]}
 
     def box(space: str, name: str, slab: Slab) -> np.ndarray:
-        return source.box(MAIN if space == MODEL else space, name, slab)
+        return source.read_box(MAIN if space == MODEL else space, name, slab)
 
-    checked = source.checked
+    checked = source.verified_chunks
 
-    def whole(space: str, name: str) -> Iterator[Band]:
+    def whole(space: str, name: str) -> Iterator[RowChunk]:
         assert checked is not None
         return checked(MAIN if space == MODEL else space, name)
 
-    return replace(source, spaces=spaces, box=box, checked=checked and whole)
+    return replace(source, spaces=spaces, read_box=box, verified_chunks=checked and whole)
 
 
-def left(source: Source, want: str, target: Target, written: Written) -> tuple[str, ...]:
-    """What the source holds and the format that is wanted has no place for, or was told to leave."""
-    holds = format_of(want).holds
-    lost = list(source.left)
+def dropped_items(
+    source: CheckpointSource, want: str, target: WriteOptions, written: WriteResult
+) -> tuple[str, ...]:
+    """Return what the target format cannot store or the options exclude."""
+    holds = format_of(want).stores
+    dropped = list(source.dropped)
     if any(space != MODEL for space in source.spaces) and not ("optimizer" in holds and target.optimizer):
-        lost.append("the optimizer's state")
+        dropped.append("the optimizer's state")
     if source.iteration and "schedule" not in holds:
-        lost.append(f"iteration {source.iteration:,} and the schedule")
+        dropped.append(f"iteration {source.iteration:,} and the schedule")
     elif want != "mega" and "decoupled_learning_rate" in (source.trainer.get("courses") or {}):
-        lost.append("the learning rate of embedding and output")
+        dropped.append("the learning rate of embedding and output")
     if source.tokenizer is not None and not written.tokenizer:
-        lost.append("the tokenizer")
+        dropped.append("the tokenizer")
     if source.run_config is not None and "configuration" not in holds:
-        lost.append("the run's configuration")
-    return tuple(lost)
+        dropped.append("the run's configuration")
+    return tuple(dropped)

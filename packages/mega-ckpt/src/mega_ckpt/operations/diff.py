@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints differ, and by how much, whatever their formats."""
+"""Compare the tensors of two checkpoints of any formats."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import Source, named_as, renamed
-from mega_ckpt.tensors.dtypes import numbers
-from mega_ckpt.tensors.parallel_map import Progress, Told, each, silent
-from mega_ckpt.tensors.row_stream import BAND, slabs_of_rows
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, rename_params, with_names_of
+from mega_ckpt.tensors.dtypes import as_float64
+from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
+from mega_ckpt.tensors.row_stream import CHUNK_BYTES, row_slabs
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MODEL
 from mega_schema.shard import Shape
@@ -20,8 +20,8 @@ from mega_schema.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One tensor that is not the same in both.
+class TensorDifference:
+    """One tensor that differs.
 
     Attributes:
         what: "missing", "shape", "dtype" or "values"; where several hold, the first.
@@ -43,8 +43,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Two checkpoints beside each other.
+class DiffResult:
+    """The result of comparing two checkpoints.
 
     Attributes:
         tensors: that both have, with one shape.
@@ -53,7 +53,7 @@ class Compared:
     """
 
     tensors: int
-    differences: tuple[Difference, ...]
+    differences: tuple[TensorDifference, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class Compared:
         return not self.differences
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         differences = [asdict(difference) for difference in self.differences]
         return {
             "same": self.same,
@@ -72,8 +72,10 @@ class Compared:
         }
 
 
-def compare(a: Source, b: Source, *, optimizer: bool = True, progress: Progress = silent) -> Compared:
-    """Hold every tensor of two checkpoints against each other, as numbers: NaN is equal to NaN, -0 to 0.
+def diff_checkpoints(
+    a: CheckpointSource, b: CheckpointSource, *, optimizer: bool = True, progress: Progress = no_progress
+) -> DiffResult:
+    """Compare every tensor of two checkpoints as numbers: NaN is equal to NaN, -0 to 0.
 
     Args:
         optimizer: compare its namespaces too, where both have them.
@@ -84,51 +86,56 @@ def compare(a: Source, b: Source, *, optimizer: bool = True, progress: Progress 
     """
     shapes_a, shapes_b = _shapes(a.spec), _shapes(b.spec)
     if a.spec.family != b.spec.family:
-        b, shapes_b = named_as(b, a.spec), renamed(shapes_b, a.spec)
-    found: list[Difference] = []
+        b, shapes_b = with_names_of(b, a.spec), rename_params(shapes_b, a.spec)
+    differences: list[TensorDifference] = []
     both: list[tuple[str, str, Shape]] = []
     spaces = [space for space in a.spaces if space in b.spaces and (optimizer or space == MODEL)]
     for space in spaces:
         for name in dict.fromkeys([*a.spaces[space], *b.spaces[space]]):
             kinds = a.spaces[space].get(name), b.spaces[space].get(name)
-            shape, other = shapes_a.get(name), shapes_b.get(name)
+            shape = shapes_a.get(name)
+            other_shape = shapes_b.get(name)
             if None in kinds:
-                found.append(Difference(space, name, "missing", *kinds))
-            elif shape is None or other is None or shape != other:
-                found.append(Difference(space, name, "shape", _by(shape), _by(other)))
+                differences.append(TensorDifference(space, name, "missing", *kinds))
+            elif shape is None or other_shape is None or shape != other_shape:
+                differences.append(
+                    TensorDifference(space, name, "shape", _shape_text(shape), _shape_text(other_shape))
+                )
             else:
                 both.append((space, name, shape))
 
     for source in (a, b):
         source.verify(spaces)
 
-    def tensor(job: tuple[str, str, Shape], told: Told) -> None:
-        difference = _difference(a, b, *job, told)
+    def tensor(job: tuple[str, str, Shape], update: UpdateProgress) -> None:
+        difference = _compare_tensor(a, b, *job, update)
         if difference is not None:
-            found.append(difference)
+            differences.append(difference)
 
     sizes = (math.prod(shape) * DTYPES[a.spaces[space][name]].itemsize for space, name, shape in both)
-    with progress(sum(sizes)) as told:
-        each(both, tensor, told)
-    order = {key: number for number, key in enumerate(_order(a, b, spaces))}
-    return Compared(
+    with progress(sum(sizes)) as update:
+        parallel_map(both, tensor, update)
+    order = {key: number for number, key in enumerate(_tensor_order(a, b, spaces))}
+    return DiffResult(
         len(both),
-        tuple(sorted(found, key=lambda one: order[one.space, one.name])),
+        tuple(sorted(differences, key=lambda entry: order[entry.space, entry.name])),
         tuple(space for space in a.spaces if space not in b.spaces),
         tuple(space for space in b.spaces if space not in a.spaces),
     )
 
 
-def _difference(a: Source, b: Source, space: str, name: str, shape: Shape, told: Told) -> Difference | None:
+def _compare_tensor(
+    a: CheckpointSource, b: CheckpointSource, space: str, name: str, shape: Shape, update: UpdateProgress
+) -> TensorDifference | None:
     kinds = a.spaces[space][name], b.spaces[space][name]
     row = math.prod(shape[1:]) * max(DTYPES[kind].itemsize for kind in kinds)
     differing, absolute, relative = 0, 0.0, 0.0
-    for slab in slabs_of_rows(shape, max(1, BAND // max(1, row))):
-        one, other = (source.box(space, name, slab) for source in (a, b))
-        told(one.nbytes)
-        if kinds[0] == kinds[1] and one.tobytes() == other.tobytes():
+    for slab in row_slabs(shape, max(1, CHUNK_BYTES // max(1, row))):
+        values_a, values_b = (source.read_box(space, name, slab) for source in (a, b))
+        update(values_a.nbytes)
+        if kinds[0] == kinds[1] and values_a.tobytes() == values_b.tobytes():
             continue
-        x, y = numbers(one, kinds[0]), numbers(other, kinds[1])
+        x, y = as_float64(values_a, kinds[0]), as_float64(values_b, kinds[1])
         differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
         differing += int(np.count_nonzero(differs))
         differs &= np.isfinite(x) & np.isfinite(y)
@@ -140,16 +147,16 @@ def _difference(a: Source, b: Source, space: str, name: str, shape: Shape, told:
     if not differing and kinds[0] == kinds[1]:
         return None
     what = "dtype" if kinds[0] != kinds[1] else "values"
-    return Difference(space, name, what, *kinds, differing, math.prod(shape), absolute, relative)
+    return TensorDifference(space, name, what, *kinds, differing, math.prod(shape), absolute, relative)
 
 
 def _shapes(spec: ModelSpec) -> dict[str, Shape]:
     return {row.name: row.shape for row in table(spec)}
 
 
-def _by(shape: Shape | None) -> str | None:
+def _shape_text(shape: Shape | None) -> str | None:
     return None if shape is None else " x ".join(map(str, shape))
 
 
-def _order(a: Source, b: Source, spaces: Sequence[str]) -> list[tuple[str, str]]:
+def _tensor_order(a: CheckpointSource, b: CheckpointSource, spaces: Sequence[str]) -> list[tuple[str, str]]:
     return [(s, n) for s in spaces for n in dict.fromkeys([*a.spaces[s], *b.spaces[s]])]

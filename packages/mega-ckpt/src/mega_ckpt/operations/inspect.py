@@ -1,11 +1,11 @@
-"""What is in a checkpoint: of ours from its manifest alone, of another format by its reader."""
+"""Summarize a checkpoint: a Mega one from its manifest alone, others through their reader."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mega_ckpt.checkpoint.checkpoint_source import Source
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_schema.arch import table
 from mega_schema.checkpoint import Checkpoint, Tensor
 from mega_schema.params import count
@@ -13,45 +13,45 @@ from mega_schema.run_folder import TOKENIZER
 from mega_schema.tokenizer import open_folder
 
 
-def summary(checkpoint: Checkpoint, *, tensors: bool = False) -> dict[str, Any]:
-    """A JSON object of what a person asks first.
+def summarize_checkpoint(checkpoint: Checkpoint, *, tensors: bool = False) -> dict[str, Any]:
+    """Summarize a Mega checkpoint as a JSON object.
 
     Args:
-        tensors: say the shape, dtype and pieces of every tensor too.
+        tensors: include the shape, dtype and pieces of every tensor.
 
     Raises:
         FormatError: the tokenizer's folder is not whole.
     """
     folder = checkpoint.folder / TOKENIZER
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "folder": str(checkpoint.folder),
         "iteration": checkpoint.iteration,
         "parameters": count(table(checkpoint.spec)),
         "model": checkpoint.spec.to_dict(),
         "written_by": checkpoint.written_by,
-        "namespaces": {space: _namespace(entries) for space, entries in checkpoint.tensors.items()},
+        "namespaces": {space: _summarize_namespace(entries) for space, entries in checkpoint.tensors.items()},
         "tokenizer": open_folder(folder).identity.to_dict() if folder.is_dir() else None,
         "trainer": checkpoint.trainer,
     }
     if tensors:
-        told["tensors"] = {
-            space: {name: _tensor(tensor) for name, tensor in entries.items()}
+        summary["tensors"] = {
+            space: {name: _summarize_tensor(tensor) for name, tensor in entries.items()}
             for space, entries in checkpoint.tensors.items()
         }
-    return told
+    return summary
 
 
-def summary_of(source: Source, form: str, *, tensors: bool = False) -> dict[str, Any]:
-    """The same of a checkpoint of another format, in our names; files and pieces are its own affair.
+def summarize_source(source: CheckpointSource, format_name: str, *, tensors: bool = False) -> dict[str, Any]:
+    """Summarize a checkpoint of another format under Mega's names, without files and pieces.
 
     Args:
         form: name of the format.
-        tensors: say the shape and dtype of every tensor too.
+        tensors: include the shape and dtype of every tensor.
     """
     rows = {row.name: row for row in table(source.spec)}
-    told: dict[str, Any] = {
-        "folder": str(source.where),
-        "format": form,
+    summary: dict[str, Any] = {
+        "folder": str(source.path),
+        "format": format_name,
         "iteration": source.iteration,
         "parameters": count(rows.values()),
         "model": source.spec.to_dict(),
@@ -65,19 +65,19 @@ def summary_of(source: Source, form: str, *, tensors: bool = False) -> dict[str,
         },
         "tokenizer": source.tokenizer.identity.to_dict() if source.tokenizer else None,
         "trainer": dict(source.trainer),
-        "left": list(source.left),
+        "left": list(source.dropped),
     }
     if tensors:
-        told["tensors"] = {
+        summary["tensors"] = {
             space: {
                 name: {"shape": list(rows[name].shape), "dtype": dtype} for name, dtype in entries.items()
             }
             for space, entries in source.spaces.items()
         }
-    return told
+    return summary
 
 
-def _namespace(entries: Mapping[str, Tensor]) -> dict[str, Any]:
+def _summarize_namespace(entries: Mapping[str, Tensor]) -> dict[str, Any]:
     pieces = [piece for tensor in entries.values() for piece in tensor.pieces]
     return {
         "tensors": len(entries),
@@ -88,7 +88,7 @@ def _namespace(entries: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _summarize_tensor(tensor: Tensor) -> dict[str, Any]:
     return {
         "shape": list(tensor.shape),
         "dtype": tensor.dtype,

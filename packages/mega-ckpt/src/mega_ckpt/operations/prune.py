@@ -1,4 +1,4 @@
-"""Checkpoints of a run that are not to be kept, removed by the trainer's rule (`run_folder.outdated`)."""
+"""Remove old checkpoints of a run by the trainer's rule (`run_folder.outdated`)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mega_schema.tracker import latest, latest_iteration
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    """Iterations removed and kept, ascending, and the bytes that this set free."""
+class PruneResult:
+    """Iterations removed and remaining, ascending, and the bytes that were freed."""
 
     removed: list[int]
-    kept: list[int]
+    remaining: list[int]
     bytes: int
 
 
-def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = False) -> Pruned:
-    """Remove what is not to be kept of the checkpoints before the newest.
+def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = False) -> PruneResult:
+    """Remove checkpoints older than the newest that the rule does not keep.
 
     Args:
-        last: so many of the newest stay; 1 or more.
+        last: how many of the newest stay; 1 or more.
         every: those whose iteration this divides stay too.
-        dry_run: only say which.
+        dry_run: remove nothing.
 
     Raises:
         FormatError: the newest is not there or not whole: an older one may be needed then.
@@ -35,19 +35,19 @@ def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = Fal
     """
     latest_iteration(run)  # is there at all, before it is locked
     with contextlib.nullcontext() if dry_run else hold_run_folder(run, named_by="RUN"):
-        return _prune_held(run, last, every, dry_run=dry_run)
+        return _prune_locked(run, last, every, dry_run=dry_run)
 
 
-def _prune_held(run: Path, last: int, every: int | None, *, dry_run: bool) -> Pruned:
+def _prune_locked(run: Path, last: int, every: int | None, *, dry_run: bool) -> PruneResult:
     newest = latest_iteration(run)
     Checkpoint(latest(run))
-    gone = run_folder.outdated(run, newest, last=last, every=every)
-    size = sum(_size(run_folder.iteration_folder(run, iteration)) for iteration in gone)
-    kept = [iteration for iteration in run_folder.iterations(run) if iteration not in gone]
+    outdated = run_folder.outdated(run, newest, last=last, every=every)
+    size = sum(_folder_bytes(run_folder.iteration_folder(run, iteration)) for iteration in outdated)
+    remaining = [iteration for iteration in run_folder.iterations(run) if iteration not in outdated]
     if not dry_run:
         run_folder.prune(run, newest, last=last, every=every)
-    return Pruned(gone, kept, size)
+    return PruneResult(outdated, remaining, size)
 
 
-def _size(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""One tensor in a file of another program: where its numbers lie, and the numbers, mapped."""
+"""One tensor of a file, mapped into memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from mega_ckpt.tensors.dtypes import FLOATS
-from mega_ckpt.tensors.parallel_map import Told, each
+from mega_ckpt.tensors.parallel_map import UpdateProgress, parallel_map
 from mega_ckpt.tensors.storage import DAMAGED, Storage, read_blocks
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
 
-# bytes of a number of every dtype a file may hold; buffers beside the weights have the odd ones
-WIDTHS: Mapping[str, int] = MappingProxyType(
+# bytes per number of every dtype that files use; the unusual ones are of buffers
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1)
     | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
     | dict.fromkeys(("U32", "I32", "F32"), 4)
@@ -29,14 +29,14 @@ _BLOCK = 1 << 22  # bytes that are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class MappedTensor:
     """One tensor of a file.
 
     Attributes:
         dtype: safetensors' name for it.
         offset: of its first number, in bytes from the beginning of the file.
-        strides: numbers from one index to the next, a dimension each; None where the tensor lies in C order.
-        storage: what the tensor lies in, of a file of `torch.save`.
+        strides: strides in numbers, one per dimension; None for C order.
+        storage: the tensor's storage in a file of `torch.save`.
     """
 
     file: Path
@@ -48,11 +48,11 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Of its numbers, each counted once."""
-        return math.prod(self.shape) * WIDTHS[self.dtype]
+        """The bytes of its numbers, each counted once."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def values(self) -> np.ndarray:
-        """The tensor as it is stored, mapped from the file, bfloat16 as its bits; for a dtype of DTYPES."""
+        """Map the tensor as it is stored, bfloat16 as its bits; for a dtype of DTYPES."""
         kind = DTYPES[self.dtype]
         if self.bytes == 0:  # nothing to map
             return np.empty(self.shape, kind)
@@ -64,23 +64,23 @@ class Stored:
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
 
 
-def check_sums(tensors: Iterable[Stored]) -> None:
-    """Hold what tensors lie in against the checksums that their files have of it. All cores read.
+def verify_checksums(tensors: Iterable[MappedTensor]) -> None:
+    """Verify the checksums of the storages of tensors, on all cores.
 
     Raises:
         FormatError: the bytes are not those that were written.
     """
     storages = {(t.file, t.storage) for t in tensors if t.storage is not None and t.storage.crc}
-    each(sorted(storages, key=lambda job: (job[0], job[1].begin)), _check_sum, lambda _: None)
+    parallel_map(sorted(storages, key=lambda job: (job[0], job[1].begin)), _verify_checksum, lambda _: None)
 
 
-def _check_sum(job: tuple[Path, Storage], told: Told) -> None:
+def _verify_checksum(job: tuple[Path, Storage], update: UpdateProgress) -> None:
     file, storage = job
     crc = 0
     with file.open("rb") as opened:
         for block in read_blocks(opened, storage):
             crc = zlib.crc32(block, crc)
-            told(len(block))
+            update(len(block))
     if crc != storage.crc:
         raise FormatError(
             f"{file}: data/{storage.key}",
@@ -91,14 +91,15 @@ def _check_sum(job: tuple[Path, Storage], told: Told) -> None:
         )
 
 
-def same(one: Stored, other: Stored) -> bool:
-    """Whether two tensors are alike, bit by bit, a few megabytes of each in memory at once."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def tensors_equal(first: MappedTensor, second: MappedTensor) -> bool:
+    """Return whether two tensors are bitwise equal; reads a few megabytes of each at once."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    if one == other or one.dtype not in FLOATS:  # no weights, and refused as such
+    if first == second or first.dtype not in FLOATS:  # no weights, and refused as such
         return True
-    a, b = (np.atleast_1d(each.values()) for each in (one, other))
-    bits, rows = f"u{a.itemsize}", max(1, _BLOCK // max(1, a[:1].nbytes))
+    a, b = (np.atleast_1d(tensor.values()) for tensor in (first, second))
+    bits = f"u{a.itemsize}"
+    rows = max(1, _BLOCK // max(1, a[:1].nbytes))
     return all(
         np.array_equal(a[i : i + rows].view(bits), b[i : i + rows].view(bits)) for i in range(0, len(a), rows)
     )

@@ -1,4 +1,4 @@
-"""Many jobs on all cores. Reading, writing, checksums and numpy's copies let other threads run meanwhile."""
+"""Run jobs in threads on all cores: reading, writing, checksums and numpy's copies release the GIL."""
 
 from __future__ import annotations
 
@@ -9,39 +9,44 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar, cast
 
-_MOST = 8  # more of them take memory, and a disk gives no more
+_MAX_THREADS = 8  # more of them take memory, and a disk gives no more
 _END = object()
 Job = TypeVar("Job")
 Value = TypeVar("Value")
-Told = Callable[[int], object]  # what is called with the bytes done since its last call
-Progress = Callable[[int], AbstractContextManager[Told]]  # and with how many there are going to be
+UpdateProgress = Callable[[int], object]  # what is called with the bytes done since its last call
+Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # and with how many there are going to be
 
 
 @contextmanager
-def silent(_: int) -> Iterator[Told]:
-    """Progress that nobody looks at."""
+def no_progress(_: int) -> Iterator[UpdateProgress]:
+    """Report no progress."""
     yield lambda _: None
 
 
-def each(jobs: Sequence[Job], work: Callable[[Job, Told], object], told: Told) -> None:
-    """Do every job, some at a time, and begin with the first. One that fails ends the others.
+def parallel_map(
+    jobs: Sequence[Job], work: Callable[[Job, UpdateProgress], object], update: UpdateProgress
+) -> None:
+    """Do all jobs in threads, in their order. If one fails, the others stop.
 
     Args:
         work: does a job, and calls what it is given with the bytes done, often: there the others end.
-        told: called by one thread at a time.
+        update: called with the bytes done, by one thread at a time.
 
     Raises:
         Exception: of the first job that failed.
     """
-    stop, one = threading.Event(), threading.Lock()
+    stop = threading.Event()
+    lock = threading.Lock()
 
     def count(size: int) -> None:
         if stop.is_set():
             raise _Stopped
-        with one:
-            told(size)
+        with lock:
+            update(size)
 
-    threads = min(_MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _MOST)
+    threads = min(
+        _MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _MAX_THREADS
+    )
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work, job, count) for job in jobs]
         try:
@@ -55,8 +60,8 @@ def each(jobs: Sequence[Job], work: Callable[[Job, Told], object], told: Told) -
             raise error
 
 
-def ahead(values: Iterator[Value]) -> Generator[Value, None, None]:
-    """The same values; a thread makes the next while its caller is at work with one.
+def prefetch(values: Iterator[Value]) -> Generator[Value, None, None]:
+    """Yield the same values; a thread computes the next one while the caller uses the last.
 
     Raises:
         Exception: that making a value raised, in its place.

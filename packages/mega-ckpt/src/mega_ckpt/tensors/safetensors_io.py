@@ -1,4 +1,4 @@
-"""The safetensors file, read without copying, and the header of one that is written.
+"""Read safetensors files without copying, and build the header of new ones.
 
     u64 little endian   length of the header
     header              JSON: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mega_ckpt.tensors.mapped_tensor import WIDTHS, Stored
+from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import FormatError
 from mega_schema.shard import Shape
@@ -28,15 +28,15 @@ _LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses m
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """What the header of a file says."""
+class SafetensorsHeader:
+    """The header of a file."""
 
-    entries: Mapping[str, Stored]
+    entries: Mapping[str, MappedTensor]
     metadata: Mapping[str, str]
 
 
-def read(path: Path) -> File:
-    """Read the header of a file and hold it against the file's size.
+def read_header(path: Path) -> SafetensorsHeader:
+    """Read the header of a file and check it against the file's size.
 
     Raises:
         FormatError: it is not a whole safetensors file.
@@ -51,7 +51,7 @@ def read(path: Path) -> File:
             )
         text = file.read(length)
     try:
-        header = json.loads(str(text, "utf-8"), object_pairs_hook=_unique)
+        header = json.loads(str(text, "utf-8"), object_pairs_hook=_unique_keys)
         metadata = dict(header.pop("__metadata__", {}))
         named = [(name, _entry(path, 8 + length, value)) for name, value in header.items()]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -65,36 +65,36 @@ def read(path: Path) -> File:
         end += entry.bytes
     if end != size:
         raise FormatError(path, "size in bytes", found=size, wanted=end)
-    return File(dict(named), metadata)
+    return SafetensorsHeader(dict(named), metadata)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make the object of a header; the format forbids a key twice, as readers take another one of the two."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build the header's object and refuse duplicate keys, of which readers would use different ones."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         seen = set[str]()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice[:200]!r} twice")
-    return found
+    return entries
 
 
-def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> Stored:
+def _entry(path: Path, begin: int, value: Mapping[str, Any]) -> MappedTensor:
     dtype, shape, (first, last) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
     if len(shape) > _MOST_DIMS:
         raise ValueError(f"{len(shape)} dimensions, more than {_MOST_DIMS}")
-    if dtype not in WIDTHS:
+    if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {dtype}")
     if any(type(n) is not int or n < 0 for n in (*shape, first, last)):
         raise ValueError(f"shape {shape} at {first}:{last}")
-    entry = Stored(path, dtype, shape, begin + first)
+    entry = MappedTensor(path, dtype, shape, begin + first)
     if last - first != entry.bytes:
         raise ValueError(f"{last - first} bytes for {dtype} {shape}")
     return entry
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """A tensor that is going to be written: the header comes first and has to know all of them."""
+class TensorHeader:
+    """Name, dtype and shape of a tensor to write: the header precedes all values."""
 
     name: str
     dtype: str
@@ -105,16 +105,16 @@ class Announced:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def header(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
-    """What a file begins with, and the byte of the file that each tensor begins at.
+def build_header(tensors: Sequence[TensorHeader], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
+    """Return the first bytes of a file, and the offset of each tensor in it.
 
     Args:
         metadata: of the whole file; `transformers` asks for {"format": "pt"}.
     """
-    told: dict[str, Any] = {"__metadata__": dict(metadata)}
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     begins = list(itertools.accumulate((tensor.bytes for tensor in tensors), initial=0))
     for tensor, begin, end in zip(tensors, begins[:-1], begins[1:], strict=True):
-        told[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
-    text = json.dumps(told).encode()
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, [8 + len(text) + begin for begin in begins[:-1]]

@@ -12,7 +12,7 @@ _BLOCK = 1 << 16  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes of a file."""
+    """A byte range of a file."""
 
     begin: int
     bytes: int
@@ -24,7 +24,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Storage(Span):
-    """The numbers that tensors lie in.
+    """The byte range of a torch storage.
 
     Attributes:
         crc: of the bytes; 0 where torch made none.

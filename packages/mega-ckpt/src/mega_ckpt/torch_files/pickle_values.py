@@ -1,4 +1,4 @@
-"""What is in a file of `torch.save`, as `pickle_reader` makes it of what the file says."""
+"""Values in a file of `torch.save`, as `pickle_reader` builds them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.errors import FormatError
 
 _NAMES = 1 << 27  # characters of all tensors' names
 
 
-class Name(str):
-    """Of something that the file names and nothing is made of."""
+class GlobalName(str):
+    """The dotted name of a global that the file refers to, such as torch.float32."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """Of an enum; `name` is empty where `allowlist.ENUMS` does not tell it."""
+class EnumMember:
+    """A member of an enum; `name` is empty if `allowlist.ENUMS` does not list it."""
 
     enum: str
     value: Any
@@ -30,7 +30,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """An object of a class that is not here.
+    """An object of a class that is not imported.
 
     Attributes:
         kind: its class, with the module.
@@ -44,37 +44,38 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Pickled:
-    """What is in a file."""
+class PickleFile:
+    """The content of a file."""
 
     file: Path
     tree: Any
 
     def at(self, name: str) -> Any:
-        """The value under a dotted name; keys may have dots themselves, and attributes count as keys.
+        """Return the value under a dotted name; keys may contain dots, and attributes count as keys.
 
         Raises:
             FormatError: there is none.
         """
-        found = list(_under(self.tree, name))
-        if not found:
+        matches = list(_lookup(self.tree, name))
+        if not matches:
             raise FormatError(self.file, "has no such entry", wanted=name)
-        return found[0]
+        return matches[0]
 
-    def tensors(self) -> dict[str, Stored]:
-        """Every tensor under its dotted name.
+    def tensors(self) -> dict[str, MappedTensor]:
+        """Return every tensor under its dotted name.
 
         Raises:
             FormatError: they are too long, all together.
         """
-        found, characters = dict[str, Stored](), 0
+        tensors = dict[str, MappedTensor]()
+        characters = 0
         for keys, tensor in _tensors(self.tree, ()):
             characters += sum(map(len, keys))
             if characters > _NAMES:  # a long key over many tensors is in the name of each
                 wanted = f"at most {_NAMES:,} characters"
                 raise FormatError(self.file, "names of tensors are too long", wanted=wanted)
-            found[".".join(keys)] = tensor
-        return found
+            tensors[".".join(keys)] = tensor
+        return tensors
 
 
 def _children(value: Any) -> Mapping[Any, Any]:
@@ -85,8 +86,9 @@ def _children(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _under(value: Any, name: str) -> Iterator[Any]:
-    children, parts = _children(value), name.split(".")
+def _lookup(value: Any, name: str) -> Iterator[Any]:
+    children = _children(value)
+    parts = name.split(".")
     for count in range(len(parts), 0, -1):
         key: Any = ".".join(parts[:count])
         if key not in children and key.isdigit():
@@ -94,13 +96,13 @@ def _under(value: Any, name: str) -> Iterator[Any]:
         if key in children and count == len(parts):
             yield children[key]
         elif key in children:
-            yield from _under(children[key], ".".join(parts[count:]))
+            yield from _lookup(children[key], ".".join(parts[count:]))
 
 
-def _tensors(value: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Stored]]:
-    """Every tensor, with the keys that lead to it."""
+def _tensors(value: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], MappedTensor]]:
+    """Yield every tensor with the keys that lead to it."""
     for key, child in _children(value).items():
-        if isinstance(child, Stored):
+        if isinstance(child, MappedTensor):
             yield (*above, str(key)), child
         else:
             yield from _tensors(child, (*above, str(key)))

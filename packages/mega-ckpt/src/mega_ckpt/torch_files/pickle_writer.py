@@ -1,7 +1,7 @@
-"""A tree of plain values as a pickle of the second protocol, which torch and every Python since 2.3 read.
+"""Write a tree of plain values as a pickle of protocol 2, which torch and every Python since 2.3 read.
 
-What can be in it is what `pickle_reader` finds in a file: values of Python's own, `Record`, `Member`, `Name`,
-arrays of numpy, and, in the place of a tensor's numbers, the announcement of them.
+It may contain what `pickle_reader` finds in a file: plain Python values, `Record`, `EnumMember`,
+`GlobalName`, numpy arrays, and a `TensorHeader` in the place of a tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.tensors.safetensors_io import Announced
-from mega_ckpt.torch_files.pickle_reader import Member, Name, Record
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_ckpt.torch_files.pickle_reader import EnumMember, GlobalName, Record
 from mega_ckpt.torch_files.sandbox.allowlist import STORAGES
 
 _STORAGE_OF: Mapping[str, str] = MappingProxyType(
@@ -25,13 +25,13 @@ _STORAGE_OF: Mapping[str, str] = MappingProxyType(
 
 
 class _Code(bytes):
-    """Operations that leave one value on the stack."""
+    """Opcodes that leave one value on the stack."""
 
     __slots__ = ()
 
 
-def pickled(tree: Any, key: Callable[[Announced], str]) -> bytes:
-    """The pickle.
+def dumps(tree: Any, key: Callable[[TensorHeader], str]) -> bytes:
+    """Return the pickle of a tree.
 
     Args:
         key: of the storage of a tensor's numbers; the same one for tensors that share it.
@@ -43,7 +43,7 @@ def pickled(tree: Any, key: Callable[[Announced], str]) -> bytes:
 
 
 class _Pickler:
-    def __init__(self, key: Callable[[Announced], str]) -> None:
+    def __init__(self, key: Callable[[TensorHeader], str]) -> None:
         self._key = key
 
     def code(self, value: Any) -> _Code:
@@ -57,7 +57,7 @@ class _Pickler:
                 return _Code(b"J" + struct.pack("<i", value) if len(raw) < 5 else _long(raw))
             case float():
                 return _Code(b"G" + struct.pack(">d", value))
-            case Name():
+            case GlobalName():
                 return _name(value)
             case str():
                 raw = value.encode("utf-8", "surrogatepass")
@@ -77,15 +77,15 @@ class _Pickler:
                 )
             case np.ndarray():
                 return self._array(value)
-            case Announced():
+            case TensorHeader():
                 return self._tensor(value)
-            case Member():
+            case EnumMember():
                 return self._call(value.enum, value.value)
             case Record() if value.args and not value.fields:
                 return self._call(value.kind, *value.args)
             case Record():
-                made = _name(value.kind) + self.code(value.args) + b"\x81"
-                return self._with_state(_Code(made), value.fields)
+                created = _name(value.kind) + self.code(value.args) + b"\x81"
+                return self._with_state(_Code(created), value.fields)
         raise TypeError(f"a pickle of {type(value).__name__}")
 
     def _codes(self, values: Iterable[Any]) -> bytes:
@@ -94,23 +94,30 @@ class _Pickler:
     def _call(self, name: str, *arguments: Any) -> _Code:
         return _Code(_name(name) + self.code(arguments) + b"R")
 
-    def _with_state(self, made: _Code, state: Any) -> _Code:
-        return _Code(made + self.code(state) + b"b")
+    def _with_state(self, created: _Code, state: Any) -> _Code:
+        return _Code(created + self.code(state) + b"b")
 
     def _array(self, array: np.ndarray) -> _Code:
         dtype = self._call("numpy.dtype", array.dtype.str[1:], False, True)
         order = (3, array.dtype.str[0], None, None, None, -1, -1, 0)
         state = (1, array.shape, self._with_state(dtype, order), False, array.tobytes())
-        empty = self._call("numpy.core.multiarray._reconstruct", Name("numpy.ndarray"), (0,), b"b")
+        empty = self._call("numpy.core.multiarray._reconstruct", GlobalName("numpy.ndarray"), (0,), b"b")
         return self._with_state(empty, state)
 
-    def _tensor(self, tensor: Announced) -> _Code:
-        numbers, strides = 1, list[int]()
+    def _tensor(self, tensor: TensorHeader) -> _Code:
+        numbers = 1
+        strides = list[int]()
         for count in reversed(tensor.shape):
             strides.insert(0, numbers)
             numbers *= max(1, count)
-        kept = ("storage", Name(_STORAGE_OF[tensor.dtype]), self._key(tensor), "cpu", math.prod(tensor.shape))
-        storage = _Code(self.code(kept) + b"Q")
+        persistent_id = (
+            "storage",
+            GlobalName(_STORAGE_OF[tensor.dtype]),
+            self._key(tensor),
+            "cpu",
+            math.prod(tensor.shape),
+        )
+        storage = _Code(self.code(persistent_id) + b"Q")
         hooks = OrderedDict[Any, Any]()
         make = "torch._utils._rebuild_tensor_v2"
         return self._call(make, storage, 0, tensor.shape, tuple(strides), False, hooks)

@@ -1,4 +1,4 @@
-"""Where the pickle and the numbers lie in a file of `torch.save`, of either form.
+"""Locate the pickle and the storages in a file of `torch.save`, old or new.
 
 Since torch 1.6 the file is a zip whose members are stored as they are:
 
@@ -7,8 +7,8 @@ Since torch 1.6 the file is a zip whose members are stored as they are:
     NAME/byteorder      "little" or "big", since torch 2.1
     NAME/version        of the form, in decimal
 
-Before, five pickles and the storages stood one behind the other: a magic number, 1001, a dict that says
-"little_endian", the pickle itself, the storages' keys; for each key a u64 that counts its numbers, and them.
+Older files are five pickles and the storages, one after another: a magic number, 1001, a dict
+with "little_endian", the pickle itself, the keys; then, per key, a u64 count of numbers, and the numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mega_schema.errors import FormatError
 
 MAGIC = 0x1950A86A20F9469CFC6C
 _LATEST = 10  # version of the zip's form that torch 2 still reads
-AGAIN = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
+RESAVE_HINT = "torch.save(torch.load(file), new) with the torch that wrote it, or a later one, writes it anew"
 _LONGEST = 1 << 26  # bytes of a zip's directory, some hundred thousand members
-_BROKEN = (
+_ZIP_ERRORS = (
     EOFError,
     zipfile.BadZipFile,
     struct.error,
@@ -42,10 +42,10 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The zip form.
+    """A file of torch 1.6 or later.
 
     Attributes:
-        crc: of the pickle; 0 where torch was told to make none.
+        crc: of the pickle; 0 if torch was configured to write none.
         storages: by key.
     """
 
@@ -55,25 +55,27 @@ class Archive:
 
 
 def is_zip(head: bytes) -> bool:
-    """Whether a file that begins so is one."""
+    """Return whether a file that begins with `head` is a zip."""
     return head.startswith(b"PK\x03\x04")
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file that begins so has the form before torch 1.6."""
+    """Return whether a file that begins with `head` is from before torch 1.6."""
     return MAGIC.to_bytes(10, "little") in head[:32]
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins so has the form before torch 0.2."""
+    """Return whether a file that begins with `head` is from before torch 0.2."""
     return head[257:262] == b"ustar"
 
 
-class Window(io.RawIOBase):
-    """Some bytes of a file as if they were all."""
+class FileSlice(io.RawIOBase):
+    """A byte range of a file as a file."""
 
     def __init__(self, file: BinaryIO, span: Span) -> None:
-        self._file, self._span, self._at = file, span, 0
+        self._file = file
+        self._span = span
+        self._at = 0
 
     def readable(self) -> bool:
         return True
@@ -104,15 +106,15 @@ class Window(io.RawIOBase):
 
 
 def read_archive(path: Path, file: BinaryIO, whole: Span) -> Archive:
-    """The zip in these bytes of a file.
+    """Read the zip directory in a byte range of a file.
 
     Raises:
         FormatError: it is not a whole zip as torch writes it.
     """
     try:
-        with zipfile.ZipFile(io.BufferedReader(Window(file, whole))) as archive:
+        with zipfile.ZipFile(io.BufferedReader(FileSlice(file, whole))) as archive:
             return _archive(path, file, whole, archive)
-    except _BROKEN as error:
+    except _ZIP_ERRORS as error:
         raise FormatError(path, "is not a whole zip", found=error, hint=DAMAGED) from error
 
 
@@ -138,33 +140,34 @@ def _archive(path: Path, file: BinaryIO, whole: Span, archive: zipfile.ZipFile) 
             or info.flag_bits & 1
             or info.compress_size != info.file_size
         ):
-            raise FormatError(f"{path}: {name}", "is compressed or encrypted", hint=AGAIN)
-    if (order := _short(file, whole, members.get(f"{root}byteorder"), b"little")) != b"little":
+            raise FormatError(f"{path}: {name}", "is compressed or encrypted", hint=RESAVE_HINT)
+    if (order := _read_word(file, whole, members.get(f"{root}byteorder"), b"little")) != b"little":
         raise FormatError(f"{path}: {root}byteorder", "of the numbers", found=order, wanted=b"little")
-    version = _short(file, whole, members.get(f"{root}version"), b"3").strip()
+    version = _read_word(file, whole, members.get(f"{root}version"), b"3").strip()
     if not version.isdigit() or int(version) > _LATEST:
         raise FormatError(f"{path}: {root}version", "of the file", found=version, wanted=f"{_LATEST} or less")
     prefix = f"{root}data/"
     storages = {}
     for name, info in members.items():
         if name.startswith(prefix) and not name.endswith("/"):
-            span, key = _span(file, whole, info), name.removeprefix(prefix)
+            span = _member_span(file, whole, info)
+            key = name.removeprefix(prefix)
             storages[key] = Storage(span.begin, span.bytes, key, info.CRC)
     pickle = members[pickles[0]]
-    return Archive(_span(file, whole, pickle), pickle.CRC, storages)
+    return Archive(_member_span(file, whole, pickle), pickle.CRC, storages)
 
 
-def _short(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
-    """A member that is a word."""
+def _read_word(file: BinaryIO, whole: Span, info: zipfile.ZipInfo | None, otherwise: bytes) -> bytes:
+    """Read a member that is one word."""
     if info is None:
         return otherwise
-    span = _span(file, whole, info)
+    span = _member_span(file, whole, info)
     file.seek(span.begin)
     return file.read(min(32, span.bytes))
 
 
-def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
-    """Of a member's bytes, behind a header whose length the directory does not tell."""
+def _member_span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
+    """Return the byte range of a member, behind a header whose length the directory does not give."""
     form = struct.Struct("<4s22xHH")
     if info.header_offset < 0:
         raise zipfile.BadZipFile(f"{info.orig_filename} at byte {info.header_offset}")
@@ -181,8 +184,8 @@ def _span(file: BinaryIO, whole: Span, info: zipfile.ZipInfo) -> Span:
     return span
 
 
-def checked_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[bytes]:
-    """Bytes of the pickle of a zip.
+def read_pickle_blocks(path: Path, file: BinaryIO, archive: Archive) -> Iterator[bytes]:
+    """Yield the bytes of a zip's pickle and verify its checksum.
 
     Raises:
         FormatError: after the last of them, if they are not those that were written.

@@ -1,4 +1,4 @@
-"""The arguments that fairseq keeps in a checkpoint of a language model, as a `ModelSpec`."""
+"""Convert the arguments in a fairseq language model checkpoint to a `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _ONLY: Mapping[str, object] = MappingProxyType(
 )
 
 
-def of(tree: Mapping[Any, Any], where: object) -> Mapping[str, Any]:
-    """The arguments of the model: `args`, or from 2020 on `cfg.model`.
+def model_args(tree: Mapping[Any, Any], where: object) -> Mapping[str, Any]:
+    """Return the arguments of the model: `args`, or `cfg.model` from 2020 on.
 
     Args:
         tree: everything in the file.
@@ -44,17 +44,17 @@ def of(tree: Mapping[Any, Any], where: object) -> Mapping[str, Any]:
     Raises:
         FormatError: there are none.
     """
-    found = _plain(tree.get("args"))
-    if not isinstance(found, Mapping):
+    args = _plain(tree.get("args"))
+    if not isinstance(args, Mapping):
         config = _plain(tree.get("cfg"))
-        found = _plain(config.get("model")) if isinstance(config, Mapping) else None
-    if not isinstance(found, Mapping):
+        args = _plain(config.get("model")) if isinstance(config, Mapping) else None
+    if not isinstance(args, Mapping):
         raise FormatError(where, "has no arguments", wanted="args or cfg, as fairseq saves them")
-    return {str(name): _plain(value) for name, value in found.items()}
+    return {str(name): _plain(value) for name, value in args.items()}
 
 
 def to_spec(args: Mapping[str, Any], vocab: int, where: object) -> ModelSpec:
-    """The model.
+    """Build the model spec.
 
     Args:
         vocab: rows of the embedding, all parts together.
@@ -98,7 +98,7 @@ def _count(args: Mapping[str, Any], name: str, where: object) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A namespace as its fields, a node of OmegaConf as what it holds."""
+    """Unwrap a namespace to its fields, and a node of OmegaConf to its value."""
     while isinstance(value, Record):
         fields = value.fields
         value = fields.get("_content", fields.get("_val", fields))

@@ -1,4 +1,4 @@
-"""fairseq's dictionary, and the order of its ids that GPT-2's tokenizer has.
+"""Read fairseq's dictionary and map its ids to those of GPT-2's tokenizer.
 
 A line of dict.txt is a token and how often it was seen. Ids 0 to 3 are <s>, <pad>, </s> and <unk>, a line's
 id is its number + 4, and ids after the last one fill up to a number that divides. The tokens of
@@ -22,8 +22,8 @@ _END = _SPECIAL.index("</s>")
 _FILLER = "madeupword"
 
 
-def order_of(path: Path, rows: int) -> np.ndarray:
-    """(rows,) int64: fairseq's id of every id of ours.
+def id_order(path: Path, rows: int) -> np.ndarray:
+    """Return (rows,) int64: fairseq's id for every id of Mega.
 
     GPT-2's ids come first, then fairseq's special tokens and fillers in their order. `</s>`, with which it
     ends a text, and `<|endoftext|>`, the last one of GPT-2's, which no text there has, change places: so the
@@ -33,7 +33,7 @@ def order_of(path: Path, rows: int) -> np.ndarray:
         rows: of the embedding, all parts together.
 
     Raises:
-        FormatError: the file is missing, or is no dictionary of GPT-2's ids for so many rows.
+        FormatError: the file is missing, or is no dictionary of GPT-2's ids for `rows` rows.
     """
     words = _words(path)
     if len(words) + len(_SPECIAL) > rows:
@@ -54,8 +54,8 @@ def order_of(path: Path, rows: int) -> np.ndarray:
     if not place or lacking is not None:
         raise FormatError(path, "lacks an id of GPT-2's", wanted=lacking or 0)
     first = [place[i] for i in range(len(place))]
-    taken = set(first)
-    ours = np.array([*first, *(i for i in range(rows) if i not in taken)])
+    used = set(first)
+    ours = np.array([*first, *(i for i in range(rows) if i not in used)])
     last, end = len(first) - 1, len(first) + _END
     ours[[last, end]] = ours[[end, last]]
     return ours

@@ -1,4 +1,4 @@
-"""fairseq's names of a language model, as the ranks of its Megatron models have it."""
+"""Tensor names of fairseq's language models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from mega_ckpt.name_maps.alias import Alias, Foreign
+from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
 from mega_schema.arch import table
 from mega_schema.shard import Split
 from mega_schema.spec import ModelSpec
@@ -23,27 +23,27 @@ _LAYER: Mapping[str, str] = MappingProxyType(
 )
 
 
-def aliases(spec: ModelSpec) -> Iterator[Alias]:
-    """Every tensor of the model; positions are computed and the head is the embedding."""
-    yield Alias(EMBEDDING, "embed.weight")
+def aliases(spec: ModelSpec) -> Iterator[TensorAlias]:
+    """Yield every tensor of the model; positions are computed and the head is the embedding."""
+    yield TensorAlias(EMBEDDING, "embed.weight")
     for i in range(spec.layers):
         fairseq, ours = f"decoder.layers.{i}.", f"layers.{i}."
         for kind in ("weight", "bias"):
             for block, part in enumerate("qkv"):
-                yield Alias(f"{fairseq}self_attn.{part}_proj.{kind}", f"{ours}qkv.{kind}", block)
+                yield TensorAlias(f"{fairseq}self_attn.{part}_proj.{kind}", f"{ours}qkv.{kind}", block)
             for us, them in _LAYER.items():
-                yield Alias(f"{fairseq}{them}.{kind}", f"{ours}{us}.{kind}")
+                yield TensorAlias(f"{fairseq}{them}.{kind}", f"{ours}{us}.{kind}")
     for kind in ("weight", "bias"):
-        yield Alias(f"decoder.layer_norm.{kind}", f"final_norm.{kind}")
+        yield TensorAlias(f"decoder.layer_norm.{kind}", f"final_norm.{kind}")
 
 
-def of_part(spec: ModelSpec, rank: int, tp: int) -> Iterator[Foreign]:
-    """The tensors of the file of rank `rank` of `tp`; the vocabulary is cut evenly there.
+def part_tensors(spec: ModelSpec, rank: int, tp: int) -> Iterator[ForeignTensor]:
+    """Yield the tensors of rank `rank` of `tp`; the vocabulary is split evenly.
 
     Raises:
-        LayoutError: the model cannot be cut so.
+        LayoutError: the model cannot be split this way.
     """
     rows = {row.name: row for row in table(spec)}
     rows["embed.weight"] = replace(rows["embed.weight"], split=Split("tp", 0))
     for alias in aliases(spec):
-        yield alias.of_rank(rows[alias.ours], rank, tp)
+        yield alias.rank_shard(rows[alias.ours], rank, tp)

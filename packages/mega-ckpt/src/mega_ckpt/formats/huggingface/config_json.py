@@ -1,4 +1,4 @@
-"""Hugging Face's config.json to our spec and back, by the tables of `model_classes`.
+"""Convert Hugging Face's config.json to a `ModelSpec` and back, by the tables of `model_classes`.
 
 What our model does not compute is refused by name: weights that load and mean something else are the worst
 a converter can do.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, Class, Key
+from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, ConfigKey, HfModelClass
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 
@@ -25,12 +25,12 @@ _LLAMA3: Mapping[str, str] = MappingProxyType(
     }
 )
 _DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
-# no config.json says how matrices began, and the same tensors serve both families
+# no config.json has the initialization, and the same tensors serve both families
 _FREE = frozenset({"family", "vocab_multiple", "init"})
 
 
 def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
-    """The model that a config.json describes.
+    """Build the model spec that a config.json describes.
 
     Args:
         where: the file, to begin messages with.
@@ -39,7 +39,7 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
         FormatError: the architecture is unknown, it has something ours has not, or a key is missing or out of
             range.
     """
-    kinds = {each.model_type: each for each in CLASSES}
+    kinds = {cls.model_type: cls for cls in CLASSES}
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
         raise FormatError(
@@ -56,33 +56,33 @@ def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
 
 
 def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
-    """The config.json of a model, without dtype and token ids.
+    """Build the config.json of a model, without dtype and token ids.
 
     Args:
         where: the checkpoint, to begin messages with.
 
     Raises:
-        ConfigError: no class of theirs has all that the model has.
+        ConfigError: no class supports every feature of the model.
     """
     theirs = class_of(spec, where)
     config: dict[str, Any] = {"model_type": theirs.model_type, "architectures": [theirs.architecture]}
     for key in theirs.keys:
         value = getattr(spec, key.ours)
-        config[key.theirs] = value if key.values is None else _spelled(key.values)[value]
+        config[key.theirs] = value if key.values is None else _inverse(key.values)[value]
     return config | _rope_keys(theirs, spec) | _window_keys(theirs, spec)
 
 
-def class_of(spec: ModelSpec, where: object) -> Class:
-    """The first class of theirs that has all that the model has.
+def class_of(spec: ModelSpec, where: object) -> HfModelClass:
+    """Return the first class of `transformers` that supports every feature of the model.
 
     Raises:
         ConfigError: there is none. The message names the first field whose value no class has; where each
             has a class, but none has all, the first that the nearest class lacks.
     """
-    lacking = [(each, _lacking(each, spec)) for each in CLASSES]
-    for each, fields in lacking:
+    lacking = [(candidate, _mismatches(candidate, spec)) for candidate in CLASSES]
+    for candidate, fields in lacking:
         if not fields:
-            return each
+            return candidate
     for name in _DEFAULTS:
         if all(name in fields for _, fields in lacking):
             raise ConfigError(
@@ -101,21 +101,23 @@ def class_of(spec: ModelSpec, where: object) -> Class:
     )
 
 
-def _fields(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str, object]:
-    _only(config, {**_FIXED, **theirs.fixed}, where)
-    found: dict[str, object] = {"family": theirs.family}
+def _fields(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    _require_values(config, {**_FIXED, **theirs.fixed}, where)
+    fields: dict[str, object] = {"family": theirs.family}
     for key in theirs.keys:
-        found[key.ours] = _read(key, config, found, where)
+        fields[key.ours] = _read_key(key, config, fields, where)
     for name, rule in theirs.implied.items():
-        found[name] = _by_rule(rule, found, where)
+        fields[name] = _apply_rule(rule, fields, where)
     if theirs.rope is not None:
-        found |= _rope(theirs, config, where)
+        fields |= _rope(theirs, config, where)
     if theirs.window is not None:
-        found["window"] = _window(theirs, config, found, where)
-    return found
+        fields["window"] = _window(theirs, config, fields, where)
+    return fields
 
 
-def _read(key: Key, config: Mapping[str, Any], found: Mapping[str, object], where: object) -> object:
+def _read_key(
+    key: ConfigKey, config: Mapping[str, Any], fields: Mapping[str, object], where: object
+) -> object:
     names = [name for name in (key.theirs, *key.older) if name in config]
     for older in names[1:]:  # transformers takes the last of them in the file
         if config[names[0]] is not None and config[older] != config[names[0]]:
@@ -128,7 +130,7 @@ def _read(key: Key, config: Mapping[str, Any], found: Mapping[str, object], wher
         rule = key.missing if name is None else key.null
         if rule is NEEDED:
             raise FormatError(f"{where}: {name or key.theirs}", "missing" if name is None else "is null")
-        return _by_rule(rule, found, where)
+        return _apply_rule(rule, fields, where)
     if key.values is None:
         return config[name]
     if config[name] not in key.values:
@@ -137,19 +139,20 @@ def _read(key: Key, config: Mapping[str, Any], found: Mapping[str, object], wher
     return key.values[config[name]]
 
 
-def _by_rule(rule: object, found: Mapping[str, object], where: object) -> object:
+def _apply_rule(rule: object, fields: Mapping[str, object], where: object) -> object:
     if not callable(rule):
         return rule
-    value = rule(found)
+    value = rule(fields)
     if value is None:
-        said = f"{found['heads']} heads, {found['hidden']}"
-        raise FormatError(where, "heads do not divide the hidden size", found=said)
+        sizes = f"{fields['heads']} heads, {fields['hidden']}"
+        raise FormatError(where, "heads do not divide the hidden size", found=sizes)
     return value
 
 
-def _rope(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str, object]:
-    """The base and the share, which moved into `rope_parameters` with transformers 5, and the scalings that
-    are ours too; `rope_scaling` goes before the parameters there.
+def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    """Return the rotary fields; transformers 5 moved their keys into `rope_parameters`.
+
+    `rope_scaling` has priority over `rope_parameters`, as in transformers.
     """
     assert theirs.rope is not None
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
@@ -163,21 +166,21 @@ def _rope(theirs: Class, config: Mapping[str, Any], where: object) -> dict[str, 
             wanted="default | linear | llama3",
         )
     base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
-    found: dict[str, object] = {"rope_base": float(base)}
+    fields: dict[str, object] = {"rope_base": float(base)}
     if theirs.rope.share is None:
-        _only(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
+        _require_values(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
     else:
         share = config.get(theirs.rope.share, theirs.rope.missing)
-        found["rope_share"] = float(values.get("partial_rotary_factor", share))
+        fields["rope_share"] = float(values.get("partial_rotary_factor", share))
     if kind == "linear":
-        found["rope_interpolation"] = float(values["factor"])
+        fields["rope_interpolation"] = float(values["factor"])
     elif kind == "llama3":
-        found |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
-        found["rope_scaling_context"] = values["original_max_position_embeddings"]
-    return found
+        fields |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
+        fields["rope_scaling_context"] = values["original_max_position_embeddings"]
+    return fields
 
 
-def _rope_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
+def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     if theirs.rope is None:
         return {}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
@@ -194,34 +197,40 @@ def _rope_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
     return keys | {"rope_parameters": rope} | scaling
 
 
-def _window(theirs: Class, config: Mapping[str, Any], found: Mapping[str, Any], where: object) -> int | None:
-    """Tokens that a token sees: in every layer of ours or in none."""
+def _window(
+    theirs: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
+) -> int | None:
+    """Return the sliding window, which must be in every layer or in none."""
     layers = min(
-        found["layers"], 1 << 20
+        fields["layers"], 1 << 20
     )  # a count gone wrong is refused later, and must not fill the memory
     if theirs.window == "key":
-        window, first = found["window"], 0
+        window = fields["window"]
+        first = 0
     else:
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
         first = layers if window is None else min(config.get("max_window_layers", 28), layers)
     kinds = config.get("layer_types")
     if kinds is None:
         slides = layers - first if window is not None else 0
-        said, name = f"{slides} of {layers} layers", "max_window_layers"
+        windowed = f"{slides} of {layers} layers"
+        name = "max_window_layers"
     else:
-        slides, layers = sum(kind == "sliding_attention" for kind in kinds), len(kinds)
-        said, name = f"{slides} of {layers} layers", "layer_types"
+        slides = sum(kind == "sliding_attention" for kind in kinds)
+        layers = len(kinds)
+        windowed = f"{slides} of {layers} layers"
+        name = "layer_types"
     if slides not in (0, layers) or (slides and window is None):
         raise FormatError(
             f"{where}: {name}",
             "a window in some of the layers is not supported",
-            found=said,
+            found=windowed,
             wanted="all of them, or none",
         )
     return window if slides else None
 
 
-def _window_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
+def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
     if theirs.window != "switch":
         return {}
     slides = spec.window is not None
@@ -233,9 +242,10 @@ def _window_keys(theirs: Class, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _lacking(theirs: Class, spec: ModelSpec) -> dict[str, object]:
-    """Fields in which the model is not of the class, with what it would have to be."""
-    keys, fields = {key.ours: key for key in theirs.keys}, spec.to_dict()
+def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
+    """Return the fields in which the model differs from the class, with the values the class needs."""
+    keys = {key.ours: key for key in theirs.keys}
+    fields = spec.to_dict()
     lacking: dict[str, object] = {}
     for name, value in fields.items():
         if name in _FREE or (name == "window" and theirs.window is not None):
@@ -243,7 +253,7 @@ def _lacking(theirs: Class, spec: ModelSpec) -> dict[str, object]:
         if name in keys:
             values = keys[name].values
             if values is not None and value not in values.values():
-                lacking[name] = " | ".join(_spelled(values))
+                lacking[name] = " | ".join(_inverse(values))
         elif name in theirs.implied:
             rule = theirs.implied[name]
             wanted = rule(fields) if callable(rule) else rule
@@ -252,13 +262,13 @@ def _lacking(theirs: Class, spec: ModelSpec) -> dict[str, object]:
         elif not name.startswith("rope_"):
             if value != _DEFAULTS[name]:
                 lacking[name] = _DEFAULTS[name]
-        elif wanted := _rope_lacks(theirs, spec, name):
+        elif wanted := _rope_mismatch(theirs, spec, name):
             lacking[name] = wanted
     return lacking
 
 
-def _rope_lacks(theirs: Class, spec: ModelSpec, name: str) -> str | None:
-    """What a field of rotary positions would have to be; None where it is that, or where it means nothing."""
+def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | None:
+    """Return the value a rotary field would need; None if it matches or does not apply."""
     if spec.positions != "rope":
         return None
     if theirs.rope is None:
@@ -272,12 +282,12 @@ def _rope_lacks(theirs: Class, spec: ModelSpec, name: str) -> str | None:
     return None
 
 
-def _spelled(values: Mapping[str, str]) -> dict[str, str]:
-    """Ours to theirs."""
+def _inverse(values: Mapping[str, str]) -> dict[str, str]:
+    """Invert a table of values: Mega's to theirs."""
     return {ours: theirs for theirs, ours in values.items()}
 
 
-def _only(config: Mapping[str, Any], wanted: Mapping[str, object], where: object) -> None:
+def _require_values(config: Mapping[str, Any], wanted: Mapping[str, object], where: object) -> None:
     for key, value in wanted.items():
         if config.get(key, value) != value:
             raise FormatError(f"{where}: {key}", "is not supported", found=config[key], wanted=value)

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says beside its model and has no place in ours, to be told."""
+"""List what a Hugging Face folder contains and a Mega checkpoint cannot store."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DROPOUT: Mapping[str, float] = MappingProxyType(
 _LONGEST = 80  # characters of a value
 
 
-def left_behind(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Ids of special tokens and dropout of a config.json, and files, that are not carried over.
+def dropped_items(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield the special token ids and dropout rates of config.json, and the files, that are dropped.
 
     Args:
         tokenizer: that goes with the model, the folder's or another; None: none does.
     """
-    generation = json.loads(hf_tokenizer.generation(tokenizer) or b"{}")
+    generation = json.loads(hf_tokenizer.generation_config(tokenizer) or b"{}")
     identity = tokenizer.identity if tokenizer else None
     carried = {
         "bos_token_id": identity and identity.bos,
@@ -42,18 +42,18 @@ def left_behind(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | 
     }
     for key, ours in carried.items():
         if (value := config.get(key)) is not None and value not in (ours, [ours], generation.get(key)):
-            yield _described(key, value)
+            yield _describe(key, value)
     for key, missing in _DROPOUT.items():
         if key in config and (config[key] or config[key] != missing):
-            yield _described(key, config[key])
-    came = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
-    alone = tokenizer is None and has_tokenizer(folder)  # the others are told as the tokenizer
+            yield _describe(key, config[key])
+    carried_files = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    alone = tokenizer is None and has_tokenizer(folder)  # the other files belong to the tokenizer
     for name in (GENERATION,) if alone else BESIDE:
-        if name in came or not (folder / name).is_file():
+        if name in carried_files or not (folder / name).is_file():
             continue
         if name != GENERATION or not repeats_config(read_beside(folder / name)):
             yield name
 
 
-def _described(key: str, value: Any) -> str:
+def _describe(key: str, value: Any) -> str:
     return f"{key} {json.dumps(value)[:_LONGEST]}"

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: config.json, weights in one safetensors file or several, a tokenizer."""
+"""Read and write a Hugging Face model folder: config.json, weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt.checkpoint.output_dir import holds
+from mega_ckpt.checkpoint.output_dir import contains_file
 from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
@@ -19,7 +19,7 @@ from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
 from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.tensors import safetensors_io
-from mega_ckpt.tensors.mapped_tensor import Stored, same
+from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_ckpt.torch_files.pickle_reader import Unpickler
 from mega_schema.disk import on_disk
 from mega_schema.errors import FormatError
@@ -38,15 +38,15 @@ _TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "b
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A folder that was opened: its config.json, the model, and where each of its tensors lies."""
+class HfFolder:
+    """An opened folder: its config.json, the model spec and its mapped tensors."""
 
     config: Mapping[str, Any]
     spec: ModelSpec
-    entries: Mapping[str, Stored]
+    entries: Mapping[str, MappedTensor]
 
 
-def open_folder(folder: Path) -> Source:
+def open_hf_folder(folder: Path) -> HfFolder:
     """Read the config and the headers of the weights.
 
     Raises:
@@ -56,9 +56,10 @@ def open_folder(folder: Path) -> Source:
         ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
         hint = "--from mega --to hf" if ours else ""
         raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
-    config = _json(folder / CONFIG)
+    config = _read_json(folder / CONFIG)
     spec = config_json.to_spec(config, folder / CONFIG)
-    names, entries = names_of(spec), _entries(folder)
+    names = names_of(spec)
+    entries = _entries(folder)
     if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
         raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
     embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
@@ -67,23 +68,23 @@ def open_folder(folder: Path) -> Source:
     if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
         entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
     tied = spec.tied and head in entries and embedding in entries
-    if tied and not same(entries.pop(head), entries[embedding]):
+    if tied and not tensors_equal(entries.pop(head), entries[embedding]):
         raise FormatError(
             f"{folder}: {head}",
             "is not the embedding, which it is tied to",
             hint=f'"tie_word_embeddings": false in {CONFIG}',
         )
-    return Source(config, spec, entries)
+    return HfFolder(config, spec, entries)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder holds the files of a tokenizer, which are not read."""
+    """Return whether the folder contains the files of a tokenizer, without reading them."""
     sets = ((TOKENIZER_JSON,), (VOCAB, MERGES), (MODEL,))
     return any(all((folder / name).is_file() for name in names) for names in sets)
 
 
-def tokenizer_of(folder: Path, spec: ModelSpec) -> Tokenizer | None:
-    """The folder's tokenizer; None where it has none.
+def read_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
+    """Read the folder's tokenizer; None if it has none.
 
     Raises:
         FormatError: it is damaged, or has ids that the model has not.
@@ -110,7 +111,7 @@ def write_folder(
     dtype: str,
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Write a folder that `transformers` loads, to a place that is free (`output_dir`), whole or not at all.
+    """Write a folder that `transformers` loads, whole or not at all; see `output_dir` for the check before.
 
     Args:
         weights: writes them into a folder.
@@ -119,42 +120,46 @@ def write_folder(
     Raises:
         MegaError: the disk is full, or would not write for another reason.
     """
-    special, torch_name = _special(tokenizer), _TORCH_NAMES[dtype]
-    with on_disk(folder), replacing_folder(folder, holds(CONFIG)) as new:
+    special = _special_ids(tokenizer)
+    torch_name = _TORCH_NAMES[dtype]
+    with on_disk(folder), replacing_folder(folder, contains_file(CONFIG)) as new:
         weights(new)
         # transformers 4 reads torch_dtype, 5 reads dtype
-        _write(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
-        if (came := hf_tokenizer.generation(tokenizer)) is None:
-            _write(new / GENERATION, {"_from_model_config": True, **special})
+        _write_json(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
+        if (generation := hf_tokenizer.generation_config(tokenizer)) is None:
+            _write_json(new / GENERATION, {"_from_model_config": True, **special})
         else:
-            (new / GENERATION).write_bytes(came)
+            (new / GENERATION).write_bytes(generation)
         if tokenizer is not None:
-            hf_tokenizer.write(new, tokenizer, spec.context)
+            hf_tokenizer.write_tokenizer(new, tokenizer, spec.context)
 
 
-def _entries(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder's files; safetensors go before pickles."""
-    for index, alone, tensors in ((INDEX, WEIGHTS, _safetensors), (PICKLED_INDEX, PICKLED, _pickled)):
+def _entries(folder: Path) -> dict[str, MappedTensor]:
+    """Map every tensor of the folder's files; safetensors files are preferred to pickles."""
+    for index, alone, tensors in (
+        (INDEX, WEIGHTS, _safetensors_tensors),
+        (PICKLED_INDEX, PICKLED, _pickled_tensors),
+    ):
         if (folder / index).is_file():
-            return _indexed(folder / index, tensors)
+            return _indexed_tensors(folder / index, tensors)
         if (folder / alone).is_file():
             return dict(tensors([folder / alone])[alone])
     raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS}, {PICKLED}, or the index of several")
 
 
-def _safetensors(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
-    return {file.name: safetensors_io.read(file).entries for file in files}
+def _safetensors_tensors(files: Sequence[Path]) -> dict[str, Mapping[str, MappedTensor]]:
+    return {file.name: safetensors_io.read_header(file).entries for file in files}
 
 
-def _pickled(files: Sequence[Path]) -> dict[str, Mapping[str, Stored]]:
+def _pickled_tensors(files: Sequence[Path]) -> dict[str, Mapping[str, MappedTensor]]:
     with Unpickler() as unpickler:
         return {file.name: unpickler.open(file).tensors() for file in files}
 
 
-def _indexed(
-    index: Path, tensors: Callable[[Sequence[Path]], Mapping[str, Mapping[str, Stored]]]
-) -> dict[str, Stored]:
-    where = _json(index).get("weight_map")
+def _indexed_tensors(
+    index: Path, tensors: Callable[[Sequence[Path]], Mapping[str, Mapping[str, MappedTensor]]]
+) -> dict[str, MappedTensor]:
+    where = _read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise FormatError(f"{index}: weight_map", "is not an object of tensor: file")
     files = []
@@ -164,15 +169,15 @@ def _indexed(
         files.append(index.parent / name)
         if not files[-1].is_file():
             raise FormatError(files[-1], "missing file", wanted=f"a file that {index.name} names")
-    found = tensors(files)
+    by_file = tensors(files)
     for tensor, file in where.items():
-        if tensor not in found[file]:
+        if tensor not in by_file[file]:
             raise FormatError(index.parent / file, "has no tensor", wanted=tensor)
-    return {tensor: found[file][tensor] for tensor, file in where.items()}
+    return {tensor: by_file[file][tensor] for tensor, file in where.items()}
 
 
-def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """Ids that transformers would otherwise take from its classes' defaults, which are other models'."""
+def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Return the special token ids; missing ones would be taken from defaults of other models."""
     identity = tokenizer.identity if tokenizer else None
     return {
         "bos_token_id": identity.bos if identity else None,
@@ -181,7 +186,7 @@ def _special(tokenizer: Tokenizer | None) -> dict[str, int | None]:
     }
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     content = read_foreign(path, MOST_JSON)
     try:
         value = json.loads(content)
@@ -192,7 +197,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as out:
         json.dump(value, out, indent=2)
         out.write("\n")

@@ -1,4 +1,4 @@
-"""Hugging Face's classes as tables: the keys of a config.json and the fields of ours that mean the same.
+"""Hugging Face's classes as tables: keys of config.json and the matching fields of `ModelSpec`.
 
 A table is read in both directions. A field that a class neither has a key for nor implies is at its default
 there, so a model with another value is not that class.
@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 Rule = Callable[[Mapping[str, Any]], object]
-"""A value that follows from fields of ours; None where it would be no whole number."""
+"""A value derived from fields of `ModelSpec`; None if it would not be a whole number."""
 
 NEEDED: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """One key of theirs and the field of ours that means the same.
+class ConfigKey:
+    """One key of config.json and the field of `ModelSpec` with the same meaning.
 
     Attributes:
         theirs: the key that is written.
@@ -39,8 +39,8 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Keys of rotary positions, beside the `rope_parameters` that transformers 5 has for all of them.
+class RopeKeys:
+    """Keys of rotary positions other than `rope_parameters`, which transformers 5 uses for all classes.
 
     Attributes:
         base, share: of the angles' base, and of the share of components that turn; None: all do.
@@ -53,15 +53,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
+class HfModelClass:
     """A class of `transformers`.
 
     Attributes:
         model_type, architecture: its two names in a config.json.
-        family: of ours that it is read as.
+        family: the model family of its spec.
         keys: in an order in which a rule finds what it needs read already.
-        fixed: keys of theirs that change what is computed, with the one value that is ours.
-        implied: fields of ours without a key, with a value or a rule.
+        fixed: keys that change the computation, with the one value that Mega supports.
+        implied: fields of `ModelSpec` without a key, with a value or a rule.
         rope: None: positions are not rotary.
         window: "switch": `use_sliding_window` and the layers it is for; "key": as `keys` say; None: there is
             no window.
@@ -70,26 +70,26 @@ class Class:
     model_type: str
     architecture: str
     family: Literal["gpt", "llama"]
-    keys: tuple[Key, ...]
+    keys: tuple[ConfigKey, ...]
     fixed: Mapping[str, object]
     implied: Mapping[str, object]
-    rope: Rope | None = None
+    rope: RopeKeys | None = None
     window: Literal["key", "switch"] | None = None
 
 
-def same_heads(found: Mapping[str, Any]) -> object:
-    """As many key heads as query heads."""
-    return found["heads"]
+def same_heads(fields: Mapping[str, Any]) -> object:
+    """Return as many key heads as query heads."""
+    return fields["heads"]
 
 
-def even_width(found: Mapping[str, Any]) -> object:
-    """The heads of a layer share the width of the stream; None where they cannot."""
-    return None if found["hidden"] % found["heads"] else found["hidden"] // found["heads"]
+def even_width(fields: Mapping[str, Any]) -> object:
+    """Return the hidden size divided by the heads; None if it does not divide."""
+    return None if fields["hidden"] % fields["heads"] else fields["hidden"] // fields["heads"]
 
 
-def four_times(found: Mapping[str, Any]) -> object:
-    """A feed-forward of four times the width of the stream."""
-    return 4 * found["hidden"]
+def four_times(fields: Mapping[str, Any]) -> object:
+    """Return a feed-forward width of four times the hidden size."""
+    return 4 * fields["hidden"]
 
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
@@ -102,23 +102,23 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 _SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
-_INIT = Key("initializer_range", "init_std", 0.02)
+_INIT = ConfigKey("initializer_range", "init_std", 0.02)
 
-_GPT2 = Class(
+_GPT2 = HfModelClass(
     "gpt2",
     "GPT2LMHeadModel",
     "gpt",
     (
-        Key("vocab_size", "vocab"),
-        Key("n_positions", "context", older=("max_position_embeddings",)),
-        Key("n_embd", "hidden", older=("hidden_size",)),
-        Key("n_layer", "layers", older=("num_hidden_layers",)),
-        Key("n_head", "heads", older=("num_attention_heads",)),
-        Key("n_inner", "ffn", four_times, four_times),
-        Key("activation_function", "activation", "gelu_tanh", values=_ACTIVATIONS),
-        Key("layer_norm_epsilon", "norm_eps", 1e-5),
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("n_positions", "context", older=("max_position_embeddings",)),
+        ConfigKey("n_embd", "hidden", older=("hidden_size",)),
+        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        ConfigKey("n_inner", "ffn", four_times, four_times),
+        ConfigKey("activation_function", "activation", "gelu_tanh", values=_ACTIVATIONS),
+        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
         _INIT,
-        Key("tie_word_embeddings", "tied", True),
+        ConfigKey("tie_word_embeddings", "tied", True),
     ),
     fixed={
         "scale_attn_weights": True,
@@ -128,20 +128,20 @@ _GPT2 = Class(
     implied={"kv_heads": same_heads, "head_width": even_width},
 )
 
-_BLOOM = Class(
+_BLOOM = HfModelClass(
     "bloom",
     "BloomForCausalLM",
     "gpt",
     (
-        Key("vocab_size", "vocab"),
-        Key("seq_length", "context", 2048),
-        Key("hidden_size", "hidden", older=("n_embed",)),
-        Key("n_layer", "layers", older=("num_hidden_layers",)),
-        Key("n_head", "heads", older=("num_attention_heads",)),
-        Key("layer_norm_epsilon", "norm_eps", 1e-5),
-        Key("apply_residual_connection_post_layernorm", "post_norm_residual", False),
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("seq_length", "context", 2048),
+        ConfigKey("hidden_size", "hidden", older=("n_embed",)),
+        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
+        ConfigKey("apply_residual_connection_post_layernorm", "post_norm_residual", False),
         _INIT,
-        Key("tie_word_embeddings", "tied", True),
+        ConfigKey("tie_word_embeddings", "tied", True),
     ),
     fixed={"alibi": True},
     implied={
@@ -153,26 +153,26 @@ _BLOOM = Class(
     },
 )
 
-_NEOX = Class(
+_NEOX = HfModelClass(
     "gpt_neox",
     "GPTNeoXForCausalLM",
     "gpt",
     (
-        Key("vocab_size", "vocab"),
-        Key("max_position_embeddings", "context", 2048),
-        Key("hidden_size", "hidden"),
-        Key("num_hidden_layers", "layers"),
-        Key("num_attention_heads", "heads"),
-        Key("intermediate_size", "ffn"),
-        Key("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
-        Key("layer_norm_eps", "norm_eps", 1e-5),
-        Key("use_parallel_residual", "parallel_residual", True),
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("max_position_embeddings", "context", 2048),
+        ConfigKey("hidden_size", "hidden"),
+        ConfigKey("num_hidden_layers", "layers"),
+        ConfigKey("num_attention_heads", "heads"),
+        ConfigKey("intermediate_size", "ffn"),
+        ConfigKey("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
+        ConfigKey("layer_norm_eps", "norm_eps", 1e-5),
+        ConfigKey("use_parallel_residual", "parallel_residual", True),
         _INIT,
-        Key("tie_word_embeddings", "tied", False),
+        ConfigKey("tie_word_embeddings", "tied", False),
     ),
     fixed={"attention_bias": True, "head_dim": None},
     implied={"kv_heads": same_heads, "head_width": even_width, "positions": "rope"},
-    rope=Rope("rotary_emb_base", "rotary_pct", 0.25),
+    rope=RopeKeys("rotary_emb_base", "rotary_pct", 0.25),
 )
 
 
@@ -183,39 +183,39 @@ def _like_llama(
     context: int,
     kv_heads: object = NEEDED,
     head_width: object = even_width,
-    keys: tuple[Key, ...] = (),
+    keys: tuple[ConfigKey, ...] = (),
     fixed: Mapping[str, object],
     window: Literal["key", "switch"] | None = None,
     **implied: object,
-) -> Class:
-    """A class with Llama's keys; `context`, `kv_heads`, `head_width` are taken where theirs are missing."""
-    return Class(
+) -> HfModelClass:
+    """Build a class with Llama's keys; `context`, `kv_heads` and `head_width` are its defaults."""
+    return HfModelClass(
         model_type,
         architecture,
         "llama",
         (
-            Key("vocab_size", "vocab"),
-            Key("max_position_embeddings", "context", context),
-            Key("hidden_size", "hidden"),
-            Key("num_hidden_layers", "layers"),
-            Key("num_attention_heads", "heads"),
-            Key("num_key_value_heads", "kv_heads", kv_heads, same_heads),
-            Key("head_dim", "head_width", head_width, even_width),
-            Key("intermediate_size", "ffn"),
-            Key("hidden_act", "activation", "swiglu", values=_SILU),
-            Key("rms_norm_eps", "norm_eps", 1e-6),
+            ConfigKey("vocab_size", "vocab"),
+            ConfigKey("max_position_embeddings", "context", context),
+            ConfigKey("hidden_size", "hidden"),
+            ConfigKey("num_hidden_layers", "layers"),
+            ConfigKey("num_attention_heads", "heads"),
+            ConfigKey("num_key_value_heads", "kv_heads", kv_heads, same_heads),
+            ConfigKey("head_dim", "head_width", head_width, even_width),
+            ConfigKey("intermediate_size", "ffn"),
+            ConfigKey("hidden_act", "activation", "swiglu", values=_SILU),
+            ConfigKey("rms_norm_eps", "norm_eps", 1e-6),
             _INIT,
-            Key("tie_word_embeddings", "tied", False),
+            ConfigKey("tie_word_embeddings", "tied", False),
             *keys,
         ),
         fixed={"partial_rotary_factor": 1.0, **fixed},
         implied={"norm": "rmsnorm", "positions": "rope", "bias": False, "qkv_bias": False, **implied},
-        rope=Rope(),
+        rope=RopeKeys(),
         window=window,
     )
 
 
-CLASSES: tuple[Class, ...] = (
+CLASSES: tuple[HfModelClass, ...] = (
     _like_llama(
         "llama",
         "LlamaForCausalLM",
@@ -228,7 +228,7 @@ CLASSES: tuple[Class, ...] = (
         "MistralForCausalLM",
         context=131072,
         kv_heads=8,
-        keys=(Key("sliding_window", "window", 4096, None),),
+        keys=(ConfigKey("sliding_window", "window", 4096, None),),
         fixed={},
         window="key",
     ),

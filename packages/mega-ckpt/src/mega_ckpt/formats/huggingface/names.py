@@ -1,4 +1,4 @@
-"""The names of tensors in Hugging Face's classes."""
+"""Tensor names of Hugging Face's classes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mega_ckpt.formats.huggingface.config_json import class_of
-from mega_ckpt.name_maps.alias import Alias
+from mega_ckpt.name_maps.alias import TensorAlias
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec
 
 Part = str | tuple[str, ...]
-"""A name, or those of the runs of a fused weight of ours."""
+"""A name, or the names of the runs of a fused weight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """How a class calls the tensors of ours.
+class HfNames:
+    """The tensor names of one class.
 
     Attributes:
         inner: what every name but the head's begins with; left out where the model inside was saved.
@@ -41,7 +41,7 @@ class Names:
     by_head: bool = False
 
 
-# what versions of the classes kept beside the weights: masks and angles, which are computed
+# buffers in files of some versions: masks and angles, which are computed
 BUFFERS = (
     ".attn.bias",
     ".attn.masked_bias",
@@ -51,7 +51,7 @@ BUFFERS = (
 )
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
-_GPT2 = Names(
+_GPT2 = HfNames(
     "transformer.",
     "h",
     {"embed": "wte", "position": "wpe", "final_norm": "ln_f"},
@@ -66,7 +66,7 @@ _GPT2 = Names(
     transposed=frozenset({"qkv", "out", "up", "down"}),
 )
 # rotary pairs are (i, i + half a head) there too, so no row moves
-_LLAMA = Names(
+_LLAMA = HfNames(
     "model.",
     "layers",
     {"embed": "embed_tokens", "final_norm": "norm"},
@@ -82,7 +82,7 @@ _LLAMA = Names(
         "down": "mlp.down_proj",
     },
 )
-_BLOOM = Names(
+_BLOOM = HfNames(
     "transformer.",
     "h",
     {"embed": "word_embeddings", "embed_norm": "word_embeddings_layernorm", "final_norm": "ln_f"},
@@ -96,7 +96,7 @@ _BLOOM = Names(
     },
     by_head=True,
 )
-_NEOX = Names(
+_NEOX = HfNames(
     "gpt_neox.",
     "layers",
     {"embed": "embed_in", "final_norm": "final_layer_norm"},
@@ -112,14 +112,14 @@ _NEOX = Names(
     other_head="lm_head",
     by_head=True,
 )
-_NAMES: Mapping[str, Names] = MappingProxyType(
+_NAMES: Mapping[str, HfNames] = MappingProxyType(
     {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
     | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 )
 
 
-def names_of(spec: ModelSpec) -> Names:
-    """How the class that the model is written as calls its tensors.
+def names_of(spec: ModelSpec) -> HfNames:
+    """Return the tensor names of the class that the model is written as.
 
     Raises:
         ConfigError: there is no such class.
@@ -127,16 +127,16 @@ def names_of(spec: ModelSpec) -> Names:
     return _NAMES[class_of(spec, "the checkpoint").model_type]
 
 
-def aliases(spec: ModelSpec) -> list[Alias]:
-    """Every tensor of the model in Hugging Face's names; a tied head has none of its own.
+def aliases(spec: ModelSpec) -> list[TensorAlias]:
+    """Return every tensor of the model under Hugging Face's names; a tied head has none.
 
     Raises:
-        ConfigError: no class of theirs has all that the model has.
+        ConfigError: no class supports every feature of the model.
     """
     return list(_aliases(spec, names_of(spec)))
 
 
-def _aliases(spec: ModelSpec, names: Names) -> Iterator[Alias]:
+def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
     order = qkv_order(spec) if names.by_head else None
     for row in table(spec):
         if row.tied_to is not None:
@@ -147,13 +147,15 @@ def _aliases(spec: ModelSpec, names: Names) -> Iterator[Alias]:
             number, theirs = place.split(".")[1], names.layer[part]
             before = f"{names.inner}{names.layers}.{number}."
         elif place == "head":
-            before, theirs = "", names.head
+            before = ""
+            theirs = names.head
         else:
-            before, theirs = names.inner, names.whole[place]
-        turned = part in names.transposed and kind == "weight"
+            before = names.inner
+            theirs = names.whole[place]
+        transposed = part in names.transposed and kind == "weight"
         if isinstance(theirs, tuple):
             for block, name in enumerate(theirs):
-                yield Alias(f"{before}{name}.{kind}", row.name, block)
+                yield TensorAlias(f"{before}{name}.{kind}", row.name, block)
         else:
             rows = order if part == "qkv" else None
-            yield Alias(f"{before}{theirs}.{kind}", row.name, transpose=turned, order=rows)
+            yield TensorAlias(f"{before}{theirs}.{kind}", row.name, transpose=transposed, order=rows)

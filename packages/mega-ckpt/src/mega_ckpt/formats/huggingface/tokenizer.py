@@ -1,4 +1,4 @@
-"""A tokenizer as the files that Hugging Face's libraries load."""
+"""Write a tokenizer as the files that Hugging Face's libraries load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mega_ckpt.checkpoint.output_dir import check_free, holds
+from mega_ckpt.checkpoint.output_dir import check_output_dir, contains_file
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.disk import on_disk, write_text
 from mega_schema.errors import FormatError
@@ -19,8 +19,8 @@ SPECIAL, GENERATION = "special_tokens_map.json", "generation_config.json"
 _LLAMA = "Llama2Tokenizer"
 
 
-def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list[str]:
-    """Write the checkpoint's tokenizer, whole or not at all; returns the names of the files.
+def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list[str]:
+    """Write the checkpoint's tokenizer, whole or not at all; return the file names.
 
     Args:
         force: replace `folder`, where that holds a tokenizer.
@@ -31,7 +31,9 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
     """
     stored = checkpoint.tokenizer_folder
     tokenizer = open_folder(stored)
-    check_free(folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder])
+    check_output_dir(
+        folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder]
+    )
     if not _is_known(tokenizer):
         raise FormatError(
             stored,
@@ -40,13 +42,13 @@ def export(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list
             wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
         )
-    with on_disk(folder), replacing_folder(folder, holds(TOKENIZER_CONFIG)) as new:
-        write(new, tokenizer, checkpoint.spec.context)
+    with on_disk(folder), replacing_folder(folder, contains_file(TOKENIZER_CONFIG)) as new:
+        write_tokenizer(new, tokenizer, checkpoint.spec.context)
         return sorted(file.name for file in new.iterdir())
 
 
-def write(folder: Path, tokenizer: Tokenizer, context: int) -> None:
-    """Write the files into `folder`; of a tokenizer that Hugging Face has not, none.
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
+    """Write the files into `folder`; none for a tokenizer that Hugging Face does not support.
 
     What came with the tokenizer is written as it came: its roles and its template of chats.
 
@@ -75,29 +77,29 @@ def write(folder: Path, tokenizer: Tokenizer, context: int) -> None:
         return
     roles = {key: names[number] for key, number in special.items() if number in names}
     files = {TOKENIZER_CONFIG: config | roles, SPECIAL: roles}
-    made = {name: json.dumps(content, indent=2).encode() + b"\n" for name, content in files.items()}
-    came = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
-    for name, content in {**({} if TOKENIZER_CONFIG in came else made), **came}.items():
+    defaults = {name: json.dumps(content, indent=2).encode() + b"\n" for name, content in files.items()}
+    originals = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    for name, content in {**({} if TOKENIZER_CONFIG in originals else defaults), **originals}.items():
         if name != GENERATION:
             (folder / name).write_bytes(content)
 
 
-def generation(tokenizer: Tokenizer | None) -> bytes | None:
-    """The generation_config.json that came with the tokenizer, where a person wrote it.
+def generation_config(tokenizer: Tokenizer | None) -> bytes | None:
+    """Return the generation_config.json that came with the tokenizer, if a person wrote it.
 
-    Else it repeats what a config.json said, and the one that is written says more.
+    One that was derived from a config.json is written anew with more content.
     """
-    came = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
-    return None if came is None or repeats_config(came) else came
+    original = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
+    return None if original is None or repeats_config(original) else original
 
 
 def repeats_config(generation: bytes) -> bool:
-    """Whether a generation_config.json was made of the config.json beside it."""
+    """Return whether a generation_config.json was derived from the config.json of its folder."""
     return b'"_from_model_config": true' in generation
 
 
 def _is_known(tokenizer: Tokenizer) -> bool:
-    """Whether there are such files; of SentencePiece's models, Llama's alone have a class to read them."""
+    """Return whether Hugging Face has files for it; of SentencePiece's models, only Llama's."""
     return isinstance(tokenizer, FastTokenizer) or (
         isinstance(tokenizer, SentencePiece) and tokenizer.identity.type == _LLAMA
     )

@@ -1,4 +1,4 @@
-"""llama2.c's files: a header, then every tensor in float32 with nothing between them; all little endian.
+"""Read llama2.c's model files: a header and every tensor in float32, little endian.
 
 version 0    int32[7]                         sizes; a vocabulary below 0: the head has a matrix of its own
              float32                          the tensors, and two tables of angles after the last norm
@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from mega_ckpt.checkpoint.checkpoint_source import Source, gathered, matched
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, gather_boxes, match_tensors
 from mega_ckpt.formats import user_overrides
-from mega_ckpt.formats.interface import Format, Reading
+from mega_ckpt.formats.interface import Format, ReadOptions
 from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.formats.meta.names import aliases
-from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError
@@ -45,8 +45,8 @@ _ORDERS = (
 )
 
 
-def read(load: Path, reading: Reading) -> Source:
-    """The file, and the tokenizer beside it.
+def read(load: Path, reading: ReadOptions) -> CheckpointSource:
+    """Read the file, and the tokenizer in its folder.
 
     Raises:
         FormatError: it is no file of llama2.c's, it was cut, or its weights are quantised.
@@ -54,32 +54,34 @@ def read(load: Path, reading: Reading) -> Source:
     version, spec = _header(load)
     begin = _BEGIN if version else _SIZES.size
     angles = 0 if version else spec.context * spec.head_width  # a sine and a cosine of every pair
-    size, wanted = load.stat().st_size, begin + 4 * (_parameters(spec) + angles)
+    size = load.stat().st_size
+    wanted = begin + 4 * (_parameters(spec) + angles)
     if size != wanted:
-        told = f"{spec.layers:,} layers, hidden {spec.hidden:,}, vocabulary {spec.vocab:,}"
+        sizes = f"{spec.layers:,} layers, hidden {spec.hidden:,}, vocabulary {spec.vocab:,}"
         hint = "the file was cut off, or is none of llama2.c's"
         raise FormatError(
-            load, "size in bytes", found=f"{size:,}", wanted=f"{wanted:,} for {told}", hint=hint
+            load, "size in bytes", found=f"{size:,}", wanted=f"{wanted:,} for {sizes}", hint=hint
         )
     rows = {row.name: row for row in table(spec)}
-    expected = [alias.whole(rows[alias.ours]) for alias in aliases(spec)]
+    expected = [alias.unsharded(rows[alias.ours]) for alias in aliases(spec)]
     shapes = {foreign.name: foreign.shape for foreign in expected}
-    stored, at = dict[str, Stored](), begin
+    stored = dict[str, MappedTensor]()
+    at = begin
     for name in _names(version, spec):
         at += 4 * angles if name == "output.weight" else 0
-        stored[name] = Stored(load, "F32", shapes[name], at)
+        stored[name] = MappedTensor(load, "F32", shapes[name], at)
         at += stored[name].bytes
-    spaces, box, verify = gathered(load, spec, {MODEL: matched(load, expected, stored)})
+    spaces, box, verify = gather_boxes(load, spec, {MODEL: match_tensors(load, expected, stored)})
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
         tokenizer = user_overrides.load_tokenizer(reading.tokenizer, spec)
     elif not reading.no_tokenizer:
-        tokenizer = llama2c_tokenizer.beside(load, spec.vocab)
-    return Source(load, spec, spaces, box, tokenizer=tokenizer, verify=verify)
+        tokenizer = llama2c_tokenizer.find_tokenizer(load, spec.vocab)
+    return CheckpointSource(load, spec, spaces, box, tokenizer=tokenizer, verify=verify)
 
 
 def _header(load: Path) -> tuple[int, ModelSpec]:
-    """The version, and the model."""
+    """Return the version and the model spec."""
     try:
         with load.open("rb") as file:
             head = file.read(_SHARED.size)
@@ -89,7 +91,8 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
         ) from None
     if len(head) < _SHARED.size:
         raise FormatError(load, "size in bytes", found=len(head), wanted="a header and a model")
-    version, sizes = 0, [*_SIZES.unpack_from(head)]
+    version = 0
+    sizes = [*_SIZES.unpack_from(head)]
     shared = sizes[5] > 0
     if head.startswith(_MAGIC):
         _, version, *sizes, shared = _SHARED.unpack(head)
@@ -116,13 +119,13 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
 
 
 def _parameters(spec: ModelSpec) -> int:
-    """How many numbers the model has, before a table of as many layers as a header says is made."""
+    """Count the model's parameters without building a table of the layers that the header claims."""
     rows = table(replace(spec, layers=1))
     return count(rows) + (spec.layers - 1) * count(row for row in rows if row.stage == 0)
 
 
 def _names(version: int, spec: ModelSpec) -> Iterator[str]:
-    """Of the tensors, in the order in which they lie in the file."""
+    """Yield the tensor names in the order of the file."""
     for name in _ORDERS[version]:
         if name in _LAYER:
             yield from (f"layers.{i}.{_LAYER[name]}" for i in range(spec.layers))

@@ -1,4 +1,4 @@
-"""llama2.c's tokenizer files: a SentencePiece BPE with its scores, as the content of a tokenizer.json.
+"""Convert llama2.c's tokenizer files, a SentencePiece BPE with scores, to tokenizer.json.
 
     int32                    bytes of the longest piece
     float32, int32, bytes    score, length and text of a piece, for every id; a space is a space in it
@@ -25,23 +25,23 @@ _LONGEST, _HEAD = struct.Struct("<i"), struct.Struct("<fi")
 _SPACE = "▁"
 
 
-def beside(model: Path, vocab: int) -> FastTokenizer | None:
-    """The tokenizer that lies beside a model's file, `tok512.bin` of 512 ids or `tokenizer.bin`; None: none.
+def find_tokenizer(model: Path, vocab: int) -> FastTokenizer | None:
+    """Read `tok512.bin` (of 512 ids) or `tokenizer.bin` in the model's folder; None if there is neither.
 
     Raises:
-        FormatError: it was cut, or is no tokenizer of so many ids.
+        FormatError: it is truncated, or is no tokenizer of `vocab` ids.
     """
     for name in (f"tok{vocab}.bin", "tokenizer.bin"):
         if (model.parent / name).is_file():
-            return read(model.parent / name, vocab)
+            return read_tokenizer(model.parent / name, vocab)
     return None
 
 
-def read(path: Path, vocab: int) -> FastTokenizer:
-    """The tokenizer of a file with `vocab` pieces.
+def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
+    """Read the tokenizer of a file with `vocab` pieces.
 
     Raises:
-        FormatError: it was cut, or is no tokenizer of so many ids.
+        FormatError: it is truncated, or is no tokenizer of `vocab` ids.
     """
     pieces, scores = _pieces(path, read_foreign(path, MOST_TOKENIZER), vocab)
     content = _content(pieces, scores)
@@ -51,8 +51,10 @@ def read(path: Path, vocab: int) -> FastTokenizer:
 
 
 def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]]:
-    """Every piece, the first ones by their own names, and every score."""
-    pieces, scores, at = list[str](), list[float](), _LONGEST.size
+    """Return all pieces, the special ones under their names, and all scores."""
+    pieces = list[str]()
+    scores = list[float]()
+    at = _LONGEST.size
     for number in range(vocab):
         try:
             score, length = _HEAD.unpack_from(data, at)
@@ -77,12 +79,12 @@ def _pieces(path: Path, data: bytes, vocab: int) -> tuple[list[str], list[float]
 
 
 def _content(pieces: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
-    """A piece is made by every way to cut it in two known ones, the ones with the best scores first."""
+    """Build tokenizer.json: a merge for every split of a piece into known ones, best score first."""
     vocab = {piece: number for number, piece in enumerate(pieces)}
-    made = range(len(_SPECIAL) + len(_BYTES), len(pieces))
+    merged = range(len(_SPECIAL) + len(_BYTES), len(pieces))
     merges = [
         [piece[:cut], piece[cut:]]
-        for piece in (pieces[i] for i in sorted(made, key=lambda i: -scores[i]))
+        for piece in (pieces[i] for i in sorted(merged, key=lambda i: -scores[i]))
         for cut in range(1, len(piece))
         if piece[:cut] in vocab and piece[cut:] in vocab
     ]

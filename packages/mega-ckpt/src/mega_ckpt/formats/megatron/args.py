@@ -1,7 +1,7 @@
-"""The arguments that Megatron keeps in a checkpoint, as a `ModelSpec`, and back.
+"""Convert the arguments in a Megatron checkpoint to a `ModelSpec` and back.
 
-A table says which of them is which field of ours. What several of them say together has a function in each
-direction; what changes the model and has no field is refused by name.
+A table maps arguments to fields of `ModelSpec`. A field that depends on several arguments has a function in
+each direction; an argument that changes the model and has no field is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True)
 class _Arg:
-    """One argument and one field.
+    """One argument and the field with the same meaning.
 
     Attributes:
         names: of the argument, the newest release's first; all are written.
@@ -78,16 +78,18 @@ _LLAMA: Mapping[str, object] = MappingProxyType(
 )
 
 
-def known_vocab(args: Args) -> int | None:
-    """The true vocabulary, where the arguments say it; Megatron's counting tokenizer has one id beside."""
-    found, beside = args.get("true_vocab_size"), 0
-    if found is None and args.get("tokenizer_type") == "NullTokenizer":
-        found, beside = args.get("vocab_size"), 1
-    return found + beside if type(found) is int and found > 0 else None
+def true_vocab(args: Args) -> int | None:
+    """Return the true vocabulary if the arguments give it; NullTokenizer has one more id."""
+    size = args.get("true_vocab_size")
+    extra = 0
+    if size is None and args.get("tokenizer_type") == "NullTokenizer":
+        size = args.get("vocab_size")
+        extra = 1
+    return size + extra if type(size) is int and size > 0 else None
 
 
 def to_spec(args: Args, vocab: int, where: object, *, core: bool) -> ModelSpec:
-    """The model.
+    """Build the model spec.
 
     Args:
         vocab: the true vocabulary.
@@ -110,8 +112,8 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
             raise FormatError(
                 f"{where}: args.{name}", "is not in our models", found=args[name], wanted="unset"
             )
-    if _word(args.get("model_type")) not in ("", "encoder_or_decoder"):
-        found = _word(args["model_type"])
+    if _enum_name(args.get("model_type")) not in ("", "encoder_or_decoder"):
+        found = _enum_name(args["model_type"])
         raise FormatError(
             f"{where}: args.model_type", "is not a GPT", found=found, wanted="encoder_or_decoder"
         )
@@ -137,7 +139,7 @@ def _spec(args: Args, vocab: int, where: object) -> ModelSpec:
 
 
 def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
-    """The arguments that `to_spec` reads, as the newest release and those before it call them.
+    """Build the arguments that `to_spec` reads, under the names of every release.
 
     Args:
         core: for the core class, which has parts that the legacy class has not.
@@ -146,7 +148,7 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     Raises:
         ConfigError: Megatron has no such model.
     """
-    _check(spec, where, core=core)
+    _check_supported(spec, where, core=core)
     plain = {name: getattr(spec, arg.ours) for arg in _TABLE for name in arg.names}
     theirs = {ours: name for name, ours in [*_NORMS.items()][::-1]}
     position = {ours: name for name, ours in [*_POSITIONS.items()][::-1]}[spec.positions]
@@ -177,11 +179,11 @@ def from_spec(spec: ModelSpec, where: object, *, core: bool) -> dict[str, Any]:
     }
 
 
-def _check(spec: ModelSpec, where: object, *, core: bool) -> None:
-    """Refuse what `from_spec` has no word for."""
-    other = "megatron" if core else "megatron-core"
-    hint = "" if any(_lacking(spec, not core)) else f"--to {other} may have it"
-    for name, have in _lacking(spec, core):
+def _check_supported(spec: ModelSpec, where: object, *, core: bool) -> None:
+    """Refuse a model that Megatron's arguments cannot express."""
+    other_format = "megatron" if core else "megatron-core"
+    hint = "" if any(_unsupported(spec, not core)) else f"--to {other_format} may have it"
+    for name, have in _unsupported(spec, core):
         raise ConfigError(
             f"{where}: model.{name}",
             "Megatron has no such model",
@@ -191,7 +193,7 @@ def _check(spec: ModelSpec, where: object, *, core: bool) -> None:
         )
 
 
-def _lacking(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
+def _unsupported(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
     if spec.positions in ("alibi", "sinusoidal"):
         yield "positions", "learned | rope | none"
     if spec.activation in GATED - {"swiglu"}:
@@ -220,30 +222,30 @@ def _lacking(spec: ModelSpec, core: bool) -> Iterator[tuple[str, object]]:
 
 
 def _value(arg: _Arg, args: Args, where: object) -> Any:
-    found = next((args[name] for name in arg.names if args.get(name) is not None), arg.absent)
+    value = next((args[name] for name in arg.names if args.get(name) is not None), arg.absent)
     at = f"{where}: args.{arg.names[0]}"
-    if found is _REQUIRED:
+    if value is _REQUIRED:
         raise FormatError(at, "missing")
-    if arg.kind is float and type(found) is int:
-        return float(found)
-    if type(found) is not arg.kind:
-        raise FormatError(at, "is of another kind", found=repr(found), wanted=arg.kind.__name__)
-    return found
+    if arg.kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not arg.kind:
+        raise FormatError(at, "is of another kind", found=repr(value), wanted=arg.kind.__name__)
+    return value
 
 
-def _word(value: Any) -> str:
-    """The name of an enum's member, or the text itself."""
+def _enum_name(value: Any) -> str:
+    """Return the name of an enum's member, or the text itself."""
     return "" if value is None else str(getattr(value, "name", value))
 
 
 def _one_of(known: Mapping[str, Any], value: Any, where: str) -> Any:
-    if _word(value) not in known:
-        raise FormatError(where, "is not in our models", found=_word(value), wanted=" | ".join(known))
-    return known[_word(value)]
+    if _enum_name(value) not in known:
+        raise FormatError(where, "is not in our models", found=_enum_name(value), wanted=" | ".join(known))
+    return known[_enum_name(value)]
 
 
 def _activation(args: Args) -> Activation:
-    """Where biases are added in the same kernel, the kernel has the approximation (reference 4.1)."""
+    """Return the activation: the kernel that adds the bias has the tanh approximation."""
     if args.get("swiglu"):
         return "swiglu"
     if args.get("openai_gelu"):
@@ -257,10 +259,11 @@ def _activation(args: Args) -> Activation:
 
 
 def _positions(args: Args, where: object) -> Positions:
-    at, rotary = f"{where}: args.", bool(args.get("use_rotary_position_embeddings"))
+    at = f"{where}: args."
+    rotary = bool(args.get("use_rotary_position_embeddings"))
     if args.get("position_embedding_type") is not None:
-        found = _one_of(_POSITIONS, args["position_embedding_type"], at + "position_embedding_type")
-        return "rope" if rotary else found  # the older flag wins there too
+        kind = _one_of(_POSITIONS, args["position_embedding_type"], at + "position_embedding_type")
+        return "rope" if rotary else kind  # the older flag wins there too
     if rotary and args.get("add_position_embedding", False):
         raise FormatError(at + "use_rotary_position_embeddings", "beside learned positions", found=True)
     if rotary:
@@ -269,11 +272,11 @@ def _positions(args: Args, where: object) -> Positions:
 
 
 def _window(args: Args, where: object) -> int | None:
-    """How many tokens before it a token sees is the first of two there, itself not counted."""
-    found = args.get("window_size")
-    if found is None or tuple(found) == (-1, -1):
+    """Return the sliding window; Megatron does not count the token itself."""
+    window = args.get("window_size")
+    if window is None or tuple(window) == (-1, -1):
         return None
-    before, after = found
+    before, after = window
     if type(before) is not int or before < 0 or after > 0:
-        raise FormatError(f"{where}: args.window_size", "is not of one side", found=found, wanted="(N, 0)")
+        raise FormatError(f"{where}: args.window_size", "is not of one side", found=window, wanted="(N, 0)")
     return before + 1

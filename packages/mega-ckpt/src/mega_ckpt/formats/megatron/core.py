@@ -1,4 +1,4 @@
-"""Classic checkpoints in the names of Megatron's core class, with norms in TransformerEngine's linears."""
+"""Classic checkpoints under the names of Megatron's core class, with norms in TransformerEngine's linears."""
 
 from __future__ import annotations
 

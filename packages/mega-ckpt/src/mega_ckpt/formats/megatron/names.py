@@ -1,4 +1,4 @@
-"""Megatron-LM's names for a GPT model in every era, nested dictionaries joined with dots.
+"""Megatron-LM's tensor names for a GPT model in every release, nested keys joined with dots.
 
 The legacy class: "transformer" and "attention" became "encoder" and "self_attention" in 2021, and
 "input_layernorm" became "input_norm" after release 23.08. The core class (0.5 on) has names of its own, and
@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
-from mega_ckpt.name_maps.alias import Alias, Foreign
+from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
@@ -20,7 +20,7 @@ from mega_schema.layout import Layout
 from mega_schema.params import Param
 from mega_schema.spec import ModelSpec
 
-# part of ours -> name there, in the order in which the modules are made: an optimizer counts parameters by it
+# part of a parameter's name -> Megatron's, in module order: an optimizer numbers parameters by it
 Names = Mapping[str, str]
 COPY = "copy"  # of a tied embedding, on the last stage of a pipeline
 
@@ -57,7 +57,7 @@ def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: s
 
 
 def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernorm.") -> Names:
-    found = _names(
+    names = _names(
         "decoder",
         {
             "attn_norm": "input_layernorm",
@@ -78,14 +78,14 @@ def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernor
     )
     fused = {"attn_norm": ("input_layernorm.", attn_norm), "ffn_norm": ("pre_mlp_layernorm.", ffn_norm)}
     first = ["embed", "position", *(["out"] if attn_norm == _QKV_NORM else [])]  # the norm is within "qkv"
-    order = [*first, *(part for part in found if part not in first)]
-    return MappingProxyType({part: found[part].replace(*fused.get(part, ("", ""))) for part in order})
+    order = [*first, *(part for part in names if part not in first)]
+    return MappingProxyType({part: names[part].replace(*fused.get(part, ("", ""))) for part in order})
 
 
 _QKV_NORM, _FC1_NORM = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
 LEGACY, LEGACY_NORM = _legacy(), _legacy(norm="norm")
 CORE, CORE_FUSED = _core(), _core(_QKV_NORM, _FC1_NORM)
-ERAS: tuple[Names, ...] = (
+NAMING_SCHEMES: tuple[Names, ...] = (
     *(
         _legacy(*words)
         for words in product(
@@ -99,32 +99,34 @@ ERAS: tuple[Names, ...] = (
 )
 
 
-def era(foreign: Collection[str]) -> Names | None:
-    """The names that a file speaks, told by those of its first layer; None where it speaks none of them."""
+def naming_scheme(foreign: Collection[str]) -> Names | None:
+    """Detect the naming scheme from the names of the first layer; None if it is unknown."""
     marks = ("attn_norm", "qkv", "ffn_norm")
-    for names in ERAS:
+    for names in NAMING_SCHEMES:
         if all(names[part].format(layer=0, kind="weight") in foreign for part in marks):
             return names
     return None
 
 
 def is_core(names: Names) -> bool:
-    """Whether the names are those of the core class."""
+    """Return whether the names are those of the core class."""
     return names["final_norm"] == CORE["final_norm"]
 
 
-def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[Alias]:
-    """Every tensor of the model, whole and without padding; a tied head has none of its own.
+def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[TensorAlias]:
+    """Yield every tensor of the model, unsharded and without padding; a tied head has none.
 
     Raises:
         ConfigError: the names have none for a part of the model.
     """
     order = qkv_order(spec)
-    for row in _in_order(spec, names):
-        yield Alias(name(names, row.name), row.name, order=order if ".qkv." in row.name else None)
+    for row in _module_order(spec, names):
+        yield TensorAlias(
+            foreign_name(names, row.name), row.name, order=order if ".qkv." in row.name else None
+        )
 
 
-def of_chunk(
+def chunk_tensors(
     spec: ModelSpec,
     names: Names,
     layout: Layout,
@@ -134,8 +136,8 @@ def of_chunk(
     chunk: int = 0,
     version: float = 3.0,
     rows: int | None = None,
-) -> Iterator[Foreign]:
-    """The tensors of one rank's chunk of the model, the copy of a tied embedding last, under its name.
+) -> Iterator[ForeignTensor]:
+    """Yield the tensors of one rank's model chunk; the copy of a tied embedding comes last.
 
     Args:
         version: of the checkpoint; it decides how rows of Q, K and V are mixed.
@@ -143,44 +145,46 @@ def of_chunk(
 
     Raises:
         ConfigError: the names have none for a part of the model.
-        LayoutError: the model cannot be cut so.
+        LayoutError: the model cannot be split this way.
     """
     stage = layout.stage(pp, spec.layers, chunk)
     order = rank_order(spec, layout.tp, version)
-    for row in _in_order(spec, names):
+    for row in _module_order(spec, names):
         if row.on(stage):
-            local = name(names, row.name, stage.layers.start)
+            local = foreign_name(names, row.name, stage.layers.start)
             mixed = order if ".qkv." in row.name else None
-            yield Alias(local, row.name, order=mixed).of_rank(pad_vocab(row, rows), tp, layout.tp)
+            yield TensorAlias(local, row.name, order=mixed).rank_shard(pad_vocab(row, rows), tp, layout.tp)
     if spec.tied and stage.last and not stage.first and layout.pp > 1:
         row = table(spec)[0]
-        yield Alias(names[COPY].format(kind="weight"), row.name).of_rank(pad_vocab(row, rows), tp, layout.tp)
+        yield TensorAlias(names[COPY].format(kind="weight"), row.name).rank_shard(
+            pad_vocab(row, rows), tp, layout.tp
+        )
 
 
-def name(names: Names, ours: str, first: int = 0) -> str:
-    """What a parameter of ours is called, where `first` is the first layer of the chunk.
+def foreign_name(names: Names, ours: str, first: int = 0) -> str:
+    """Return Megatron's name of a parameter; `first` is the first layer of the chunk.
 
     Raises:
         ConfigError: there is no name for it.
     """
-    part, layer, kind = _parts(ours)
+    part, layer, kind = _split_name(ours)
     if part not in names:
         raise ConfigError(ours, "has no name there", wanted="the names of another release of Megatron")
     return names[part].format(layer=layer - first, kind=kind)
 
 
-def _parts(ours: str) -> tuple[str, int, str]:
+def _split_name(ours: str) -> tuple[str, int, str]:
     place, _, kind = ours.rpartition(".")
     _, layer, part = place.split(".") if place.startswith("layers.") else ("", "0", place)
     return part, int(layer), kind
 
 
-def _in_order(spec: ModelSpec, names: Names) -> list[Param]:
-    """Rows in the order of their modules there."""
+def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
+    """Sort rows in the order of Megatron's modules."""
     numbers = {part: number for number, part in enumerate(names)}
 
     def place(row: Param) -> tuple[bool, bool, int, int]:
-        part, layer, _ = _parts(row.name)
+        part, layer, _ = _split_name(row.name)
         return row.stage == "last", row.stage != "first", layer, numbers.get(part, 0)
 
     return sorted((row for row in table(spec) if row.tied_to is None), key=place)
@@ -194,10 +198,10 @@ def pad_vocab(row: Param, rows: int | None) -> Param:
 
 
 def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | None:
-    """Rows of a rank's fused weight that make its rows of ours, in a checkpoint of this version.
+    """Return the row order of a rank's fused Q, K and V weight in a checkpoint of this version.
 
     Version 0 has [3, heads, width], all Q, all K, all V, as here; 1 has [heads, width, 3]; from 2 on it is by
-    group, as `qkv_order` says.
+    group, see `qkv_order`.
 
     Raises:
         ConfigError: a rank would have no group of its own.

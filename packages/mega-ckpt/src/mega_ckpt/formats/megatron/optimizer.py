@@ -1,4 +1,4 @@
-"""The state of Megatron's optimizers, and where its training stood, as ours say it.
+"""Read the state of Megatron's optimizers and of its training.
 
 An optimizer of torch or Apex counts parameters by their places in groups: those that decay, then biases and
 norms, each in the order of the model's modules, which is that of the tensors in the file. The distributed one
@@ -15,10 +15,10 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt.checkpoint.checkpoint_source import Found
-from mega_ckpt.formats.megatron.rank_files import Shard
-from mega_ckpt.name_maps.alias import Foreign
-from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors
+from mega_ckpt.formats.megatron.rank_files import RankFile
+from mega_ckpt.name_maps.alias import ForeignTensor
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.checkpoint import OPTIMIZER
 
 MAIN, FIRST, SECOND = OPTIMIZER
@@ -27,29 +27,29 @@ _FLAT = ((MAIN, "param"), *_MOMENTS)
 _NAMES: Mapping[str, str] = MappingProxyType(
     {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 )
-_BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_PARSE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class _UnknownError(Exception):
-    """The state is laid out in a way that is not documented."""
+    """The state has a layout that is not documented."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor of the model's in a file, in the order of the modules; `foreign` is None of a copy."""
+class ModelWeight:
+    """A tensor of the model in a file, in module order; `foreign` is None for a copy."""
 
-    stored: Stored
+    stored: MappedTensor
     decays: bool
-    foreign: Foreign | None
+    foreign: ForeignTensor | None
 
 
-Spaces = dict[str, list[tuple[Foreign, Stored]]]
+Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 
 
 def optimizer_spaces(
-    shards: Sequence[tuple[Shard, Sequence[Sequence[Weight]]]],
-) -> Mapping[str, Found] | None:
-    """The namespaces of the optimizer; none where it was not kept, None where its layout is not known.
+    shards: Sequence[tuple[RankFile, Sequence[Sequence[ModelWeight]]]],
+) -> Mapping[str, MatchedTensors] | None:
+    """Return the optimizer's namespaces; {} if none were saved, None if their layout is unknown.
 
     Args:
         shards: and the weights of each chunk of each.
@@ -66,7 +66,7 @@ def optimizer_spaces(
                     return None
                 if weight.foreign is not None:
                     spaces.setdefault(space, []).append((weight.foreign, stored))
-    except (_UnknownError, *_BROKEN):
+    except (_UnknownError, *_PARSE_ERRORS):
         return None
     if not narrow:  # the optimizer's weights are the same numbers
         spaces.pop(MAIN, None)
@@ -74,9 +74,9 @@ def optimizer_spaces(
 
 
 def _grouped(
-    shard: Shard, chunks: Sequence[Sequence[Weight]], narrow: bool
-) -> Iterator[tuple[str, Weight, Stored]]:
-    """Of torch's or Apex's optimizer, with float32 weights beside where the model has some of 16 bits."""
+    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]], narrow: bool
+) -> Iterator[tuple[str, ModelWeight, MappedTensor]]:
+    """Yield the state of torch's or Apex's optimizer, with float32 copies of 16-bit weights."""
     outer = shard.tree["optimizer"]
     inner = outer.get("optimizer", outer)
     every = list(chain.from_iterable(chunks))
@@ -86,49 +86,54 @@ def _grouped(
         parts = parts[::-1]
     if [len(group["params"]) for group in groups] != [len(part) for part in parts]:
         raise _UnknownError
-    kept = outer.get("fp32_from_fp16_params", [[] for _ in groups])
-    for group, part, mains in zip(groups, parts, kept, strict=True):
-        left = iter(mains)
+    main_params = outer.get("fp32_from_fp16_params", [[] for _ in groups])
+    for group, part, mains in zip(groups, parts, main_params, strict=True):
+        remaining = iter(mains)
         for number, weight in zip(group["params"], part, strict=True):
             for space, name in _MOMENTS:
-                yield space, weight, _tensor(inner["state"][number][name])
+                yield space, weight, _as_tensor(inner["state"][number][name])
             if weight.stored.dtype != "F32":
-                yield MAIN, weight, _tensor(next(left, None))
+                yield MAIN, weight, _as_tensor(next(remaining, None))
             elif narrow:
                 yield MAIN, weight, weight.stored
-        if next(left, None) is not None:
+        if next(remaining, None) is not None:
             raise _UnknownError
 
 
-def _flat(shard: Shard, chunks: Sequence[Sequence[Weight]]) -> Iterator[tuple[str, Weight, Stored]]:
-    """Of the distributed optimizer, one vector a chunk and a type of parameters."""
+def _flat(
+    shard: RankFile, chunks: Sequence[Sequence[ModelWeight]]
+) -> Iterator[tuple[str, ModelWeight, MappedTensor]]:
+    """Yield the state of the distributed optimizer: one vector per chunk and parameter dtype."""
     ranks = shard.args.get("data_parallel_size")
     multiple = ranks if type(ranks) is int and ranks > 0 else 1
     for number, chunk in enumerate(chunks):
         vectors = shard.optimizer[number]
         for key, vector in vectors.items():
-            mine = [weight for weight in reversed(chunk) if len(vectors) == 1 or _is_of(key, weight)]
+            mine = [weight for weight in reversed(chunk) if len(vectors) == 1 or _holds_weight(key, weight)]
             for space, name in _FLAT:
-                flat = _tensor(vector[name])
+                flat = _as_tensor(vector[name])
                 padded = 1 if "numel_unpadded" in vector else multiple
-                for weight, begin in zip(mine, _begins(mine, math.prod(flat.shape), padded), strict=True):
+                for weight, begin in zip(mine, _offsets(mine, math.prod(flat.shape), padded), strict=True):
                     at = flat.offset + 4 * begin
                     yield space, weight, replace(flat, shape=weight.stored.shape, offset=at)
-        if len(vectors) > 1 and not all(any(_is_of(key, weight) for key in vectors) for weight in chunk):
+        if len(vectors) > 1 and not all(
+            any(_holds_weight(key, weight) for key in vectors) for weight in chunk
+        ):
             raise _UnknownError
 
 
-def _is_of(key: Any, weight: Weight) -> bool:
-    """Whether a vector of this key has the weight: the key is (type of parameters, type of gradients)."""
+def _holds_weight(key: Any, weight: ModelWeight) -> bool:
+    """Return whether a vector holds the weight; the key is (parameter dtype, gradient dtype)."""
     if not isinstance(key, tuple):
         raise _UnknownError
     return _NAMES[key[0]] == weight.stored.dtype
 
 
-def _begins(weights: Sequence[Weight], length: int, padded: int) -> list[int]:
-    """Where each begins in a vector of this length, whose end is at a multiple of `padded`."""
+def _offsets(weights: Sequence[ModelWeight], length: int, padded: int) -> list[int]:
+    """Return where each weight begins in a vector whose length is a multiple of `padded`."""
     for align in (1, 64):
-        begins, end = [], 0
+        begins = []
+        end = 0
         for weight in weights:
             begin = -(-end // align) * align
             begins.append(begin)
@@ -138,46 +143,46 @@ def _begins(weights: Sequence[Weight], length: int, padded: int) -> list[int]:
     raise _UnknownError
 
 
-def _tensor(value: Any) -> Stored:
-    if not isinstance(value, Stored):
+def _as_tensor(value: Any) -> MappedTensor:
+    if not isinstance(value, MappedTensor):
         raise _UnknownError
     return value
 
 
-def trainer(shard: Shard, *, released: bool) -> tuple[dict[str, Any], list[str]]:
-    """Where the training stood, as our trainer.json says it, and what has no place there.
+def trainer_state(shard: RankFile, *, released: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the training state as trainer.json has it, and what cannot be stored there.
 
     Args:
-        released: the file is of a model that is handed on; nothing goes on from there.
+        released: the file is a release, from which no training resumes.
     """
     tree, args = shard.tree, shard.args
-    left = ["the states of random numbers"] if "rng_state" in tree or "np_rng_state" in tree else []
+    dropped = ["the states of random numbers"] if "rng_state" in tree or "np_rng_state" in tree else []
     consumed = args.get("consumed_train_samples", 0)
     if released or not shard.iteration:
-        return {"iteration": 0, "consumed_samples": 0, "optimizer_steps": 0}, left
-    found: dict[str, Any] = {
+        return {"iteration": 0, "consumed_samples": 0, "optimizer_steps": 0}, dropped
+    state: dict[str, Any] = {
         "iteration": shard.iteration,
         "consumed_samples": consumed if type(consumed) is int else 0,
         "optimizer_steps": _steps(tree.get("optimizer"), shard.iteration),
     }
     try:
-        found |= _scale(tree.get("optimizer"))
-    except _BROKEN:
-        left.append("the scale of the loss")
+        state |= _loss_scale(tree.get("optimizer"))
+    except _PARSE_ERRORS:
+        dropped.append("the scale of the loss")
     schedule = tree.get("opt_param_scheduler")
     try:
         if schedule is not None:
-            found["courses"] = _courses(schedule, args)
-            found["skipped_samples"] = max(0, found["consumed_samples"] - int(schedule["num_steps"]))
+            state["courses"] = _schedules(schedule, args)
+            state["skipped_samples"] = max(0, state["consumed_samples"] - int(schedule["num_steps"]))
         elif "lr_scheduler" in tree:
-            left.append("the schedule, which is of an older form")
-    except _BROKEN:
-        left.append("the schedule")
-    return found, left
+            dropped.append("the schedule, which is of an older form")
+    except _PARSE_ERRORS:
+        dropped.append("the schedule")
+    return state, dropped
 
 
 def _steps(optimizer: Any, iteration: int) -> int:
-    """Steps that the optimizer did: torch counts them by parameter, Apex by group, torch_dist once."""
+    """Return the optimizer's steps: torch counts per parameter, Apex per group, torch_dist once."""
     try:
         inner = optimizer.get("optimizer", optimizer)
         first: Any = next(iter(inner.get("state", {}).values()), None)
@@ -186,32 +191,32 @@ def _steps(optimizer: Any, iteration: int) -> int:
             first.get("step") if isinstance(first, dict) else first,
         )
         known = [step for step in counted if step is not None]
-        return int(_number(known[0])) if known else iteration
-    except _BROKEN:
+        return int(_as_float(known[0])) if known else iteration
+    except _PARSE_ERRORS:
         return iteration
 
 
-def _scale(optimizer: Any) -> dict[str, Any]:
-    """Of float16's loss."""
+def _loss_scale(optimizer: Any) -> dict[str, Any]:
+    """Return the loss scale of a float16 run."""
     scaler = optimizer.get("grad_scaler") if isinstance(optimizer, dict) else None
     if not scaler or "growth_tracker" not in scaler:
         return {}
     good, patience = int(scaler["growth_tracker"]), int(scaler["hysteresis_tracker"])
-    return {"loss_scale": {"value": _number(scaler["scale"]), "good": good, "patience": patience}}
+    return {"loss_scale": {"value": _as_float(scaler["scale"]), "good": good, "patience": patience}}
 
 
-def _number(value: Any) -> float:
-    return float(value.values().reshape(-1)[0]) if isinstance(value, Stored) else float(value)
+def _as_float(value: Any) -> float:
+    return float(value.values().reshape(-1)[0]) if isinstance(value, MappedTensor) else float(value)
 
 
-def _courses(said: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the learning rate and of the weight decay; lengths are in samples there too."""
+def _schedules(scheduler: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the learning rate and weight decay schedules; their lengths are in samples."""
     rate: dict[str, Any] = {
-        "peak": float(said["max_lr"]),
-        "least": float(said["min_lr"]),
-        "warmup": float(said["lr_warmup_steps"]),
-        "decay": int(said["lr_decay_steps"]),
-        "style": str(said["lr_decay_style"]),
+        "peak": float(scheduler["max_lr"]),
+        "least": float(scheduler["min_lr"]),
+        "warmup": float(scheduler["lr_warmup_steps"]),
+        "decay": int(scheduler["lr_decay_steps"]),
+        "style": str(scheduler["lr_decay_style"]),
         "initial": float(args.get("lr_warmup_init") or 0.0),
     }
     if rate["style"] == "WSD":
@@ -219,9 +224,9 @@ def _courses(said: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]
         rate |= {"anneal": int(args.get("lr_wsd_decay_samples") or batches)}
         rate |= {"anneal_style": str(args.get("lr_wsd_decay_style") or "exponential")}
     decay = {
-        "start": float(said["start_wd"]),
-        "end": float(said["end_wd"]),
-        "samples": int(said["wd_incr_steps"]),
-        "style": str(said["wd_incr_style"]),
+        "start": float(scheduler["start_wd"]),
+        "end": float(scheduler["end_wd"]),
+        "samples": int(scheduler["wd_incr_steps"]),
+        "style": str(scheduler["wd_incr_style"]),
     }
     return {"learning_rate": rate, "weight_decay": decay}

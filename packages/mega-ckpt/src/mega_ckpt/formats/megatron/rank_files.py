@@ -1,4 +1,4 @@
-"""The files of a classic Megatron checkpoint: one per rank of tp and pp, found and opened.
+"""Find and open the files of a classic Megatron checkpoint: one per rank of tp and pp.
 
 RUN/latest_checkpointed_iteration.txt        a number, or "release"
 RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tp; where pp > 1: mp_rank_00_000, tp and pp
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.formats.megatron.names import era
-from mega_ckpt.formats.megatron.run_dir import folder_of
-from mega_ckpt.tensors.mapped_tensor import Stored
-from mega_ckpt.torch_files.pickle_reader import Pickled, Record, Unpickler
+from mega_ckpt.formats.megatron.names import naming_scheme
+from mega_ckpt.formats.megatron.run_dir import find_checkpoint_dir
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
+from mega_ckpt.torch_files.pickle_reader import PickleFile, Record, Unpickler
 from mega_schema.errors import FormatError
 from mega_schema.layout import Layout
 
@@ -28,8 +28,8 @@ _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 _LATEST = 3.0
 _NOT_WEIGHTS = ("_extra_state", ".inv_freq")
 _BERT = ("lm_head.", "binary_head.", "language_model.pooler.", "encoder.layers.", "pooler.")
-# what all ranks' arguments say alike
-_ALIKE = (
+# arguments that are equal on all ranks
+_SAME_ARGS = (
     *(
         "num_layers",
         "hidden_size",
@@ -44,8 +44,8 @@ _ALIKE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """What one rank wrote.
+class RankFile:
+    """The content of one rank's file.
 
     Attributes:
         tree: everything in the file.
@@ -57,14 +57,14 @@ class Shard:
     tp: int
     pp: int
     tree: Mapping[Any, Any]
-    chunks: tuple[Mapping[str, Stored], ...]
+    chunks: tuple[Mapping[str, MappedTensor], ...]
     optimizer: Any = None
 
     @property
     def args(self) -> Mapping[str, Any]:
-        found = self.tree.get("args")
-        said = found.fields if isinstance(found, Record) else {}
-        return {name: value for name, value in said.items() if not isinstance(value, np.ndarray)}
+        args = self.tree.get("args")
+        fields = args.fields if isinstance(args, Record) else {}
+        return {name: value for name, value in fields.items() if not isinstance(value, np.ndarray)}
 
     @property
     def version(self) -> float:
@@ -72,12 +72,12 @@ class Shard:
 
     @property
     def iteration(self) -> int:
-        found = self.tree.get("iteration", self.tree.get("total_iters", 0))
-        return found if type(found) is int else 0
+        iteration = self.tree.get("iteration", self.tree.get("total_iters", 0))
+        return iteration if type(iteration) is int else 0
 
 
-def open_shards(load: Path) -> list[Shard]:
-    """Every rank's file, tp fastest.
+def open_rank_files(load: Path) -> list[RankFile]:
+    """Open every rank's file, tp fastest.
 
     Args:
         load: folder of a run, or of one iteration of it.
@@ -85,10 +85,13 @@ def open_shards(load: Path) -> list[Shard]:
     Raises:
         FormatError: there is none, one is missing or damaged, or they are of several checkpoints.
     """
-    folder = folder_of(load, lambda each: any(_files(each)), f"mp_rank_00/{FILE}")
-    files = dict(_files(folder))
+    folder = find_checkpoint_dir(load, lambda directory: any(_find_files(directory)), f"mp_rank_00/{FILE}")
+    files = dict(_find_files(folder))
     with Unpickler() as unpickler:
-        shards = [_shard(unpickler, *place, files[place]) for place in sorted(files, key=lambda at: at[::-1])]
+        shards = [
+            _open_rank_file(unpickler, *place, files[place])
+            for place in sorted(files, key=lambda rank: rank[::-1])
+        ]
     first = shards[0]
     tp = first.args.get("tensor_model_parallel_size", first.args.get("model_parallel_size"))
     pp = first.args.get("pipeline_model_parallel_size", 1)
@@ -102,13 +105,15 @@ def open_shards(load: Path) -> list[Shard]:
             folder / name / FILE, "no such file", wanted=f"a file of every rank, tp={tp} pp={pp}"
         )
     for shard in shards:
-        _check_alike(first, shard, tp, pp)
+        _check_same_checkpoint(first, shard, tp, pp)
     return shards
 
 
-def layout_of(shards: list[Shard]) -> Layout:
-    """Sizes of tp, pp and vp, and the layers of every stage, counted: some releases deal them unevenly."""
-    tp, pp, vp = (1 + max(sh.tp for sh in shards), 1 + max(sh.pp for sh in shards), len(shards[0].chunks))
+def read_layout(shards: list[RankFile]) -> Layout:
+    """Return tp, pp, vp and the layers of every stage, counted: some releases split them unevenly."""
+    tp = 1 + max(sh.tp for sh in shards)
+    pp = 1 + max(sh.pp for sh in shards)
+    vp = len(shards[0].chunks)
     dealt = [0] * (pp * vp)
     for shard in shards:
         for number, chunk in enumerate(shard.chunks):
@@ -117,21 +122,21 @@ def layout_of(shards: list[Shard]) -> Layout:
     return Layout(tp=tp, pp=pp, vp=vp, dealt=tuple(dealt))
 
 
-def _layers(chunk: Mapping[str, Stored]) -> Iterator[str]:
+def _layers(chunk: Mapping[str, MappedTensor]) -> Iterator[str]:
     for name in chunk:
-        if found := re.search(r"(?:^|\.)layers\.(\d+)\.", name):
-            yield found[1]
+        if match := re.search(r"(?:^|\.)layers\.(\d+)\.", name):
+            yield match[1]
 
 
-def _files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
-    for each in sorted(folder.iterdir() if folder.is_dir() else ()):
-        found = _FOLDER.fullmatch(each.name)
-        file = next((each / name for name in _FILES if (each / name).is_file()), None)
-        if found and file:
-            yield (int(found[1]), int(found[2] or 0)), file
+def _find_files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
+    for entry in sorted(folder.iterdir() if folder.is_dir() else ()):
+        match = _FOLDER.fullmatch(entry.name)
+        file = next((entry / name for name in _FILES if (entry / name).is_file()), None)
+        if match and file:
+            yield (int(match[1]), int(match[2] or 0)), file
 
 
-def _shard(unpickler: Unpickler, tp: int, pp: int, file: Path) -> Shard:
+def _open_rank_file(unpickler: Unpickler, tp: int, pp: int, file: Path) -> RankFile:
     opened = unpickler.open(file)
     tree = opened.tree
     if not isinstance(tree, dict):
@@ -147,34 +152,34 @@ def _shard(unpickler: Unpickler, tp: int, pp: int, file: Path) -> Shard:
             file, "has no weights", found=", ".join(map(str, tree)), wanted="model, or model0 and on"
         )
     chunks = tuple(_tensors(file, tree[name]) for name in names)
-    beside = file.with_name(DISTRIBUTED)
-    optimizer = unpickler.open(beside).tree if beside.is_file() else None
-    return Shard(file, tp, pp, tree, chunks, optimizer)
+    distributed = file.with_name(DISTRIBUTED)
+    optimizer = unpickler.open(distributed).tree if distributed.is_file() else None
+    return RankFile(file, tp, pp, tree, chunks, optimizer)
 
 
-def _tensors(file: Path, model: Any) -> dict[str, Stored]:
-    found = Pickled(file, model).tensors()
-    return {name: stored for name, stored in found.items() if not name.endswith(_NOT_WEIGHTS)}
+def _tensors(file: Path, model: Any) -> dict[str, MappedTensor]:
+    tensors = PickleFile(file, model).tensors()
+    return {name: stored for name, stored in tensors.items() if not name.endswith(_NOT_WEIGHTS)}
 
 
-def _check_alike(first: Shard, other: Shard, tp: int, pp: int) -> None:
-    """Refuse a rank's file that is of another checkpoint than the first one's."""
-    if other.tp >= tp or other.pp >= pp:
-        raise FormatError(other.file, "is of more ranks than args say", wanted=f"tp={tp} pp={pp}")
-    said = [
-        ("iteration", first.iteration, other.iteration),
-        ("checkpoint_version", first.version, other.version),
-        ("stages", len(first.chunks), len(other.chunks)),
-        *((f"args.{name}", first.args.get(name), other.args.get(name)) for name in _ALIKE),
+def _check_same_checkpoint(first: RankFile, rank_file: RankFile, tp: int, pp: int) -> None:
+    """Refuse a rank's file that belongs to another checkpoint than the first file."""
+    if rank_file.tp >= tp or rank_file.pp >= pp:
+        raise FormatError(rank_file.file, "is of more ranks than args say", wanted=f"tp={tp} pp={pp}")
+    compared = [
+        ("iteration", first.iteration, rank_file.iteration),
+        ("checkpoint_version", first.version, rank_file.version),
+        ("stages", len(first.chunks), len(rank_file.chunks)),
+        *((f"args.{name}", first.args.get(name), rank_file.args.get(name)) for name in _SAME_ARGS),
     ]
-    for name, wanted, found in said:
+    for name, wanted, found in compared:
         if repr(found) != repr(wanted):  # they may be of any kind
             hint = f"{first.file} says {wanted}: these are files of two checkpoints"
-            raise FormatError(f"{other.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
+            raise FormatError(f"{rank_file.file}: {name}", "differs", found=found, wanted=wanted, hint=hint)
 
 
-def names_of(shards: list[Shard]) -> Mapping[str, str]:
-    """The names that the files speak.
+def detect_names(shards: list[RankFile]) -> Mapping[str, str]:
+    """Detect the naming scheme of the files.
 
     Raises:
         FormatError: they are of another model than a GPT, or none that are known.
@@ -183,7 +188,7 @@ def names_of(shards: list[Shard]) -> Mapping[str, str]:
         for chunk in shard.chunks:
             if any(name.startswith(_BERT) or ".tokentype_embeddings." in name for name in chunk):
                 raise FormatError(shard.file, "is of a BERT or T5 model, which ours are not", wanted="a GPT")
-            names = era(chunk)
+            names = naming_scheme(chunk)
             if names is not None:
                 return names
     found = next(iter(shards[-1].chunks[-1]), "no tensor")

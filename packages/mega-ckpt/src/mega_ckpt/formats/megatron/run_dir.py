@@ -1,4 +1,4 @@
-"""A folder of Megatron's runs: the tracker, and an iteration that appears whole or not at all."""
+"""A Megatron run folder: the tracker file, and checkpoint folders that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mega_ckpt.checkpoint.output_dir import other_checkpoints
+from mega_ckpt.checkpoint.output_dir import other_checkpoints_error
 from mega_schema.disk import on_disk, replacing, sync_folder, sync_tree
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.foreign_files import MOST_BESIDE, read_foreign
@@ -20,8 +20,8 @@ from mega_schema.run_lock import hold_run_folder
 RELEASE = "release"
 
 
-def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
-    """The folder of a checkpoint: `load` itself, or the one that its tracker names.
+def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
+    """Return the folder of a checkpoint: `load` itself, or the one that its tracker names.
 
     Args:
         has: whether a folder is one of the format's.
@@ -42,8 +42,9 @@ def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
     text = read_foreign(tracker, MOST_BESIDE).decode("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
-    name = name_of(None if text == RELEASE else int(text))
-    folder, replaced = load / name, _replaced(load, name)
+    name = checkpoint_dir_name(None if text == RELEASE else int(text))
+    folder = load / name
+    replaced = _replaced_dir(load, name)
     if not folder.exists() and has(replaced):
         return replaced
     if not has(folder):
@@ -53,29 +54,29 @@ def folder_of(load: Path, has: Callable[[Path], bool], wanted: str) -> Path:
     return folder
 
 
-def name_of(iteration: int | None) -> str:
-    """Of a checkpoint's folder; None: of a model that no training goes on from."""
+def checkpoint_dir_name(iteration: int | None) -> str:
+    """Return the name of an iteration's folder; None: a release, which has no iteration."""
     return RELEASE if iteration is None else f"iter_{iteration:07d}"
 
 
-def _replaced(run: Path, name: str) -> Path:
-    """Where a checkpoint waits while one of the same name takes its place."""
+def _replaced_dir(run: Path, name: str) -> Path:
+    """Return where a checkpoint is kept while another of the same name replaces it."""
     return run / f".{name}.replaced"
 
 
-def released(folder: Path) -> bool:
-    """Whether no training goes on from a checkpoint's folder."""
-    return folder.name in (RELEASE, _replaced(folder, RELEASE).name)
+def is_release(folder: Path) -> bool:
+    """Return whether the folder is a release, from which no training resumes."""
+    return folder.name in (RELEASE, _replaced_dir(folder, RELEASE).name)
 
 
-def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
-    """Refuse a run that has checkpoints; with `force`, only one of ours.
+def check_run_dir(run: Path, iteration: int | None, *, force: bool) -> None:
+    """Refuse a run with checkpoints; with `force`, only one with Mega checkpoints.
 
     Raises:
         ConfigError: it has, or it is no folder.
     """
     check_output("--save", run, "folder", is_ours=lambda _: True)
-    places = (run / name_of(iteration), _replaced(run, name_of(iteration)))
+    places = (run / checkpoint_dir_name(iteration), _replaced_dir(run, checkpoint_dir_name(iteration)))
     for folder in (run, *sorted(run.glob("iter_*")), *places):
         if (folder / MANIFEST).exists():
             raise ConfigError("--save", "holds a checkpoint of ours", found=folder, wanted="another folder")
@@ -84,12 +85,12 @@ def check_free(run: Path, iteration: int | None, *, force: bool) -> None:
             hint = "add --force to replace it"
             raise ConfigError("--save", "there is a checkpoint already", found=folder, hint=hint)
     if (run / TRACKER).exists() and not force:
-        raise other_checkpoints(run / TRACKER)
+        raise other_checkpoints_error(run / TRACKER)
 
 
 @contextmanager
-def placing(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
-    """A new folder to write a checkpoint into, which has its name once the block has ended well.
+def atomic_checkpoint_dir(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
+    """Make a checkpoint folder that gets its final name when the block succeeds.
 
     A block that fails leaves the run as it was. What a killed process left of such a folder is removed first,
     and what it had put aside comes back.
@@ -101,30 +102,32 @@ def placing(run: Path, iteration: int | None, *, force: bool) -> Iterator[Path]:
         ConfigError: another process writes to the run's folder, or has written this checkpoint.
         MegaError: the disk is full, or would not write for another reason.
     """
-    made = not run.exists()
+    is_new = not run.exists()
     with on_disk(run):
         run.mkdir(parents=True, exist_ok=True)
         with hold_run_folder(run):  # before what others left half-written is removed
             try:
-                check_free(run, iteration, force=force)
-                with _placing_held(run, iteration) as partial:
+                check_run_dir(run, iteration, force=force)
+                with _atomic_dir_locked(run, iteration) as partial:
                     yield partial
             except BaseException:
-                if made:
+                if is_new:
                     with contextlib.suppress(OSError):
                         run.rmdir()
                 raise
 
 
 @contextmanager
-def _placing_held(run: Path, iteration: int | None) -> Iterator[Path]:
-    name = name_of(iteration)
-    partial, replaced, final = run / f".{name}.partial", _replaced(run, name), run / name
+def _atomic_dir_locked(run: Path, iteration: int | None) -> Iterator[Path]:
+    name = checkpoint_dir_name(iteration)
+    partial = run / f".{name}.partial"
+    replaced = _replaced_dir(run, name)
+    final = run / name
     try:
         if replaced.exists() and not final.exists():
             replaced.rename(final)
-        for left in (partial, replaced):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         yield partial
         sync_tree(partial)

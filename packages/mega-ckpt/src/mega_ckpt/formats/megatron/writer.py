@@ -1,4 +1,4 @@
-"""A classic checkpoint of Megatron's, written: a file per rank, as `rank_files` finds them."""
+"""Write a classic Megatron checkpoint: one file per rank, as `rank_files` reads them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.checkpoint.checkpoint_source import Source
-from mega_ckpt.checkpoint.writer import Taken
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+from mega_ckpt.checkpoint.writer import NamespacePlan
 from mega_ckpt.formats.megatron import args as megatron_args
-from mega_ckpt.formats.megatron.names import LEGACY, Names, of_chunk
+from mega_ckpt.formats.megatron.names import LEGACY, Names, chunk_tensors
 from mega_ckpt.formats.megatron.optimizer import FIRST, SECOND
 from mega_ckpt.formats.megatron.rank_files import FILE
-from mega_ckpt.formats.megatron.run_dir import name_of, placing
-from mega_ckpt.name_maps.alias import Foreign
-from mega_ckpt.tensors.parallel_map import Progress, Told, each
-from mega_ckpt.tensors.row_stream import Band
-from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.formats.megatron.run_dir import atomic_checkpoint_dir, checkpoint_dir_name
+from mega_ckpt.name_maps.alias import ForeignTensor
+from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
+from mega_ckpt.tensors.row_stream import RowChunk
+from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
-from mega_ckpt.torch_files.pickle_reader import Name, Record
+from mega_ckpt.torch_files.pickle_reader import GlobalName, Record
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL
 from mega_schema.errors import FormatError
@@ -33,7 +33,7 @@ from mega_schema.run_folder import TRAINER
 from mega_schema.shard import Slab
 
 VERSION = 3.0
-SCALE = Announced("scale", "F32", (1,))
+SCALE = TensorHeader("scale", "F32", (1,))
 _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 _FLAT = "language_model.encoder."  # names behind this are keys of one dictionary; others are nested
 _EXTRA = ("linear_proj", "linear_qkv", "linear_fc1", "linear_fc2")  # have a state of their own, which is none
@@ -49,48 +49,52 @@ _GROUP: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """What is written of a source, and how.
+class MegatronWriter:
+    """Writes a source as a Megatron checkpoint.
 
     Attributes:
-        spaces: as `writer.taken` says; the optimizer's moments among them where they are written.
+        spaces: of `namespaces_to_write`, with the optimizer's moments if they are written.
         core: the names are of the core class.
     """
 
-    source: Source
+    source: CheckpointSource
     layout: Layout
     names: Names
-    spaces: Mapping[str, Taken]
+    spaces: Mapping[str, NamespacePlan]
     core: bool
 
     def write(self, run: Path, progress: Progress, *, force: bool) -> tuple[Path, int]:
-        """The checkpoint in a run's folder, whole or not at all; returns where, and the bytes of numbers.
+        """Write the checkpoint into a run's folder, whole or not at all; return its folder and tensor bytes.
 
         Args:
             force: replace the one of this iteration.
 
         Raises:
-            MegaError: `run_dir.placing` refuses the folder, or the disk would not write.
+            MegaError: `run_dir.atomic_checkpoint_dir` refuses the folder, or the disk would not write.
         """
         ranks = [_Rank(self, tp, pp) for pp in range(self.layout.pp) for tp in range(self.layout.tp)]
-        size, iteration = sum(rank.bytes for rank in ranks), self.source.iteration or None
-        with placing(run, iteration, force=force) as folder, progress(size) as told:
+        size = sum(rank.bytes for rank in ranks)
+        iteration = self.source.iteration or None
+        with atomic_checkpoint_dir(run, iteration, force=force) as folder, progress(size) as update:
 
-            def write(rank: _Rank, told: Told) -> None:
+            def write(rank: _Rank, update: UpdateProgress) -> None:
                 (folder / rank.name).mkdir()
-                rank.write(folder / rank.name / FILE, told)
+                rank.write(folder / rank.name / FILE, update)
 
-            each(ranks, write, told)
-        return run / name_of(iteration), size
+            parallel_map(ranks, write, update)
+        return run / checkpoint_dir_name(iteration), size
 
     def args(self, tp: int, pp: int) -> dict[str, Any]:
-        """The arguments of a training that would have written this rank's file."""
-        source, layout, spec = self.source, self.layout, self.source.spec
+        """Build the arguments of a training that would have written this rank's file."""
+        source = self.source
+        layout = self.layout
+        spec = self.source.spec
         rows = table(spec)[0].local_shape(layout.tp)[0]
         kinds = {*self.spaces[MODEL].dtypes.values()}
         kind = kinds.pop() if len(kinds) == 1 else "F32"
-        hyper, tokenizer = self.hyper(), source.tokenizer.identity.type if source.tokenizer else None
-        return megatron_args.from_spec(spec, source.where, core=self.core) | {
+        hyper = self.hyperparameters()
+        tokenizer = source.tokenizer.identity.type if source.tokenizer else None
+        return megatron_args.from_spec(spec, source.path, core=self.core) | {
             "seq_length": spec.context,
             "encoder_seq_length": spec.context,
             "padded_vocab_size": rows * layout.tp,
@@ -100,7 +104,7 @@ class Writing:
             "iteration": source.iteration,
             "consumed_train_samples": source.trainer.get("consumed_samples", 0),
             "consumed_valid_samples": 0,
-            "params_dtype": Name(f"torch.{_TORCH[kind]}"),
+            "params_dtype": GlobalName(f"torch.{_TORCH[kind]}"),
             "fp16": kind == "F16",
             "bf16": kind == "BF16",
             "rank": tp + layout.tp * pp,
@@ -121,27 +125,27 @@ class Writing:
             "adam_beta1": hyper["beta1"],
             "adam_beta2": hyper["beta2"],
             "adam_eps": hyper["eps"],
-            **_rate(source.trainer),
+            **_lr_args(source.trainer),
             "use_legacy_models": not self.core,
             "transformer_impl": "transformer_engine" if self.core else "local",
         }
 
-    def hyper(self) -> dict[str, Any]:
-        """What the optimizer goes by, where the run's configuration says it."""
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the optimizer's hyperparameters from the run's configuration, or Megatron's defaults."""
         try:
-            said = tomllib.loads(self.source.run_config or "").get("optimizer", {})
-            return {name: said.get(name, usual) for name, usual in _DEFAULTS.items()}
+            config = tomllib.loads(self.source.run_config or "").get("optimizer", {})
+            return {name: config.get(name, usual) for name, usual in _DEFAULTS.items()}
         except (tomllib.TOMLDecodeError, AttributeError):
             return {**_DEFAULTS}
 
     @property
     def steps(self) -> int:
-        """That the optimizer did."""
+        """The steps of the optimizer."""
         return int(self.source.trainer.get("optimizer_steps", self.source.iteration))
 
     def group(self, decay: bool, params: Sequence[int]) -> dict[str, Any]:
-        """One of the optimizer's groups: numbers of the parameters that decay, or of the others."""
-        hyper = self.hyper()
+        """Build a parameter group of the optimizer: with weight decay or without."""
+        hyper = self.hyperparameters()
         return {
             **_GROUP,
             "wd_mult": float(decay),
@@ -155,15 +159,17 @@ class Writing:
 
 
 class _Rank:
-    """One rank's file: its tree, and for each tensor in it what makes the numbers."""
+    """One rank's file: its tree, and a function per tensor that yields its values."""
 
-    def __init__(self, writing: Writing, tp: int, pp: int) -> None:
-        self.writing, self.tp, self.pp = writing, tp, pp
-        self._made: dict[Announced, Callable[[], Iterator[np.ndarray]]] = {}
+    def __init__(self, writing: MegatronWriter, tp: int, pp: int) -> None:
+        self.writing = writing
+        self.tp = tp
+        self.pp = pp
+        self._values: dict[TensorHeader, Callable[[], Iterator[np.ndarray]]] = {}
         layout = writing.layout
         self.name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if layout.pp > 1 else "")
         self.chunks = [
-            list(of_chunk(writing.source.spec, writing.names, layout, tp=tp, pp=pp, chunk=chunk))
+            list(chunk_tensors(writing.source.spec, writing.names, layout, tp=tp, pp=pp, chunk=chunk))
             for chunk in range(layout.vp)
         ]
         models = [self._model(number, chunk) for number, chunk in enumerate(self.chunks)]
@@ -171,7 +177,7 @@ class _Rank:
             "args": Record("argparse.Namespace", (), writing.args(tp, pp)),
             "checkpoint_version": VERSION,
             "iteration": writing.source.iteration,
-            **schedule(writing.source.trainer),
+            **scheduler_state(writing.source.trainer),
         }
         self.tree |= {f"model{n if len(models) > 1 else ''}": model for n, model in enumerate(models)}
         if FIRST in writing.spaces:
@@ -179,18 +185,20 @@ class _Rank:
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self._made)
+        return sum(tensor.bytes for tensor in self._values)
 
-    def write(self, path: Path, told: Told) -> None:
-        zip_writer.write(path, self.tree, lambda tensor: self._made[tensor](), told)
+    def write(self, path: Path, update: UpdateProgress) -> None:
+        zip_writer.write(path, self.tree, lambda tensor: self._values[tensor](), update)
 
-    def _tensor(self, space: str, number: int, foreign: Foreign) -> Announced:
-        taken = self.writing.spaces[space]
-        tensor = Announced(f"{space} {number} {foreign.name}", taken.dtypes[foreign.ours], foreign.shape)
-        self._made[tensor] = lambda: _parts(self.writing.source, taken.space, foreign, tensor.dtype, space)
+    def _tensor(self, space: str, number: int, foreign: ForeignTensor) -> TensorHeader:
+        plan = self.writing.spaces[space]
+        tensor = TensorHeader(f"{space} {number} {foreign.name}", plan.dtypes[foreign.ours], foreign.shape)
+        self._values[tensor] = lambda: _row_chunks(
+            self.writing.source, plan.space, foreign, tensor.dtype, space
+        )
         return tensor
 
-    def _model(self, number: int, chunk: Sequence[Foreign]) -> dict[str, Any]:
+    def _model(self, number: int, chunk: Sequence[ForeignTensor]) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for foreign in chunk:
             head, _, rest = foreign.name.partition(_FLAT)
@@ -209,11 +217,14 @@ class _Rank:
         return tree
 
     def _optimizer(self) -> dict[str, Any]:
-        """As Megatron keeps it: parameters counted through the group that decays, then the other."""
-        writing, state, groups, mains = self.writing, dict[int, Any](), list[dict[str, Any]](), list[Any]()
+        """Build the optimizer state: parameters are numbered through the decayed group, then the other."""
+        writing = self.writing
+        state = dict[int, Any]()
+        groups = list[dict[str, Any]]()
+        mains = list[Any]()
         decays = {row.name: row.decay for row in table(writing.source.spec)}
-        step = Announced("step", "F32", ())
-        self._made[step] = lambda: iter([np.array(writing.steps, np.float32)])
+        step = TensorHeader("step", "F32", ())
+        self._values[step] = lambda: iter([np.array(writing.steps, np.float32)])
         every = list(chain.from_iterable(((n, f) for f in chunk) for n, chunk in enumerate(self.chunks)))
         narrow = MAIN in writing.spaces
         for decay in (True, False):
@@ -228,20 +239,22 @@ class _Rank:
             groups.append(writing.group(decay, places))
             if narrow:
                 kinds = writing.spaces[MODEL].dtypes
-                kept = [(number, foreign) for number, foreign in mine if kinds[foreign.ours] != "F32"]
-                mains.append([self._tensor(MAIN, number, foreign) for number, foreign in kept])
+                narrow_params = [
+                    (number, foreign) for number, foreign in mine if kinds[foreign.ours] != "F32"
+                ]
+                mains.append([self._tensor(MAIN, number, foreign) for number, foreign in narrow_params])
         adam = {"state": state, "param_groups": groups}
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "optimizer": {"optimizer": adam, "fp32_from_fp16_params": mains} if narrow else adam
         }
-        if narrow and (scale := scaler(writing.source.trainer)):
-            value, found["optimizer"]["grad_scaler"] = scale
-            self._made[SCALE] = lambda: iter([value])
-        return found
+        if narrow and (scale := grad_scaler_state(writing.source.trainer)):
+            value, result["optimizer"]["grad_scaler"] = scale
+            self._values[SCALE] = lambda: iter([value])
+        return result
 
 
-def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """The courses of the learning rate and of the weight decay, where the checkpoint says them."""
+def scheduler_state(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Build Megatron's scheduler state from trainer.json's schedules, if it has them."""
     courses = trainer.get("courses")
     if courses is None:
         return {}
@@ -262,8 +275,8 @@ def schedule(trainer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def scaler(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """The scale of float16's loss, and what Megatron keeps of it, where the checkpoint says it."""
+def grad_scaler_state(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Build Megatron's gradient scaler state from trainer.json's loss scale, if it has one."""
     scale = trainer.get("loss_scale")
     if not scale:
         return None
@@ -271,24 +284,24 @@ def scaler(trainer: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]] | No
     return np.array([scale["value"]], np.float32), {"scale": SCALE, **counts}
 
 
-def check_trainer(source: Source) -> None:
-    """Refuse a trainer.json that does not say what is written of it.
+def check_trainer(source: CheckpointSource) -> None:
+    """Refuse a trainer.json without the values that Megatron needs.
 
     Raises:
         FormatError: it does not.
     """
     trainer = source.trainer
     try:
-        Writing(source, WHOLE, LEGACY, {}, core=False).group(True, ())
-        schedule(trainer)
-        scaler(trainer)
+        MegatronWriter(source, WHOLE, LEGACY, {}, core=False).group(True, ())
+        scheduler_state(trainer)
+        grad_scaler_state(trainer)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"{type(error).__name__} {error}"
-        raise FormatError(source.where / TRAINER, "is not what a training writes", found=found) from None
+        raise FormatError(source.path / TRAINER, "is not what a training writes", found=found) from None
 
 
-def _rate(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """What arguments say of the learning rate's course, and `schedule` does not."""
+def _lr_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the learning rate settings that are arguments and not in `scheduler_state`."""
     rate = trainer["courses"]["learning_rate"] if trainer.get("courses") else {}
     return {
         "lr_warmup_init": rate.get("initial", 0.0),
@@ -297,21 +310,26 @@ def _rate(trainer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parts(source: Source, space: str, foreign: Foreign, dtype: str, into: str) -> Iterator[np.ndarray]:
-    """A rank's tensor, some rows at a time.
+def _row_chunks(
+    source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str
+) -> Iterator[np.ndarray]:
+    """Yield a rank's tensor, some rows at a time.
 
     Args:
         space: that values come from.
         into: the one that they are written to.
     """
-    for band in source.parts(space, foreign, dtype):
-        pad(source, space, foreign, dtype, into, band)
+    for band in source.foreign_chunks(space, foreign, dtype):
+        fill_padding(source, space, foreign, dtype, into, band)
         yield band.values
 
 
-def pad(source: Source, space: str, foreign: Foreign, dtype: str, into: str, band: Band) -> None:
-    """Rows of the band without a place in ours, which are zeros, become the last one of ours again, as
-    Megatron's own tool has it; those of an optimizer's moments stay zeros.
+def fill_padding(
+    source: CheckpointSource, space: str, foreign: ForeignTensor, dtype: str, into: str, band: RowChunk
+) -> None:
+    """Fill the padding rows of weights with the last row of the vocabulary, as Megatron's own tool does.
+
+    The padding of an optimizer's moments stays zero.
     """
     filled = sum(box.shape[0] for box in foreign.boxes)
     if into in (MODEL, MAIN) and band.first + len(band.values) > filled:

@@ -1,7 +1,7 @@
-"""Meta's params.json of a Llama, as a `ModelSpec`, and back.
+"""Convert Meta's params.json of a Llama to a `ModelSpec` and back.
 
-It does not say everything. Width of the feed-forward and vocabulary are those of the tensors. The longest
-sequence is that of the release which the other parameters tell.
+params.json is incomplete. The feed-forward width and the vocabulary come from the tensors, and the longest
+sequence from the release, which the other parameters identify.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARAMS = frozenset(
         *("sliding_window", "max_seq_len", "max_batch_size"),  # Mistral's, and of an export
     }
 )
-_PLAIN: Mapping[str, object] = MappingProxyType(
+_LLAMA_FIELDS: Mapping[str, object] = MappingProxyType(
     {
         "norm": "rmsnorm",
         "activation": "swiglu",
@@ -50,7 +50,7 @@ _PLAIN: Mapping[str, object] = MappingProxyType(
 def to_spec(
     params: Mapping[str, Any], where: object, shapes: Mapping[str, Shape], parts: int, *, tied: bool
 ) -> tuple[ModelSpec, bool]:
-    """The model, and whether its embedding is cut between rows.
+    """Return the model spec, and whether the embedding is split by rows.
 
     Args:
         where: the file, to begin messages with.
@@ -82,12 +82,14 @@ def to_spec(
         raise FormatError(where, "parts of the model", found=parts, wanted=wanted, hint=hint)
     words, columns = _shape(where, shapes, "tok_embeddings.weight")
     by_rows = columns == hidden
-    vocab, said = words * parts if by_rows else words, params.get("vocab_size", -1)
-    if said not in (-1, vocab):
+    vocab = words * parts if by_rows else words
+    recorded_vocab = params.get("vocab_size", -1)
+    if recorded_vocab not in (-1, vocab):
         raise FormatError(
-            f"{where}: vocab_size", "is not the embedding's", found=said, wanted=f"-1 or {vocab}"
+            f"{where}: vocab_size", "is not the embedding's", found=recorded_vocab, wanted=f"-1 or {vocab}"
         )
-    scaled, base = params.get("use_scaled_rope") is True, params.get("rope_theta", 10000.0)
+    scaled = params.get("use_scaled_rope") is True
+    base = params.get("rope_theta", 10000.0)
     eps = params.get("norm_eps", 1e-5)
     try:
         spec = llama(
@@ -98,7 +100,7 @@ def to_spec(
             head_width=width,
             ffn=_shape(where, shapes, "layers.0.feed_forward.w1.weight")[0] * parts,
             vocab=vocab,
-            context=_count(params, where, "max_seq_len", _context(scaled, base, eps)),
+            context=_count(params, where, "max_seq_len", _context_of_release(scaled, base, eps)),
             norm_eps=eps,
             rope_base=float(base) if type(base) is int else base,
             rope_scaling=_SCALING[tied] if scaled else 1.0,
@@ -111,7 +113,7 @@ def to_spec(
 
 
 def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
-    """The params.json of a model: a Llama, or a GPT with all that a Llama has.
+    """Build the params.json of a Llama, or of a GPT with a Llama's features.
 
     Args:
         where: the checkpoint, to begin messages with.
@@ -119,7 +121,7 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     Raises:
         ConfigError: Meta's program has not what the model has.
     """
-    wanted = {"head_width": spec.hidden // spec.heads, **_PLAIN}
+    wanted = {"head_width": spec.hidden // spec.heads, **_LLAMA_FIELDS}
     if spec.rope_scaling != 1:
         wanted["rope_scaling"] = _SCALING[spec.tied]
     for name, value in wanted.items():
@@ -143,8 +145,8 @@ def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
     }
 
 
-def _context(scaled: bool, base: object, eps: object) -> int:
-    """Longest sequence of the release: 3.1 and on, Code Llama, 3, 1, 2."""
+def _context_of_release(scaled: bool, base: object, eps: object) -> int:
+    """Return the longest sequence of the release: 3.1 and later, Code Llama, 3, 1, 2."""
     if scaled:
         return 131072
     if base == 1e6:

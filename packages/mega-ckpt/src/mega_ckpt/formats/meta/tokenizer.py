@@ -1,7 +1,7 @@
-"""Llama 3's tokenizer.model, tiktoken's text of it, as a tokenizer.json.
+"""Convert Llama 3's tokenizer.model, a tiktoken vocabulary, to tokenizer.json.
 
 A line is a token's bytes in base64, a space and its rank, from 0 up. The 256 ids after the last one are
-special tokens, whose names the file does not say.
+special tokens, whose names are not in the file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NAMED: Mapping[int, str] = MappingProxyType(
 )
 
 
-def read(path: Path, vocab: int) -> FastTokenizer:
-    """The tokenizer of a model with `vocab` ids.
+def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
+    """Read the tokenizer of a model with `vocab` ids.
 
     Raises:
         FormatError: the file is none, or is of a model with other ids.
@@ -49,20 +49,22 @@ def read(path: Path, vocab: int) -> FastTokenizer:
     split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     begin = {"SpecialToken": {"id": _BEGIN, "type_id": 0}}
-    one, other = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     content = content_of(
         special=special,
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
         post_processor={
             "type": "TemplateProcessing",
-            "single": [begin, one],
-            "pair": [begin, one, {"SpecialToken": {"id": _BEGIN, "type_id": 1}}, other],
+            "single": [begin, first],
+            "pair": [begin, first, {"SpecialToken": {"id": _BEGIN, "type_id": 1}}, second],
             "special_tokens": {_BEGIN: {"id": _BEGIN, "ids": [special[_BEGIN]], "tokens": [_BEGIN]}},
         },
         decoder=level,
         model={"type": "BPE", "ignore_merges": True, "vocab": words, "merges": merges},
     )
-    bos, eod, sha256 = special[_BEGIN], special[_END], content_sha256(content)
+    bos = special[_BEGIN]
+    eod = special[_END]
+    sha256 = content_sha256(content)
     identity = TokenizerIdentity("HuggingFaceTokenizer", vocab, eod, bos, None, sha256)
     return FastTokenizer(json.dumps(content, ensure_ascii=False), identity)
 

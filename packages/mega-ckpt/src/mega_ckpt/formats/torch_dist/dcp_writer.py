@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint, written by its own writer: the one module here that needs torch.
+"""Write folders of torch.distributed.checkpoint with torch's own writer: this module needs torch.
 
 The writer asks for one box after another and writes each before it asks for the next.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mega_ckpt.tensors.parallel_map import Told
+from mega_ckpt.tensors.parallel_map import UpdateProgress
 from mega_schema.checkpoint import DTYPES
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.install_hint import install_hint
@@ -29,15 +29,15 @@ _TORCH: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat1
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A box of a tensor that is written.
+class DcpChunk:
+    """A box of a tensor to write.
 
     Attributes:
         key: name of the tensor.
         dtype: safetensors' name.
         whole: shape of the tensor.
         start, shape: of the box.
-        values: makes its numbers, as many as `shape` says, bfloat16 as its bits.
+        values: returns its numbers in `shape`, bfloat16 as its bits.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Chunk:
 
 
 def check_torch() -> None:
-    """Refuse to begin where torch is not installed.
+    """Refuse to begin if torch is not installed.
 
     Raises:
         ConfigError: it is not.
@@ -66,19 +66,19 @@ def check_torch() -> None:
         )
 
 
-def write(
+def write_dcp(
     folder: Path,
-    chunks: Sequence[Chunk],
-    nothings: Sequence[str],
-    told: Told,
-    again: Mapping[str, str] = MappingProxyType({}),
+    chunks: Sequence[DcpChunk],
+    empty_names: Sequence[str],
+    update: UpdateProgress,
+    second_names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write .metadata and one .distcp file, flushed to the disk.
+    """Write .metadata and one .distcp file and flush them to disk.
 
     Args:
-        nothings: names under which nothing is kept, as Megatron does of a layer without float8.
-        told: called with the bytes of each box.
-        again: second names of tensors, whose numbers are in the file once.
+        empty_names: names with an empty entry, as Megatron writes for a layer without float8.
+        update: called with the bytes of each box.
+        second_names: second name -> tensor, whose values are in the file once.
 
     Raises:
         MegaError: `values` of a chunk raised it.
@@ -91,18 +91,20 @@ def write(
     from torch.distributed.checkpoint.storage import WriteResult
 
     class Writer(FileSystemWriter):
-        """One that says nothing of the machine it runs on."""
+        """A writer that records nothing about the machine."""
 
         def storage_meta(self) -> StorageMeta:
             return StorageMeta()
 
         def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-            found = [result for some in results for result in some]
-            for second, key in again.items():
+            written = [result for group in results for result in group]
+            for second, key in second_names.items():
                 metadata.state_dict_metadata[second] = metadata.state_dict_metadata[key]
                 metadata.mcore_data[second] = {}  # type: ignore[attr-defined]
-                of_key = [each for each in found if each.index.fqn == key]
-                results.append([replace(each, index=replace(each.index, fqn=second)) for each in of_key])
+                of_key = [result for result in written if result.index.fqn == key]
+                results.append(
+                    [replace(result, index=replace(result.index, fqn=second)) for result in of_key]
+                )
             super().finish(metadata, results)
 
     # without copies ahead: those would be tensors in memory
@@ -110,7 +112,7 @@ def write(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            save({}, storage_writer=writer, planner=_planner(chunks, nothings, told), no_dist=True)
+            save({}, storage_writer=writer, planner=_planner(chunks, empty_names, update), no_dist=True)
     except CheckpointException as failed:
         error, _ = next(iter(failed.failures.values()))
         if isinstance(error, RuntimeError) and "inline_container" in str(
@@ -121,7 +123,7 @@ def write(
         raise error from None
 
 
-def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> Any:
+def _planner(chunks: Sequence[DcpChunk], empty_names: Sequence[str], update: UpdateProgress) -> Any:
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import (
@@ -132,7 +134,7 @@ def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> An
     )
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-    wanted: dict[tuple[str, torch.Size], Chunk] = {}
+    wanted: dict[tuple[str, torch.Size], DcpChunk] = {}
     items = []
     for chunk in chunks:
         start, shape, whole = (torch.Size(n) for n in (chunk.start, chunk.shape, chunk.whole))
@@ -140,11 +142,11 @@ def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> An
         wanted[chunk.key, start] = chunk
         data = TensorWriteData(ChunkStorageMetadata(start, shape), TensorProperties(dtype=dtype), whole)
         items.append(WriteItem(MetadataIndex(chunk.key, start), WriteItemType.SHARD, tensor_data=data))
-    items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in nothings]
+    items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in empty_names]
     names = {item.index.fqn: (item.index.fqn,) for item in items}
 
     class Planner(DefaultSavePlanner):
-        """A plan of boxes that are made when they are written."""
+        """A plan of boxes whose values are read when they are written."""
 
         def create_local_plan(self) -> SavePlan:
             self.plan = SavePlan(items, planner_data=names)
@@ -164,13 +166,13 @@ def _planner(chunks: Sequence[Chunk], nothings: Sequence[str], told: Told) -> An
                 return nothing
             chunk = wanted[index.fqn, index.offset]
             tensor = _tensor(chunk)
-            told(chunk.bytes)
+            update(chunk.bytes)
             return tensor
 
     return Planner()
 
 
-def _tensor(chunk: Chunk) -> torch.Tensor:
+def _tensor(chunk: DcpChunk) -> torch.Tensor:
     import torch
 
     values = np.ascontiguousarray(chunk.values()).reshape(chunk.shape)

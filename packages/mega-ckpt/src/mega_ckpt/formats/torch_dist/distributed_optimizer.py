@@ -1,4 +1,4 @@
-"""The state of Megatron core's distributed optimizer as it saves it by default: in buckets.
+"""Read the bucketed state of Megatron core's distributed optimizer, which it saves by default.
 
     optimizer.distributed.dp_group_idx_3.gbuf_idx_0.dtype_(…).bucket_idx_1.exp_avg
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mega_ckpt.checkpoint.checkpoint_source import Found, gathered
-from mega_ckpt.formats.megatron.names import COPY, CORE, CORE_FUSED, Names, of_chunk
-from mega_ckpt.formats.torch_dist.dcp_reader import Whole
-from mega_ckpt.name_maps.alias import Foreign, whole_slab
-from mega_ckpt.name_maps.boxes import boxes_of_run, part_of
+from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors, gather_boxes
+from mega_ckpt.formats.megatron.names import COPY, CORE, CORE_FUSED, Names, chunk_tensors
+from mega_ckpt.formats.torch_dist.dcp_reader import DcpTensor
+from mega_ckpt.name_maps.alias import ForeignTensor, whole_slab
+from mega_ckpt.name_maps.boxes import run_to_boxes, select_box
 from mega_ckpt.tensors import dtypes
-from mega_ckpt.tensors.mapped_tensor import WIDTHS, Stored
+from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import MegaError
@@ -39,22 +39,22 @@ _KEY = re.compile(
 )
 _ALIGN = 64
 
-Spaces = dict[str, list[tuple[Foreign, Stored]]]
+Spaces = dict[str, list[tuple[ForeignTensor, MappedTensor]]]
 
 
-class UnknownError(Exception):
-    """The buckets are not of these parameters."""
+class UnknownLayoutError(Exception):
+    """The buckets do not hold these parameters."""
 
 
-def read(
+def read_optimizer(
     where: Path,
     spec: ModelSpec,
-    tensors: Mapping[str, Whole],
+    tensors: Mapping[str, DcpTensor],
     args: Mapping[str, Any],
     padded: int,
-    weights: Found,
-) -> Mapping[str, Found]:
-    """The state by namespace; none where the buckets are not of these parameters.
+    weights: MatchedTensors,
+) -> Mapping[str, MatchedTensors]:
+    """Return the state by namespace; {} if the buckets do not hold these parameters.
 
     Modules of TransformerEngine come in an order of their own; the right one has the model's weights in it.
 
@@ -68,37 +68,39 @@ def read(
     tp, pp, vp = (size if type(size) is int and size > 0 else 1 for size in sizes)
     for names in (CORE, CORE_FUSED):
         try:
-            found = spaces(tensors, spec, names, Layout(tp=tp, pp=pp, vp=vp), padded // tp)
-            if agree(where, spec, weights, found[MAIN]):
+            namespaces = optimizer_namespaces(tensors, spec, names, Layout(tp=tp, pp=pp, vp=vp), padded // tp)
+            if weights_match(where, spec, weights, namespaces[MAIN]):
                 if {stored.dtype for _, stored in weights} == {"F32"}:  # then the two are one
-                    del found[MAIN]
-                return found
-        except (UnknownError, MegaError):
+                    del namespaces[MAIN]
+                return namespaces
+        except (UnknownLayoutError, MegaError):
             continue
     return {}
 
 
-def agree(where: Path, spec: ModelSpec, weights: Found, main: Found) -> bool:
-    """Whether float32 weights of an optimizer are the model's: of each the last row.
+def weights_match(where: Path, spec: ModelSpec, weights: MatchedTensors, main: MatchedTensors) -> bool:
+    """Return whether the optimizer's float32 weights round to the model's; compares the last rows.
 
     Raises:
         FormatError: a parameter is not covered, or is made of tensors of several dtypes.
     """
-    kinds, box, _ = gathered(where, spec, {MODEL: weights, MAIN: main})
+    kinds, box, _ = gather_boxes(where, spec, {MODEL: weights, MAIN: main})
     shapes = {row.name: row.shape for row in table(spec)}
     for name, kind in kinds[MODEL].items():
         rows, *rest = shapes[name]
         zero = (0,) * len(rest)
         slab = Slab((rows - 1, *zero), (1, *rest), (0, *zero)) if rest else whole_slab((rows,))
-        found = box(MAIN, name, slab)
-        rounded = found if kind == "F32" else dtypes.rounded(found, kind)
+        values = box(MAIN, name, slab)
+        rounded = values if kind == "F32" else dtypes.round_float32(values, kind)
         if rounded.tobytes() != box(MODEL, name, slab).tobytes():
             return False
     return True
 
 
-def spaces(tensors: Mapping[str, Whole], spec: ModelSpec, names: Names, layout: Layout, rows: int) -> Spaces:
-    """The optimizer's namespaces, each parameter as the runs of numbers that ranks wrote.
+def optimizer_namespaces(
+    tensors: Mapping[str, DcpTensor], spec: ModelSpec, names: Names, layout: Layout, rows: int
+) -> Spaces:
+    """Map the buckets to the optimizer's namespaces, each parameter as runs of numbers.
 
     Args:
         names: whose order is that of the modules.
@@ -108,65 +110,71 @@ def spaces(tensors: Mapping[str, Whole], spec: ModelSpec, names: Names, layout: 
     Raises:
         UnknownError: a bucket is missing, or holds other parameters.
         ConfigError: the names have none for a part of the model.
-        LayoutError: the model cannot be cut so.
+        LayoutError: the model cannot be split this way.
     """
-    vectors: dict[tuple[int, int, str], dict[int, Whole]] = {}
+    vectors: dict[tuple[int, int, str], dict[int, DcpTensor]] = {}
     for name, whole in tensors.items():
-        found = _KEY.fullmatch(name)
-        if found is None or found[4] not in KINDS or len(whole.shape) != 1:
-            raise UnknownError
-        vectors.setdefault((int(found[1]), int(found[2]), found[4]), {})[int(found[3])] = whole
-    whole_everywhere = {row.name for row in table(spec) if row.split is None}
-    made: Spaces = {space: [] for space in KINDS.values()}
+        match = _KEY.fullmatch(name)
+        if match is None or match[4] not in KINDS or len(whole.shape) != 1:
+            raise UnknownLayoutError
+        vectors.setdefault((int(match[1]), int(match[2]), match[4]), {})[int(match[3])] = whole
+    replicated = {row.name for row in table(spec) if row.split is None}
+    namespaces: Spaces = {space: [] for space in KINDS.values()}
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             for chunk in range(layout.vp):
-                every = list(of_chunk(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows))[::-1]
+                every = list(chunk_tensors(spec, names, layout, tp=tp, pp=pp, chunk=chunk, rows=rows))[::-1]
                 for kind, space in KINDS.items():
                     buckets = vectors.pop((tp + layout.tp * pp, chunk, kind), {})
-                    for foreign, bucket, begin in _placed(every, buckets):
+                    for foreign, bucket, begin in _locate_tensors(every, buckets):
                         copy = foreign.ours == "embed.weight" and foreign.name == names[COPY].format(
                             kind="weight"
                         )
-                        if not copy and (tp == 0 or foreign.ours not in whole_everywhere):
-                            made[space] += _runs(foreign, bucket, begin)
+                        if not copy and (tp == 0 or foreign.ours not in replicated):
+                            namespaces[space] += _tensor_runs(foreign, bucket, begin)
     if vectors:
-        raise UnknownError
-    return made
+        raise UnknownLayoutError
+    return namespaces
 
 
-def _placed(every: Sequence[Foreign], buckets: Mapping[int, Whole]) -> Iterator[tuple[Foreign, Whole, int]]:
-    """Every tensor, the bucket that it is in, and where it begins."""
-    done = 0
+def _locate_tensors(
+    every: Sequence[ForeignTensor], buckets: Mapping[int, DcpTensor]
+) -> Iterator[tuple[ForeignTensor, DcpTensor, int]]:
+    """Yield every tensor with its bucket and its offset in it."""
+    placed = 0
     for number in range(len(buckets)):
         if number not in buckets:
-            raise UnknownError
+            raise UnknownLayoutError
         (length,), end = buckets[number].shape, 0
-        for foreign in every[done:]:
-            begin, size = _aligned(end), math.prod(foreign.shape)
+        for foreign in every[placed:]:
+            begin = _align(end)
+            size = math.prod(foreign.shape)
             if begin + size > length:
                 break
             yield foreign, buckets[number], begin
-            done, end = done + 1, begin + size
-        if length not in (end, _aligned(end)):
-            raise UnknownError
-    if done != len(every):
-        raise UnknownError
+            placed, end = placed + 1, begin + size
+        if length not in (end, _align(end)):
+            raise UnknownLayoutError
+    if placed != len(every):
+        raise UnknownLayoutError
 
 
-def _aligned(place: int) -> int:
+def _align(place: int) -> int:
     return -(-place // _ALIGN) * _ALIGN
 
 
-def _runs(foreign: Foreign, bucket: Whole, begin: int) -> Iterator[tuple[Foreign, Stored]]:
+def _tensor_runs(
+    foreign: ForeignTensor, bucket: DcpTensor, begin: int
+) -> Iterator[tuple[ForeignTensor, MappedTensor]]:
     end = begin + math.prod(foreign.shape)
     for piece in bucket.pieces:
         (first,), (count,), stored = piece.start, piece.shape, piece.stored
         if stored.dtype != "F32" or stored.strides is not None:
-            raise UnknownError
-        low, high = max(first, begin), min(first + count, end)
-        offset = stored.offset + WIDTHS["F32"] * (low - first)
-        for start, extent in boxes_of_run(foreign.shape, low - begin, high - begin):
+            raise UnknownLayoutError
+        low = max(first, begin)
+        high = min(first + count, end)
+        offset = stored.offset + DTYPE_BYTES["F32"] * (low - first)
+        for start, extent in run_to_boxes(foreign.shape, low - begin, high - begin):
             run = replace(stored, shape=extent, offset=offset)
-            yield part_of(foreign, start, extent), run
+            yield select_box(foreign, start, extent), run
             offset += run.bytes

@@ -1,4 +1,4 @@
-"""The list of what a pickle may name. What it may call besides is in `stubs.MAKERS`."""
+"""The globals that a pickle may name. Those it may also call are in `stubs.MAKERS`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STORAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# names that stand for themselves: nothing is made of them
+# names that are only named, never called
 VALUES = frozenset(
     {
         *DTYPES,
@@ -84,7 +84,7 @@ _HOMES = tuple(
 
 
 def _classes() -> Iterator[str]:
-    """What a record is made of: name and fields are kept, and that is all."""
+    """Yield the classes whose objects become records: class and fields, nothing else."""
     yield from ("argparse.Namespace", "types.SimpleNamespace", "builtins.complex", "builtins.slice")
     yield from ("datetime.datetime", "datetime.timedelta", "signal.Signals", "_io.BytesIO")
     yield from ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.Path")
@@ -109,7 +109,7 @@ def _classes() -> Iterator[str]:
         yield f"torch.distributed.checkpoint.metadata.{name}"
     for name in ("_StorageInfo", "_StoragePrefix"):
         yield f"torch.distributed.checkpoint.filesystem.{name}"
-    # Megatron core keeps beside the description the plan that it was written by
+    # Megatron core stores the save plan with the metadata
     for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"):
         yield f"torch.distributed.checkpoint.planner.{name}"
     for name in ("TensorProperties", "MEM_FORMAT_ENCODING"):

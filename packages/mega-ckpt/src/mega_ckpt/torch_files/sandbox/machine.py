@@ -1,4 +1,4 @@
-"""The stack machine whose programs pickles are, with names in the place of objects."""
+"""The pickle stack machine, with names in the place of objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from mega_ckpt.torch_files.sandbox.allowlist import CLASSES, VALUES
 from mega_ckpt.torch_files.sandbox.stubs import (
     MAKERS,
-    STATES,
-    Name,
-    Pairs,
+    STATE_SETTERS,
+    DictItems,
+    GlobalName,
     RefusedError,
-    Tagged,
-    items,
-    storage,
+    Stub,
+    set_stub,
+    storage_stub,
 )
 
-# what a program that no pickler wrote makes Python say
+# what Python raises for a program that no pickler wrote
 BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -38,19 +38,22 @@ _LONGEST_LINE = 1 << 20  # bytes; the first protocol ends its texts with a line 
 _RENAMED = MappingProxyType({"__builtin__": "builtins", "copy_reg": "copyreg"})
 
 
-class Source:
-    """Bytes of a file from some place on, asked for as they are needed.
+class PickleStream:
+    """A byte stream that requests more as it is read.
 
     Args:
         more: the next of them, none at the end.
     """
 
     def __init__(self, more: Callable[[], bytes]) -> None:
-        self._more, self._have, self._at, self._before = more, b"", 0, 0
+        self._more = more
+        self._have = b""
+        self._at = 0
+        self._before = 0
 
     @property
     def end(self) -> int:
-        """How many were taken."""
+        """The bytes read so far."""
         return self._before + self._at
 
     def take(self, count: int) -> bytes:
@@ -62,13 +65,13 @@ class Source:
         return self._have[begin : self._at]
 
     def line(self) -> bytes:
-        """Up to the next line break, which goes with it."""
+        """Read up to the next line break and drop it."""
         while (end := self._have.find(b"\n", self._at)) < 0:
             if (had := len(self._have) - self._at) > _LONGEST_LINE:
                 raise RefusedError("the pickle has a line that is too long", f"{had} bytes")
             self._gather(had + 1)
-        taken = self.take(end + 1 - self._at)
-        return taken[:-1]
+        text = self.take(end + 1 - self._at)
+        return text[:-1]
 
     def byte(self) -> int:
         return self.take(1)[0]
@@ -88,13 +91,13 @@ class Source:
 
 
 class Machine:
-    """Runs one pickle after the other.
+    """Runs pickles, one after another.
 
     Attributes:
         storages: key of every storage that was named: type and count of its numbers.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PickleStream) -> None:
         self.source = source
         self.storages: dict[str, tuple[str, int]] = {}
         self._stack: list[Any] = []
@@ -102,13 +105,15 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The value of the next pickle.
+        """Run the next pickle and return its value.
 
         Raises:
             RefusedError: it wants what is not allowed.
             one of BROKEN: it was cut off, or no pickler wrote it.
         """
-        self._stack, self._below, self._memo = [], [], {}
+        self._stack = []
+        self._below = []
+        self._memo = {}
         while (code := self.source.take(1)) != b".":
             if code not in _CODES:
                 raise RefusedError("the pickle has an operation that is not allowed", repr(code))
@@ -128,7 +133,7 @@ class Machine:
         else:
             self.above_mark()
 
-    def again(self) -> None:
+    def duplicate(self) -> None:
         self.push(self._stack[-1])
 
     def mark(self) -> None:
@@ -143,9 +148,9 @@ class Machine:
         begin = len(self._stack) - count
         if begin < 0:
             raise IndexError(begin)
-        taken = self._stack[begin:]
+        values = self._stack[begin:]
         del self._stack[begin:]
-        return taken
+        return values
 
     def get(self, at: int) -> None:
         self.push(self._memo[at])
@@ -161,7 +166,7 @@ class Machine:
             raise RefusedError(f"the pickle's protocol is later than {_LATEST}", number)
 
     def numbered(self, form: Struct) -> bytes:
-        """Bytes after their count."""
+        """Read a count, and as many bytes."""
         return self.source.take(self.source.number(form))
 
     def text(self, form: Struct) -> None:
@@ -187,15 +192,15 @@ class Machine:
         truth = {b"00": False, b"01": True}
         self.push(truth[line] if line in truth else int(line))
 
-    def name(self, module: str, name: str) -> Name:
-        """The name if it may be used at all, as the newest Python and the oldest numpy write it."""
+    def name(self, module: str, name: str) -> GlobalName:
+        """Return the name if it is allowed, in the spelling of the newest Python and the oldest numpy."""
         head, dot, rest = module.partition(".")
         full = f"{_RENAMED.get(head, head)}{dot}{rest}.{name}".replace("numpy._core.", "numpy.core.", 1)
         if full not in MAKERS and full not in CLASSES and full not in VALUES:
             raise RefusedError("the pickle asks for what is not allowed", f"{module}.{name}")
-        return Name(full)
+        return GlobalName(full)
 
-    def name_in_lines(self) -> Name:
+    def name_in_lines(self) -> GlobalName:
         module = self.source.line().decode("utf-8")
         return self.name(module, self.source.line().decode("utf-8"))
 
@@ -206,23 +211,23 @@ class Machine:
         self.push(self.name(module, name))
 
     def call(self, called: Any, arguments: Any) -> None:
-        if type(called) is not Name or type(arguments) is not tuple:
+        if type(called) is not GlobalName or type(arguments) is not tuple:
             raise TypeError("a call of what is not a name")
         if called in MAKERS:
             self.push(MAKERS[called](*arguments))
         elif called in CLASSES:
-            self.push(Tagged("record", called, arguments, None))
+            self.push(Stub("record", called, arguments, None))
         else:
             raise RefusedError("the pickle calls what may only be named", called)
 
     def build(self) -> None:
         state = self.pop()
-        made = self._stack[-1]
-        if type(made) is Pairs:  # attributes of an OrderedDict: the versions of a module's layers
+        target = self._stack[-1]
+        if type(target) is DictItems:  # attributes of an OrderedDict: the versions of a module's layers
             return
-        if type(made) is not Tagged or made.tag not in STATES:
+        if type(target) is not Stub or target.tag not in STATE_SETTERS:
             raise TypeError("a state for what has none")
-        STATES[made.tag](made.parts, state)
+        STATE_SETTERS[target.tag](target.parts, state)
 
     def append(self, more: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
@@ -230,39 +235,39 @@ class Machine:
         self._stack[-1].extend(more)
 
     def add(self, more: list[Any]) -> None:
-        made = self._stack[-1]
-        if type(made) is not Tagged or made.tag != "set":
+        target = self._stack[-1]
+        if type(target) is not Stub or target.tag != "set":
             raise TypeError("items for what is not a set")
-        made.parts.extend(more)
+        target.parts.extend(more)
 
     def set_items(self, more: list[Any]) -> None:
-        if type(self._stack[-1]) is not Pairs or len(more) % 2:
+        if type(self._stack[-1]) is not DictItems or len(more) % 2:
             raise TypeError("keys and values for what is not a dict")
         self._stack[-1].extend(more)
 
     def dictionary(self) -> None:
         more = self.above_mark()
-        self.push(Pairs())
+        self.push(DictItems())
         self.set_items(more)
 
     def persistent(self) -> None:
-        key, type_, numbers, made = storage(self.pop())
+        key, type_, numbers, stub = storage_stub(self.pop())
         known = self.storages.setdefault(key, (type_, numbers))
         if known != (type_, numbers):
             raise RefusedError(
                 "the pickle has two types or sizes of one storage", f"{known}, {type_, numbers}"
             )
-        self.push(made)
+        self.push(stub)
 
 
 _CODES: Mapping[bytes, Callable[[Machine], Any]] = MappingProxyType(
     {
         b"\x80": Machine.protocol,
-        b"\x95": lambda m: m.source.take(8),  # length of a frame, of use to who reads ahead
+        b"\x95": lambda m: m.source.take(8),  # length of a frame, for read-ahead
         b"(": Machine.mark,
         b"0": Machine.drop,
         b"1": Machine.above_mark,
-        b"2": Machine.again,
+        b"2": Machine.duplicate,
         b"N": lambda m: m.push(None),
         b"\x88": lambda m: m.push(True),
         b"\x89": lambda m: m.push(False),
@@ -290,7 +295,7 @@ _CODES: Mapping[bytes, Callable[[Machine], Any]] = MappingProxyType(
         b"l": lambda m: m.push(m.above_mark()),
         b"a": lambda m: m.append([m.pop()]),
         b"e": lambda m: m.append(m.above_mark()),
-        b"}": lambda m: m.push(Pairs()),
+        b"}": lambda m: m.push(DictItems()),
         b"d": Machine.dictionary,
         b"s": lambda m: m.set_items(m.pop_many(2)),
         b"u": lambda m: m.set_items(m.above_mark()),
@@ -299,9 +304,9 @@ _CODES: Mapping[bytes, Callable[[Machine], Any]] = MappingProxyType(
         b"\x85": lambda m: m.push(tuple(m.pop_many(1))),
         b"\x86": lambda m: m.push(tuple(m.pop_many(2))),
         b"\x87": lambda m: m.push(tuple(m.pop_many(3))),
-        b"\x8f": lambda m: m.push(items()),
+        b"\x8f": lambda m: m.push(set_stub()),
         b"\x90": lambda m: m.add(m.above_mark()),
-        b"\x91": lambda m: m.push(items(m.above_mark())),
+        b"\x91": lambda m: m.push(set_stub(m.above_mark())),
         b"g": lambda m: m.get(int(m.source.line())),
         b"h": lambda m: m.get(m.source.byte()),
         b"j": lambda m: m.get(m.source.number(_U32)),

@@ -1,7 +1,7 @@
-"""The process that reads pickles: it opens no file, and reads each in a process of its own that ends with it.
+"""The process that reads pickles: it opens no file, and forks a process for each.
 
 It is handed one socket per file. Over it the forked process asks for the file's bytes (MORE; answered with
-their count and them, none at the end), and says what it read: ANSWER, a length and a JSON object,
+their count and them, none at the end), and sends the result: ANSWER, a length and a JSON object,
 
     {"values": [...], "storages": {key: [type, numbers]}, "end": bytes taken}     or
     {"refused": what, "found": value}      or
@@ -13,7 +13,7 @@ in which null, booleans, numbers and strings are themselves, and the rest a list
     dict                a key, its value, the next key, ...; of equal keys the last one holds
     int                 hexadecimal digits of a whole number beyond 64 bits
     bytes               base64
-    name                of what stands for itself, as torch.float32
+    name                of a global that is only named, as torch.float32
     record              class, arguments, state
     storage             key, type of its numbers, first number
     tensor              the same, shape, strides, counted in numbers
@@ -36,8 +36,8 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, Source
-from mega_ckpt.torch_files.sandbox.stubs import Name, Pairs, RefusedError, Tagged
+from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, PickleStream
+from mega_ckpt.torch_files.sandbox.stubs import DictItems, GlobalName, RefusedError, Stub
 
 MORE, ANSWER = b"M", b"A"
 ORDER = struct.Struct("<BQ")  # pickles of a file, and bytes of which they are some
@@ -50,41 +50,41 @@ _DEEPEST = 100  # lists within lists; a list within itself is deeper than any nu
 _WHOLE = range(-(1 << 63), 1 << 64)  # what fits where others keep whole numbers
 
 
-class Plainly:
-    """Values as JSON has them, until they are too many or too deep.
+class JsonEncoder:
+    """Encodes values as JSON, with limits on their size and depth.
 
-    A value that stands at many places is written down at each, so a short pickle may have a long answer.
+    A value with many references is written at each of them, so a short pickle may have a long answer.
     """
 
     def __init__(self, room: int) -> None:
         self._room = self._left = room
 
-    def say(self, value: Any, depth: int = 0) -> Any:
+    def encode(self, value: Any, depth: int = 0) -> Any:
         self._spend(_VALUE)
         if depth > _DEEPEST:
             raise RefusedError("the pickle has lists in lists too deep", f"more than {_DEEPEST}")
         if value is None or type(value) in (bool, float):
             return value
         if type(value) is int:
-            return value if value in _WHOLE else ["int", self._counted(f"{value:x}")]
+            return value if value in _WHOLE else ["int", self._text(f"{value:x}")]
         if type(value) is str:
-            return self._counted(value)
+            return self._text(value)
         if type(value) is bytes:
             return ["bytes", self._base64(value)]
-        if type(value) is Name:
-            return ["name", self._counted(value)]
-        if type(value) is Tagged and value.tag == "array":
+        if type(value) is GlobalName:
+            return ["name", self._text(value)]
+        if type(value) is Stub and value.tag == "array":
             *kind, raw = value.parts
             return ["array", *self._all(kind, depth), self._base64(raw)]
-        if type(value) is Tagged:
+        if type(value) is Stub:
             return [value.tag, *self._all(value.parts, depth)]
-        word = "dict" if type(value) is Pairs else "list" if type(value) is list else "tuple"
+        word = "dict" if type(value) is DictItems else "list" if type(value) is list else "tuple"
         return [word, *self._all(value, depth)]
 
     def _all(self, values: Any, depth: int) -> list[Any]:
-        return [self.say(value, depth + 1) for value in values]
+        return [self.encode(value, depth + 1) for value in values]
 
-    def _counted(self, text: str) -> str:
+    def _text(self, text: str) -> str:
         self._spend(len(text))
         return str(text)
 
@@ -98,28 +98,29 @@ class Plainly:
             raise RefusedError("the pickle holds too much", f"more than {self._room} bytes when written out")
 
 
-def answer(source: Source, pickles: int, size: int) -> bytes:
-    """What is said about so many pickles, one behind the other, that have these bytes at most."""
+def read_pickles(source: PickleStream, pickles: int, size: int) -> bytes:
+    """Read consecutive pickles of at most `size` bytes and return the JSON answer."""
     try:
-        machine, values = Machine(source), []
+        machine = Machine(source)
+        values = []
         for _ in range(pickles):
             value = machine.run()
-            values.append(Plainly(min(LONGEST, _ROOM + _TIMES * source.end)).say(value))
+            values.append(JsonEncoder(min(LONGEST, _ROOM + _TIMES * source.end)).encode(value))
         return json.dumps({"values": values, "storages": machine.storages, "end": source.end}).encode("ascii")
     except RefusedError as error:
-        said = {"refused": error.what, "found": str(error.found)[:_FOUND]}
+        reply = {"refused": error.what, "found": str(error.found)[:_FOUND]}
     except MemoryError:
-        said = {
+        reply = {
             "refused": "the pickle takes too much memory to read",
-            "found": f"more than {memory(size)} bytes",
+            "found": f"more than {memory_limit(size)} bytes",
         }
     except BROKEN as error:
-        said = {"broken": f"{type(error).__name__} {error}"[:_FOUND]}
-    return json.dumps(said).encode("ascii")
+        reply = {"broken": f"{type(error).__name__} {error}"[:_FOUND]}
+    return json.dumps(reply).encode("ascii")
 
 
-def take(connection: socket.socket, count: int) -> bytes:
-    """So many bytes of a connection.
+def receive(connection: socket.socket, count: int) -> bytes:
+    """Receive exactly `count` bytes.
 
     Raises:
         EOFError: the other side has gone.
@@ -135,7 +136,7 @@ def take(connection: socket.socket, count: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Serve who started this program over the socket whose number is the last word of its command line."""
+    """Serve the parent process over the socket whose number is the last command line word."""
     listen = socket.socket(fileno=int(sys.argv[-1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a process ended
     with contextlib.suppress(AttributeError, OSError):  # where there is no Linux, or it does not let users
@@ -149,20 +150,20 @@ def main() -> NoReturn:
         if os.fork() == 0:
             listen.close()
             pickles, size = ORDER.unpack(order)
-            confine(size)
+            limit_process(size)
             _serve(socket.socket(fileno=descriptors[0]), pickles, size)
         os.close(descriptors[0])
 
 
-def memory(size: int) -> int:
-    """Bytes of the process that reads pickles of so many bytes, itself included."""
+def memory_limit(size: int) -> int:
+    """Return the memory limit of the process that reads pickles of `size` bytes."""
     return min(2 << 30, (1 << 28) + 128 * size)
 
 
-def confine(size: int) -> None:
-    """Take from this process what reading pickles of so many bytes does not need."""
+def limit_process(size: int) -> None:
+    """Set the resource limits of the process that reads pickles of `size` bytes."""
     limits = {
-        resource.RLIMIT_AS: memory(size),
+        resource.RLIMIT_AS: memory_limit(size),
         resource.RLIMIT_CPU: SECONDS,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -177,11 +178,11 @@ def confine(size: int) -> None:
 def _serve(connection: socket.socket, pickles: int, size: int) -> NoReturn:
     def more() -> bytes:
         connection.sendall(MORE)
-        return take(connection, struct.unpack("<I", take(connection, 4))[0])
+        return receive(connection, struct.unpack("<I", receive(connection, 4))[0])
 
     gc.disable()  # all ends with this process; to look for what has no use takes a third of its time
     try:
-        text = answer(Source(more), pickles, size)
+        text = read_pickles(PickleStream(more), pickles, size)
         connection.sendall(ANSWER + struct.pack("<Q", len(text)) + text)
     finally:
         os._exit(0)

@@ -13,7 +13,7 @@ import pytest
 
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface.model_classes import CLASSES
-from mega_ckpt.formats.interface import Target
+from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
@@ -92,7 +92,7 @@ def test_any_model_of_a_class_comes_back_bit_for_bit(
 ) -> None:
     spec = _random(kind, seed)
     run = run_folder(spec)
-    convert(run, tmp_path / "hf", "mega", "hf", target=Target(shard=1 << (4 * seed)))
+    convert(run, tmp_path / "hf", "mega", "hf", target=WriteOptions(shard=1 << (4 * seed)))
     convert(tmp_path / "hf", tmp_path / "back", "hf", "mega")
     before, after = Checkpoint.open(run), Checkpoint.open(tmp_path / "back")
     assert after.spec == spec

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.formats.huggingface.tokenizer import export
+from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import FORMAT, LATEST, iterations
@@ -112,27 +112,27 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_a_tokenizer(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    export(with_letters, out)
+    export_tokenizer(with_letters, out)
     with pytest.raises(ConfigError, match="--save: there is something already: .*--force"):
-        export(with_letters, out)
-    export(with_letters, out, force=True)
+        export_tokenizer(with_letters, out)
+    export_tokenizer(with_letters, out, force=True)
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "thesis").write_text("years", "utf-8")
     with pytest.raises(ConfigError, match="holds something else than a tokenizer"):
-        export(with_letters, tmp_path / "papers", force=True)
+        export_tokenizer(with_letters, tmp_path / "papers", force=True)
     assert (tmp_path / "papers" / "thesis").read_text("utf-8") == "years"
 
 
 def test_what_hugging_face_has_not_is_refused(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
     numbers = Checkpoint.open(run_folder(small_gpt))
     with pytest.raises(FormatError, match="Hugging Face has no such tokenizer: found NullTokenizer"):
-        export(numbers, tmp_path / "out")
+        export_tokenizer(numbers, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for file in (numbers.folder / "tokenizer").iterdir():
         file.unlink()
     (numbers.folder / "tokenizer").rmdir()
     with pytest.raises(FormatError, match="tokenizer: the checkpoint has no tokenizer"):
-        export(numbers, tmp_path / "out")
+        export_tokenizer(numbers, tmp_path / "out")
 
 
 def test_the_hint_of_a_checkpoint_without_tokenizer_gives_it_one(
@@ -141,7 +141,7 @@ def test_the_hint_of_a_checkpoint_without_tokenizer_gives_it_one(
     run = tmp_path / "run"
     mega("convert", "--from", "hf", "--to", "mega", "--load", hf_folder(small_gpt), "--save", run)
     with pytest.raises(FormatError) as caught:
-        export(Checkpoint.open(run), tmp_path / "out")
+        export_tokenizer(Checkpoint.open(run), tmp_path / "out")
     open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "corpus.tokenizer")
     copy, _, accept = caught.value.hint.partition(" && mega-ckpt ")
     words = copy.replace("PREFIX", str(tmp_path / "corpus")).split()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mega_ckpt.formats.megatron.names import CORE, CORE_FUSED, Names, of_chunk
-from mega_ckpt.formats.torch_dist.dcp_reader import Piece, Whole
-from mega_ckpt.formats.torch_dist.distributed_optimizer import KINDS, UnknownError, spaces
-from mega_ckpt.tensors.mapped_tensor import Stored
+from mega_ckpt.formats.megatron.names import CORE, CORE_FUSED, Names, chunk_tensors
+from mega_ckpt.formats.torch_dist.dcp_reader import DcpPiece, DcpTensor
+from mega_ckpt.formats.torch_dist.distributed_optimizer import KINDS, UnknownLayoutError, optimizer_namespaces
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.checkpoint import OPTIMIZER
 from mega_schema.layout import WHOLE
 from mega_schema.spec import gpt
@@ -20,17 +20,17 @@ SPEC = gpt(layers=2, hidden=8, heads=2, vocab=16, context=6, vocab_multiple=1)
 KEY = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_{}.{}"
 
 
-def bucket(length: int, dtype: str = "F32") -> Whole:
+def bucket(length: int, dtype: str = "F32") -> DcpTensor:
     """A vector that two ranks wrote."""
     half = length // 2
     parts = [(0, half), (half, length - half)]
-    pieces = [Piece((at,), (n,), Stored(Path("file"), dtype, (n,), 4 * at)) for at, n in parts]
-    return Whole((length,), tuple(pieces))
+    pieces = [DcpPiece((at,), (n,), MappedTensor(Path("file"), dtype, (n,), 4 * at)) for at, n in parts]
+    return DcpTensor((length,), tuple(pieces))
 
 
 def sizes(names: Names) -> list[tuple[str, int]]:
     """Of the last module first."""
-    every = list(of_chunk(SPEC, names, WHOLE, tp=0, pp=0))[::-1]
+    every = list(chunk_tensors(SPEC, names, WHOLE, tp=0, pp=0))[::-1]
     return [(foreign.name, math.prod(foreign.shape)) for foreign in every]
 
 
@@ -40,7 +40,7 @@ def test_every_parameter_is_at_the_next_multiple_of_64_behind_the_last(names: Na
     for name, size in sizes(names):
         begins[name] = -(-end // 64) * 64
         end = begins[name] + size
-    found = spaces({KEY.format(0, kind): bucket(end) for kind in KINDS}, SPEC, names, WHOLE, 16)
+    found = optimizer_namespaces({KEY.format(0, kind): bucket(end) for kind in KINDS}, SPEC, names, WHOLE, 16)
     assert found.keys() == set(OPTIMIZER)
     for space in OPTIMIZER:
         for name, size in sizes(names):
@@ -61,7 +61,7 @@ def test_what_is_not_of_these_parameters_is_not_known() -> None:
     for _, size in sizes(CORE):
         end = -(-end // 64) * 64 + size
     good = {KEY.format(0, kind): bucket(end) for kind in KINDS}
-    spaces(good, SPEC, CORE, WHOLE, 16)
+    optimizer_namespaces(good, SPEC, CORE, WHOLE, 16)
     wrong = [
         good | {KEY.format(0, "exp_avg"): bucket(end - 64)},
         good | {KEY.format(0, "exp_avg"): bucket(end + 128)},
@@ -73,7 +73,7 @@ def test_what_is_not_of_these_parameters_is_not_known() -> None:
         {},
     ]
     for tensors in wrong:
-        with pytest.raises(UnknownError):
-            spaces(tensors, SPEC, CORE, WHOLE, 16)
-    with pytest.raises(UnknownError):
-        spaces(good, replace(SPEC, layers=3), CORE, WHOLE, 16)
+        with pytest.raises(UnknownLayoutError):
+            optimizer_namespaces(tensors, SPEC, CORE, WHOLE, 16)
+    with pytest.raises(UnknownLayoutError):
+        optimizer_namespaces(good, replace(SPEC, layers=3), CORE, WHOLE, 16)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_ckpt.tensors.safetensors_io import Announced
+from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import pickle_reader, zip_writer
 from mega_ckpt.torch_files.pickle_reader import Record, Unpickler, open_file
 from mega_ckpt.torch_files.zip_reader import MAGIC
@@ -223,7 +223,7 @@ def mutations(raw: bytes, seed: int, count: int, head: int) -> Iterator[bytes]:
 def test_a_file_that_was_written_to_is_refused_or_read_and_nothing_else(form: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     if form == "zip":
-        announced = [Announced(f"layers.{n}", "F32", (4, n + 1)) for n in range(4)]
+        announced = [TensorHeader(f"layers.{n}", "F32", (4, n + 1)) for n in range(4)]
         tree = {
             "model": {t.name: t for t in announced},
             "args": Record("argparse.Namespace", (), {"layers": 4}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mega_ckpt.operations import diff as differ
-from mega_ckpt.operations.diff import Compared, Difference
+from mega_ckpt.operations.diff import DiffResult, TensorDifference
 from mega_schema.run_folder import FORMAT
 from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec
@@ -80,8 +80,9 @@ def test_diff_escapes_names(
     run_folder: Make, small_gpt: ModelSpec, mega: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_folder(small_gpt)
-    apart = Difference("model", CLIPBOARD, "missing", "F32", None)
-    monkeypatch.setattr(differ, "compare", lambda *_, **__: Compared(1, (apart,), (CLIPBOARD,), ()))
+    apart = TensorDifference("model", CLIPBOARD, "missing", "F32", None)
+    result = DiffResult(1, (apart,), (CLIPBOARD,), ())
+    monkeypatch.setattr(differ, "diff_checkpoints", lambda *_, **__: result)
     lines = printed(mega("diff", run, run))
     check(lines)
     assert sum(ESCAPED in line for line in lines) == 2

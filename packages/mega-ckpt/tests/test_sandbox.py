@@ -18,7 +18,7 @@ import pytest
 
 from mega_ckpt.torch_files import pickle_reader
 from mega_ckpt.torch_files.pickle_reader import Record, Unpickler, open_file
-from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, Source
+from mega_ckpt.torch_files.sandbox.machine import BROKEN, Machine, PickleStream
 from mega_ckpt.torch_files.sandbox.stubs import RefusedError
 from mega_ckpt.torch_files.zip_reader import MAGIC
 from mega_schema.errors import FormatError
@@ -288,8 +288,8 @@ def test_a_pickle_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
 WAYS_OUT = """
 import os, socket, subprocess, sys
 sys.path.append(sys.argv[1])
-from mega_ckpt.torch_files.sandbox.sandbox_process import confine
-confine(0)
+from mega_ckpt.torch_files.sandbox.sandbox_process import limit_process
+limit_process(0)
 for way in (
     lambda: open("/dev/null"),
     lambda: open("here", "w"),
@@ -333,7 +333,7 @@ def test_a_random_program_ends_in_a_value_or_an_error_of_its_own(seed: int) -> N
         program = b"".join(rng.choice(words) for _ in range(rng.randrange(12))) + b"."
         feed = iter([program])
         try:
-            Machine(Source(lambda feed=feed: next(feed, b""))).run()
+            Machine(PickleStream(lambda feed=feed: next(feed, b""))).run()
         except (RefusedError, *BROKEN):
             continue
         values += 1

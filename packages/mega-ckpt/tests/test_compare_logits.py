@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from mega_ckpt.operations import convert as converting
-from mega_ckpt.operations.compare_logits import Difference
+from mega_ckpt.operations.compare_logits import LogitsDifference
 from mega_ckpt.operations.convert import convert
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 
-LIKE = Difference(1, 0.0, 0.0, 1e-4, ("one", "other"))
+LIKE = LogitsDifference(1, 0.0, 0.0, 1e-4, ("one", "other"))
 
 
 class Failing:
@@ -118,12 +118,12 @@ def test_seconds_are_those_of_reading_and_writing_without_the_check(
 ) -> None:
     clock = [0.0]
 
-    def compare(*_: object) -> Difference:
+    def compare(*_: object) -> LogitsDifference:
         clock[0] += 1000
         return LIKE
 
     monkeypatch.setattr(converting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(converting.compare_logits, "compare", compare)
+    monkeypatch.setattr(converting.compare_logits, "compare_logits", compare)
     done = convert(run_folder(small_gpt), tmp_path / "out", "mega", "hf", check=1)
     assert (done.logits, done.seconds, clock) == (LIKE, 0.0, [1000.0])
 

@@ -12,7 +12,7 @@ import pytest
 
 from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface.names import aliases
-from mega_ckpt.formats.interface import Target, Written
+from mega_ckpt.formats.interface import WriteOptions, WriteResult
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
@@ -21,12 +21,12 @@ from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec, gpt, llama
 
 
-def from_hugging_face(load: Path, run: Path, **target: Any) -> Written:
-    return convert(load, run, "hf", "mega", target=Target(**target)).written
+def from_hugging_face(load: Path, run: Path, **target: Any) -> WriteResult:
+    return convert(load, run, "hf", "mega", target=WriteOptions(**target)).written
 
 
-def to_hugging_face(run: Path, folder: Path, **target: Any) -> Written:
-    return convert(run, folder, "mega", "hf", target=Target(**target)).written
+def to_hugging_face(run: Path, folder: Path, **target: Any) -> WriteResult:
+    return convert(run, folder, "mega", "hf", target=WriteOptions(**target)).written
 
 
 @pytest.mark.parametrize(("most", "files"), [(1, 28), (600, 14), (5_000_000_000, 1)])
@@ -39,13 +39,13 @@ def test_files_are_cut_between_tensors_at_most_so_large(
     names = [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
     found = sorted((tmp_path / "cut").glob("*.safetensors"))
     assert [file.name for file in found] == (names if files > 1 else ["model.safetensors"])
-    whole = safetensors_io.read(tmp_path / "one" / "model.safetensors").entries
-    parts = {name: e for file in found for name, e in safetensors_io.read(file).entries.items()}
+    whole = safetensors_io.read_header(tmp_path / "one" / "model.safetensors").entries
+    parts = {name: e for file in found for name, e in safetensors_io.read_header(file).entries.items()}
     assert list(parts) == list(whole)
     for name, entry in whole.items():
         assert np.array_equal(parts[name].values(), entry.values()), name
     for file in found:
-        held = safetensors_io.read(file).entries
+        held = safetensors_io.read_header(file).entries
         assert sum(e.bytes for e in held.values()) <= most or len(held) == 1
     index = tmp_path / "cut" / "model.safetensors.index.json"
     assert index.exists() == (files > 1)
@@ -84,14 +84,14 @@ def test_memory_does_not_grow_with_the_model(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the largest tensor, which is 65 MB here, a part is enough, and the whole where it is transposed."""
-    monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MOST", 1)  # each has bands of its own
+    monkeypatch.setattr("mega_ckpt.tensors.parallel_map._MAX_THREADS", 1)  # each has bands of its own
     spec = WIDE[kind]
     rows = {row.name: row for row in table(spec)}
-    foreign = [alias.whole(rows[alias.ours]) for alias in aliases(spec)]
-    announced = [safetensors_io.Announced(each.name, "F32", each.shape) for each in foreign]
+    foreign = [alias.unsharded(rows[alias.ours]) for alias in aliases(spec)]
+    announced = [safetensors_io.TensorHeader(each.name, "F32", each.shape) for each in foreign]
     (tmp_path / "hf").mkdir()
     with (tmp_path / "hf" / "model.safetensors").open("wb") as file:
-        header, begins = safetensors_io.header(announced, {"format": "pt"})
+        header, begins = safetensors_io.build_header(announced, {"format": "pt"})
         file.write(header)
         file.truncate(begins[-1] + announced[-1].bytes)  # zeros that take no room
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config_json.from_spec(spec, "x")), "utf-8")

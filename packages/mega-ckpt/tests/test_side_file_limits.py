@@ -14,9 +14,9 @@ from mega_ckpt.formats.bigscience import format as bigscience_format
 from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
 from mega_ckpt.formats.fairseq import format as fairseq_format
 from mega_ckpt.formats.huggingface import folder as hf_folder
-from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
-from mega_ckpt.formats.megatron.run_dir import folder_of
+from mega_ckpt.formats.megatron.run_dir import find_checkpoint_dir
 from mega_ckpt.formats.meta import format as meta_format
 from mega_ckpt.formats.torch_dist import format as torch_dist_format
 from mega_schema.errors import FormatError
@@ -28,7 +28,7 @@ Read = Callable[[Path, ModelSpec], object]
 
 
 def of_hugging_face(folder: Path, spec: ModelSpec) -> object:
-    return hf_folder.tokenizer_of(folder, spec)
+    return hf_folder.read_tokenizer(folder, spec)
 
 
 # every file that is read whole: what reads it, which others have to be there, and the most bytes it may have
@@ -37,48 +37,48 @@ READERS: dict[str, tuple[str, Read, tuple[str, ...], int]] = {
     "hf vocab.json": ("vocab.json", of_hugging_face, ("merges.txt",), MOST_TOKENIZER),
     "hf merges.txt": ("merges.txt", of_hugging_face, ("vocab.json",), MOST_TOKENIZER),
     "hf tokenizer.model": ("tokenizer.model", of_hugging_face, (), MOST_TOKENIZER),
-    "hf config.json": ("config.json", lambda f, _: hf_folder.open_folder(f), (), MOST_JSON),
+    "hf config.json": ("config.json", lambda f, _: hf_folder.open_hf_folder(f), (), MOST_JSON),
     "a tokenizer's folder": (
         "tokenizer.json",
         lambda f, _: open_tokenizer("HuggingFaceTokenizer", model=f),
         (),
         MOST_TOKENIZER,
     ),
-    "meta params.json": ("params.json", lambda f, _: meta_format.read(f, Reading()), (), MOST_JSON),
+    "meta params.json": ("params.json", lambda f, _: meta_format.read(f, ReadOptions()), (), MOST_JSON),
     "meta tokenizer.model": (
         "tokenizer.model",
-        lambda f, s: meta_format._tokenizer(f, Reading(), s),
+        lambda f, s: meta_format._tokenizer(f, ReadOptions(), s),
         (),
         MOST_TOKENIZER,
     ),
     "fairseq dict.txt": (
         "dict.txt",
-        lambda f, _: fairseq_dictionary.order_of(f / "dict.txt", 9),
+        lambda f, _: fairseq_dictionary.id_order(f / "dict.txt", 9),
         (),
         MOST_TOKENIZER,
     ),
     "fairseq encoder.json": (
         fairseq_format._TOKENIZERS[0][0],
-        lambda f, s: fairseq_format._tokenizer(f, Reading(), s),
+        lambda f, s: fairseq_format._tokenizer(f, ReadOptions(), s),
         (fairseq_format._TOKENIZERS[0][1],),
         MOST_TOKENIZER,
     ),
     "fairseq vocab.bpe": (
         fairseq_format._TOKENIZERS[0][1],
-        lambda f, s: fairseq_format._tokenizer(f, Reading(), s),
+        lambda f, s: fairseq_format._tokenizer(f, ReadOptions(), s),
         (fairseq_format._TOKENIZERS[0][0],),
         MOST_TOKENIZER,
     ),
     "llama2c tokenizer.bin": (
         "tokenizer.bin",
-        lambda f, _: llama2c_tokenizer.beside(f / "model.bin", 9),
+        lambda f, _: llama2c_tokenizer.find_tokenizer(f / "model.bin", 9),
         (),
         MOST_TOKENIZER,
     ),
     "bigscience latest": ("latest", lambda f, _: bigscience_format._folder(f), (), MOST_BESIDE),
     "megatron's tracker": (
         "latest_checkpointed_iteration.txt",
-        lambda f, _: folder_of(f, lambda _: False, "files"),
+        lambda f, _: find_checkpoint_dir(f, lambda _: False, "files"),
         (),
         MOST_BESIDE,
     ),

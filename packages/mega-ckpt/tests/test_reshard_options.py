@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mega_ckpt.checkpoint.verify import verify
-from mega_ckpt.checkpoint.writer import taken
+from mega_ckpt.checkpoint.writer import namespaces_to_write
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.reshard import reshard
@@ -119,9 +119,9 @@ def test_narrower_weights_leave_the_optimizer_its_float32_ones(small_gpt: ModelS
 
 def test_without_the_optimizer_a_dtype_is_of_the_weights_alone() -> None:
     stored = {MODEL: {"w": "BF16"}, MAIN: {"w": "F32"}, "optim.exp_avg": {"w": "F32"}}
-    assert taken(stored, optimizer=False, dtype="fp16").keys() == {MODEL}
-    assert taken(stored, optimizer=False, dtype="fp16")[MODEL].space == MAIN
-    assert taken({MODEL: {"w": "F32"}}, dtype="bf16").keys() == {MODEL}
+    assert namespaces_to_write(stored, optimizer=False, dtype="fp16").keys() == {MODEL}
+    assert namespaces_to_write(stored, optimizer=False, dtype="fp16")[MODEL].space == MAIN
+    assert namespaces_to_write({MODEL: {"w": "F32"}}, dtype="bf16").keys() == {MODEL}
 
 
 def test_a_weight_that_float16_has_not_is_named(small_gpt: ModelSpec, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.formats.interface import Reading
+from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError
@@ -51,7 +51,7 @@ def test_ids_and_dropout_that_are_not_carried_over_are_told(
 ) -> None:
     folder = tokenizer_files(hf_folder(small_gpt, config=config), bos_token="<s>", eos_token="</s>")
     done = convert(folder, tmp_path / "out", "hf", want)
-    assert done.left == left
+    assert done.dropped == left
     if want == "hf" and "eos_token_id" in config and not left:
         assert json.loads((tmp_path / "out/config.json").read_bytes())["eos_token_id"] == 4
 
@@ -77,12 +77,12 @@ def test_ids_that_travel_in_a_generation_config_are_not_told(
 ) -> None:
     folder = tokenizer_files(hf_folder(small_gpt, config={"eos_token_id": [4, 2]}), eos_token="</s>")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
-    assert convert(folder, tmp_path / "a", "hf", "hf").left == ()
+    assert convert(folder, tmp_path / "a", "hf", "hf").dropped == ()
     assert json.loads((tmp_path / "a/generation_config.json").read_bytes())["eos_token_id"] == [4, 2]
     # one that repeats config.json is made anew, of the tokenizer's ids
     made = json.dumps({"_from_model_config": True, "eos_token_id": [4, 2]})
     (folder / "generation_config.json").write_text(made)
-    assert convert(folder, tmp_path / "b", "hf", "hf").left == ("eos_token_id [4, 2]",)
+    assert convert(folder, tmp_path / "b", "hf", "hf").dropped == ("eos_token_id [4, 2]",)
 
 
 @pytest.mark.parametrize("have", ["hf", "mega"])
@@ -92,12 +92,12 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_the_models(
     given = tokenizer_files(tmp_path / "given", eos_token="b")
     load = tokenizer_files(hf_folder(small_gpt)) if have == "hf" else run_folder(small_gpt)
     want = "mega" if have == "hf" else "hf"
-    done = convert(load, tmp_path / "out", have, want, reading=Reading(tokenizer=given))
-    assert "the tokenizer of --load" in done.left
+    done = convert(load, tmp_path / "out", have, want, reading=ReadOptions(tokenizer=given))
+    assert "the tokenizer of --load" in done.dropped
     if want == "mega":
         assert open_folder(Checkpoint.open(tmp_path / "out").tokenizer_folder).identity.eod == 2
     else:
         assert open_tokenizer("HuggingFaceTokenizer", model=tmp_path / "out").identity.eod == 2
     with pytest.raises(ConfigError, match="--tokenizer: no such folder: found .*nowhere"):
-        convert(load, tmp_path / "new", have, want, reading=Reading(tokenizer=tmp_path / "nowhere"))
+        convert(load, tmp_path / "new", have, want, reading=ReadOptions(tokenizer=tmp_path / "nowhere"))
     assert not (tmp_path / "new").exists()

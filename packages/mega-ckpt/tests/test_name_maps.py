@@ -7,7 +7,7 @@ import pytest
 
 from mega_ckpt.formats.huggingface import names as hf_names
 from mega_ckpt.formats.megatron import names as megatron_names
-from mega_ckpt.name_maps.alias import Alias, copy, in_parts, whole_slab
+from mega_ckpt.name_maps.alias import TensorAlias, copy_values, split_rows, whole_slab
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
@@ -29,7 +29,7 @@ CUTS = {
 }
 
 
-def _lists(spec: ModelSpec) -> list[list[Alias]]:
+def _lists(spec: ModelSpec) -> list[list[TensorAlias]]:
     return [
         hf_names.aliases(spec),
         list(megatron_names.aliases(spec)),
@@ -44,7 +44,7 @@ def test_every_element_has_one_foreign_place(name: str) -> None:
     rows = {row.name: row for row in table(SPECS[name]) if row.tied_to is None}
     for known in _lists(SPECS[name]):
         assert len({alias.foreign for alias in known}) == len(known)
-        parts: dict[str, list[Alias]] = {}
+        parts: dict[str, list[TensorAlias]] = {}
         for alias in known:
             parts.setdefault(alias.ours, []).append(alias)
         assert parts.keys() == rows.keys()
@@ -62,18 +62,18 @@ def test_what_is_assembled_is_gathered_again(name: str) -> None:
         ours = rng.integers(0, 1 << 30, row.shape)
         for known in _lists(SPECS[name]):
             back = np.zeros_like(ours)
-            for foreign in (alias.whole(row) for alias in known if alias.ours == row.name):
-                stored = foreign.assembled(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
+            for foreign in (alias.unsharded(row) for alias in known if alias.ours == row.name):
+                stored = foreign.assemble(ours.dtype, lambda slab, ours=ours: ours[slab.in_global])
                 assert stored.shape == foreign.shape
                 for box in foreign.boxes:
-                    back[box.in_global] = foreign.part(stored, box.in_local)
+                    back[box.in_global] = foreign.select(stored, box.in_local)
             assert np.array_equal(back, ours), row.name
 
 
 @pytest.mark.parametrize(("shape", "width"), [((3, 4), 1), ((5,), 1 << 26), ((7, 3), 1 << 24), ((0, 2), 4)])
 def test_parts_of_a_box_are_its_rows_in_order(shape: tuple[int, ...], width: int) -> None:
     whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    parts = [whole[part.in_global] for part in in_parts(whole_slab(shape), width)]
+    parts = [whole[part.in_global] for part in split_rows(whole_slab(shape), width)]
     assert all(len(part) == 1 or part.size * width <= 1 << 26 for part in parts)
     assert np.array_equal(np.concatenate([*parts, whole[:0]]), whole)
 
@@ -83,7 +83,7 @@ def test_a_transposed_part_is_copied_number_for_number(shape: tuple[int, int]) -
     values = np.arange(shape[0] * shape[1], dtype=np.uint16).reshape(shape)
     for part in (values, values.T):
         out = np.full((part.shape[0] + 2, part.shape[1] + 3), 7, np.uint16)
-        copy(out[1:-1, 2:-1], part)
+        copy_values(out[1:-1, 2:-1], part)
         assert np.array_equal(out[1:-1, 2:-1], part)
         assert (np.delete(out, np.s_[1:-1], 0) == 7).all()
 
@@ -101,9 +101,12 @@ def test_megatrons_groups_are_query_heads_then_a_key_then_a_value() -> None:
 
 def test_every_era_is_told_from_every_other_by_its_names() -> None:
     spec = SPECS["gpt"]
-    for names in megatron_names.ERAS:
-        assert megatron_names.era({alias.foreign for alias in megatron_names.aliases(spec, names)}) is names
-    assert megatron_names.era({alias.foreign for alias in hf_names.aliases(spec)}) is None
+    for names in megatron_names.NAMING_SCHEMES:
+        assert (
+            megatron_names.naming_scheme({alias.foreign for alias in megatron_names.aliases(spec, names)})
+            is names
+        )
+    assert megatron_names.naming_scheme({alias.foreign for alias in hf_names.aliases(spec)}) is None
 
 
 @pytest.mark.parametrize(("name", "tp", "pp", "vp"), [("gpt", 4, 2, 1), ("llama", 2, 2, 2)])
@@ -112,7 +115,7 @@ def test_every_element_is_on_some_rank(name: str, tp: int, pp: int, vp: int) -> 
     rows = {row.name: row for row in table(spec) if row.tied_to is None}
     covered = {ours: np.zeros(row.shape, int) for ours, row in rows.items()}
     for rank, stage, chunk in np.ndindex(tp, pp, vp):
-        for foreign in megatron_names.of_chunk(
+        for foreign in megatron_names.chunk_tensors(
             spec, megatron_names.CORE, layout, tp=rank, pp=stage, chunk=chunk
         ):
             for box in foreign.boxes:

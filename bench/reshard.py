@@ -35,13 +35,13 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
-from mega_ckpt.bands import Band, slabs_of_rows
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.saving import fill, saving, shares
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.checkpoint.writer import rank_shares, saving_checkpoint, write_shares
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors.row_stream import RowChunk, row_slabs
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, MOMENTS, Checkpoint
 from mega_schema.layout import Layout
@@ -72,13 +72,13 @@ def made(run: Path, layers: int) -> Checkpoint:
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
     block = rng.standard_normal(1 << 22, np.float32)
 
-    def bands(_: str, name: str) -> Iterator[Band]:
-        for slab in slabs_of_rows(shapes[name], 1024):
-            yield Band(slab.start[0], np.resize(block, slab.shape))
+    def bands(_: str, name: str) -> Iterator[RowChunk]:
+        for slab in row_slabs(shapes[name], 1024):
+            yield RowChunk(slab.start[0], np.resize(block, slab.shape))
 
-    cut = shares(spec, CUT, dict.fromkeys(shapes, "F32"))
-    with saving(run, 1) as save:
-        fill(save, dict.fromkeys((MODEL, *MOMENTS), cut), bands)
+    cut = rank_shares(spec, CUT, dict.fromkeys(shapes, "F32"))
+    with saving_checkpoint(run, 1) as save:
+        write_shares(save, dict.fromkeys((MODEL, *MOMENTS), cut), bands)
         return Checkpoint(save.commit(spec, layout=CUT, trainer={"iteration": 1, "consumed_samples": 0}))
 
 
@@ -141,7 +141,7 @@ def main() -> None:
     try:
         run = made(folder / "run", given.layers)
         convert(run.folder, folder / "hf", "mega", "hf")
-        theirs = Target(layout=CUT)
+        theirs = WriteOptions(layout=CUT)
         convert(run.folder, folder / "megatron", "mega", "megatron", target=theirs)
         tensors = {
             space: {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt.saving import shares
+from mega_ckpt.checkpoint.writer import rank_shares
 from mega_schema.checkpoint import MODEL, Box
 from mega_schema.commit import Save
 from mega_schema.layout import WHOLE, Layout
@@ -43,7 +43,7 @@ def save_whole(
         def values(box: Box, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
             return tensors[box.name][box.slab.in_global]
 
-        for share in shares(spec, layout, kinds):
+        for share in rank_shares(spec, layout, kinds):
             save.write(space, share.rank, share.boxes, values)
     said = {"iteration": iteration, "consumed_samples": 8 * iteration, **(trainer or {})}
     return save.commit(spec, layout=layout, trainer=said, tokenizer=tokenizer, run_config=run_config)

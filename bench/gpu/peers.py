@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mega_ckpt.config_json import from_spec
+from mega_ckpt.formats.huggingface.config_json import from_spec
 from mega_schema.spec import ModelSpec
 
 

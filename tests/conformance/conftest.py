@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from mega_ckpt import dtypes
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER
 from mega_schema.layout import WHOLE, Layout
@@ -59,7 +59,7 @@ def random_whole() -> RandomWhole:
         spaces = {MODEL: dtype} | (dict.fromkeys(OPTIMIZER, "F32") if optimizer else {})
         made = {space: {row.name: values(row.shape, kind) for row in rows} for space, kind in spaces.items()}
         if optimizer and dtype != "F32":  # narrow weights are the optimizer's, rounded
-            made[MODEL] = {name: dtypes.rounded(main, dtype) for name, main in made[MAIN].items()}
+            made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
         return made
 
     return make

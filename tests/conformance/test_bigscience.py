@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
 
-from mega_ckpt import torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.pickles import Member, Record
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import EnumMember, Record
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -69,7 +69,7 @@ def _save(model: BloomForCausalLM, heads: int, tp: int, folder: Path) -> None:
         "ffn_hidden_size": 4 * WIDTH,
         "num_attention_heads": heads,
         "max_position_embeddings": CONTEXT,
-        "position_embedding_type": Member("megatron.enums.PositionEmbeddingType", 3, "alibi"),
+        "position_embedding_type": EnumMember("megatron.enums.PositionEmbeddingType", 3, "alibi"),
         "embed_layernorm": True,
         "apply_residual_connection_post_layernorm": False,
         "bias_gelu_fusion": True,
@@ -77,7 +77,7 @@ def _save(model: BloomForCausalLM, heads: int, tp: int, folder: Path) -> None:
         "tensor_model_parallel_size": tp,
     }
     state = {"iteration": 5, "args": Record("argparse.Namespace", (), args)}
-    torch_file.write(folder / "mp_rank_00_model_states.pt", state, lambda _: [])
+    zip_writer.write(folder / "mp_rank_00_model_states.pt", state, lambda _: [])
 
 
 @pytest.mark.parametrize(("heads", "tp"), [(4, 1), (4, 2), (6, 2)])

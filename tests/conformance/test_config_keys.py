@@ -15,7 +15,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from mega_ckpt.formats import Reading, format_of
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.formats.registry import format_of
 from mega_schema.errors import MegaError
 from tests.conformance.theirs import CASES, logits, save, spec_logits
 from tests.selection import every
@@ -133,14 +134,14 @@ def test_every_key_that_transformers_reads_is_refused_or_changes_both_models_ali
     theirs = save(config, folder)
     base = {**config.to_dict(), **json.loads((folder / "config.json").read_text("utf-8"))}
     (folder / "config.json").write_text(json.dumps(base), "utf-8")
-    ours = spec_logits(format_of("hf").read(folder, Reading()), TOKENS_BS)
+    ours = spec_logits(format_of("hf").read(folder, ReadOptions()), TOKENS_BS)
     torch.testing.assert_close(ours, logits(theirs, TOKENS_BS), atol=1e-5, rtol=1e-5)
     wrong = []
     for key in sorted(transformers_keys(config)):
         for value in other_values(base.get(key)):
             (folder / "config.json").write_text(json.dumps({**base, key: value}), "utf-8")
             try:
-                source = format_of("hf").read(folder, Reading())
+                source = format_of("hf").read(folder, ReadOptions())
             except MegaError:
                 continue
             wanted = their_logits(folder)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mega_ckpt import safetensors as ours
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.tensors import safetensors_io as ours
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.layout import Layout
@@ -51,7 +51,7 @@ def test_the_safetensors_library_reads_our_files(folder: Path) -> None:
     seen = 0
     for name in checkpoint.files:
         theirs = safetensors.numpy.load_file(folder / name)
-        mine = ours.read(folder / name).entries
+        mine = ours.read_header(folder / name).entries
         assert theirs.keys() == mine.keys()
         for key, array in theirs.items():
             assert array.tobytes() == mine[key].values().tobytes()
@@ -62,7 +62,7 @@ def test_the_safetensors_library_reads_our_files(folder: Path) -> None:
 def test_we_read_what_the_safetensors_library_writes(tmp_path: Path) -> None:
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(3, np.float16)}
     safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors", {"who": "them"})
-    file = ours.read(tmp_path / "x.safetensors")
+    file = ours.read_header(tmp_path / "x.safetensors")
     assert file.metadata == {"who": "them"}
     assert {name: entry.values().tolist() for name, entry in file.entries.items()} == {
         name: array.tolist() for name, array in arrays.items()
@@ -244,7 +244,7 @@ def test_no_header_makes_a_traceback_or_takes_memory(smallest: Path) -> None:
                 header = len(text).to_bytes(8, "little") + text
             file.write_bytes(header + before[length:])
             with contextlib.suppress(FormatError):
-                ours.read(file)
+                ours.read_header(file)
                 continue
             refused += 1
     assert refused > MUTATIONS * 0.35
@@ -320,14 +320,14 @@ def test_any_flipped_byte_of_the_values_is_found(folder: Path) -> None:
 
 def test_a_flipped_byte_of_a_header_is_found_unless_it_says_the_same(folder: Path) -> None:
     file, rng = folder / "model-00003.safetensors", np.random.default_rng(4)
-    before = ours.read(file)
+    before = ours.read_header(file)
     length = 8 + int.from_bytes(file.read_bytes()[:8], "little")
     found = 0
     for at in (*range(8), *rng.integers(8, length, 60).tolist()):
         with _flipped(file, at, int(rng.integers(1, 256))):
             fault = _fault(folder)
             if fault is None:  # white space for white space
-                assert ours.read(file) == before
+                assert ours.read_header(file) == before
             else:
                 assert file.name in fault
                 found += 1

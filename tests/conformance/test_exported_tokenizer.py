@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 import transformers
 
-from mega_ckpt.hf_tokenizer import export
+from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.spec import gpt
@@ -24,7 +24,7 @@ def _exported(tokenizer: Tokenizer, folder: Path, random_whole: Any, save_whole:
     spec = gpt(layers=1, hidden=8, heads=2, vocab=tokenizer.identity.vocab_size, context=64)
     tokenizer.save(folder / "tokenizer")
     made = save_whole(folder / "run", spec, random_whole(spec), tokenizer=folder / "tokenizer")
-    export(Checkpoint(made), folder / "out")
+    export_tokenizer(Checkpoint(made), folder / "out")
     return transformers.AutoTokenizer.from_pretrained(folder / "out")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -147,7 +147,7 @@ def test_logits_are_fairseqs_with_gpt2s_ids_in_their_places(load: str, tmp_path:
     whole = _whole()
     theirs_of = _save(whole, tmp_path / "model")
     done = convert(tmp_path / load, tmp_path / "run", "fairseq", "mega")
-    assert done.left == ("the optimizer's state", "the schedule")
+    assert done.dropped == ("the optimizer's state", "the schedule")
     # the last of GPT-2's ids ends a document, as </s> (2) does there; what is no id of GPT-2's follows
     theirs_of, unused = [*theirs_of[:-1], 2], theirs_of[-1]
     theirs_of += [0, 1, unused, 3, *(i for i in range(4, ROWS) if i not in {*theirs_of, unused})]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.formats import Reading
-from mega_ckpt.formats.mega import read
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.formats.mega.format import read
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import MegaError
 from mega_schema.layout import Layout
@@ -62,7 +62,7 @@ def _outcome(run: Path) -> str:
     """What a reader says of a run that was sound: "found", or "sound"."""
     try:
         verify(Checkpoint.open(run))
-        read(run, Reading())
+        read(run, ReadOptions())
     except MegaError as error:
         return "found" if "\n" not in str(error) else "two lines"
     return "sound"

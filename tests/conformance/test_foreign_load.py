@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mega_ckpt.cli import cli as mega_ckpt
-from mega_ckpt.layouts import whole_slab
+from mega_ckpt.name_maps.alias import whole_slab
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.indexed import DatasetInfo, IndexedWriter
 from mega_schema.tokenizer import open_tokenizer

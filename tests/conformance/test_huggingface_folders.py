@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mega_ckpt import safetensors
+from mega_ckpt.tensors import safetensors_io
 from mega_schema.checkpoint import Checkpoint
 from tests.conformance.theirs import (
     CASES,
@@ -72,9 +72,11 @@ def test_a_folder_of_several_files_is_loaded_by_transformers(tmp_path: Path) -> 
 def _rename(folder: Path, name: Callable[[str], str], more: dict[str, np.ndarray]) -> None:
     """Write the weights again under other names, with others beside them."""
     file = folder / "model.safetensors"
-    values = {name(n): np.array(e.values()) for n, e in safetensors.read(file).entries.items()} | more
-    announced = [safetensors.Announced(n, "F32", array.shape) for n, array in values.items()]
-    header, _ = safetensors.header(announced, {"format": "pt"})
+    values = {
+        name(n): np.array(e.values()) for n, e in safetensors_io.read_header(file).entries.items()
+    } | more
+    announced = [safetensors_io.TensorHeader(n, "F32", array.shape) for n, array in values.items()]
+    header, _ = safetensors_io.build_header(announced, {"format": "pt"})
     file.write_bytes(header + b"".join(array.tobytes() for array in values.values()))
 
 

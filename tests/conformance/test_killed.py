@@ -19,8 +19,8 @@ from mega_schema.tokenizer import open_tokenizer
 DRIVER = """
 import json, os, pathlib, shutil, signal, sys
 import numpy as np
-from mega_ckpt.saving import shares
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.writer import rank_shares
+from mega_ckpt.checkpoint.verify import verify
 from mega_schema import commit
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import WHOLE
@@ -32,7 +32,7 @@ dtypes = dict.fromkeys(Checkpoint.open(before).tensors["model"], "F32")
 def save(run):
     save = commit.Save(run, iteration)
     save.begin()
-    for share in shares(spec, WHOLE, dtypes):
+    for share in rank_shares(spec, WHOLE, dtypes):
         save.write("model", share.rank, share.boxes, lambda box: box_values(box))
     save.commit(spec, layout=WHOLE, trainer={"iteration": iteration}, tokenizer=before / "tokenizer",
                 replace=True)

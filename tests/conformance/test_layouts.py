@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_ckpt import bands
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Box, Checkpoint
 from mega_schema.commit import Save
@@ -72,7 +72,7 @@ def test_resharding_there_and_back_changes_no_bit(
     band: int,
 ) -> None:
     whole = random_whole(spec, dtype, optimizer=optimizer)
-    with tempfile.TemporaryDirectory() as scratch, patch.object(bands, "BAND", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
         one, two, three = (Path(scratch, name) for name in ("one", "two", "three"))
         first = Checkpoint(save_whole(one, spec, whole, dtype=dtype, layout=a, iteration=7))
         second = Checkpoint(reshard(first, two, b))
@@ -94,7 +94,7 @@ def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
 ) -> None:
     """Pieces of stretches of flattened tensors begin and end within rows, as those of the zero stages do."""
     whole = random_whole(spec)[MODEL]
-    with tempfile.TemporaryDirectory() as scratch, patch.object(bands, "BAND", band):
+    with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
         save = Save(Path(scratch, "one"), 1)
         save.begin()
         for rank in range(ranks):

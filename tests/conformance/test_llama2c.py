@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mega_ckpt import llama2c_tokenizer
-from mega_ckpt.convert import convert
+from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.generate import generate, score
@@ -109,7 +109,7 @@ def test_ids_are_those_of_llama2cs_own_way_to_join_pieces(stories: Path) -> None
             _, i, union = min(known)
             ids[i : i + 2] = [union]
 
-    tokenizer, rng = llama2c_tokenizer.read(stories / "tok512.bin", 512), random.Random(4)
+    tokenizer, rng = llama2c_tokenizer.read_tokenizer(stories / "tok512.bin", 512), random.Random(4)
     letters = "etaoinshrdlu   ..,TLhe\n\"'aaa  sssooo\u00e9\u6f22"
     texts = ["".join(rng.choices(letters, k=rng.randrange(40))) for _ in range(500)]
     assert [tokenizer.encode(text) for text in texts] == [encode(text) for text in texts]

@@ -13,10 +13,12 @@ import pytest
 import safetensors.numpy
 from click.testing import CliRunner, Result
 
-from mega_ckpt import logits
 from mega_ckpt.cli import cli
-from mega_ckpt.formats import Reading, format_of, huggingface
-from mega_ckpt.layouts.huggingface import aliases
+from mega_ckpt.formats.huggingface import format as hf_format
+from mega_ckpt.formats.huggingface.names import aliases
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.formats.registry import format_of
+from mega_ckpt.operations import compare_logits
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL
 from mega_schema.errors import ConfigError, FormatError
@@ -75,7 +77,7 @@ def test_a_wrong_conversion_is_one_line_and_exit_code_1(
             part = alias.foreign.split(".")[-2]
             yield type(alias)(alias.foreign.replace(part, other.get(part, part)), alias.ours, alias.block)
 
-    monkeypatch.setattr(huggingface, "aliases", swapped)
+    monkeypatch.setattr(hf_format, "aliases", swapped)
     done = convert(trained(small_llama), "hf", tmp_path / "hf", "--check-logits", "5")
     assert done.exit_code == 1
     *_, said = done.stderr.splitlines()
@@ -94,7 +96,7 @@ def test_small_models_are_checked_on_their_way_to_hugging_face_and_others_when_a
     assert (
         "logits: of 11 tokens 0.0e+00 apart at most, 0.0e+00 of the largest, both by the ref" in asked.stdout
     )
-    monkeypatch.setattr(logits, "_SMALL", 1000)
+    monkeypatch.setattr(compare_logits, "_SMALL_MODEL", 1000)
     assert "logits" not in convert(run, "hf", tmp_path / "5").stdout
 
 
@@ -116,17 +118,17 @@ def test_without_torch_nothing_is_run_and_asking_is_a_mistake_before_anything_is
 def test_other_weights_another_vocabulary_and_nan_are_not_alike(
     trained: Trained, small_gpt: ModelSpec, tmp_path: Path
 ) -> None:
-    def side(spec: ModelSpec, name: str, seed: int) -> logits.Side:
+    def side(spec: ModelSpec, name: str, seed: int) -> compare_logits.LoadedSide:
         path = trained(spec, name, seed)
-        return logits.Side("mega", path, format_of("mega").read(path, Reading()))
+        return compare_logits.LoadedSide("mega", path, format_of("mega").read(path, ReadOptions()))
 
     one, other = side(small_gpt, "a", 1), side(small_gpt, "b", 2)
-    assert logits.compare(one, one, 7).absolute == 0
-    assert not logits.compare(one, other, 7).alike
+    assert compare_logits.compare_logits(one, one, 7).absolute == 0
+    assert not compare_logits.compare_logits(one, other, 7).is_close
     larger = side(gpt(layers=3, hidden=16, heads=4, vocab=38, context=8), "c", 1)
     with pytest.raises(FormatError, match="c: vocabulary: is another: found 38, wanted 37"):
-        logits.compare(one, larger, 7)
-    assert not logits.Difference(1, float("nan"), float("nan"), 1e-4, ("a", "b")).alike
+        compare_logits.compare_logits(one, larger, 7)
+    assert not compare_logits.LogitsDifference(1, float("nan"), float("nan"), 1e-4, ("a", "b")).is_close
 
 
 def test_weights_are_rounded_from_the_ones_that_the_optimizer_keeps(

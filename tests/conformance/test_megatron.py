@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.layouts.megatron import LEGACY, LEGACY_NORM, Names, aliases, core_aliases, of_chunk
+from mega_ckpt.formats.megatron.names import (
+    CORE,
+    CORE_FUSED,
+    LEGACY,
+    LEGACY_NORM,
+    Names,
+    aliases,
+    chunk_tensors,
+)
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.loss import IGNORED
@@ -45,10 +53,10 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     known = list(aliases(spec, names))
     assert {alias.foreign for alias in known} == weights.keys()
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.ours: alias.whole(rows[alias.ours]) for alias in known}
+    foreign = {alias.ours: alias.unsharded(rows[alias.ours]) for alias in known}
 
     def read(name: str, slab: Slab) -> np.ndarray:
-        return foreign[name].part(weights[foreign[name].name], slab.in_global)
+        return foreign[name].select(weights[foreign[name].name], slab.in_global)
 
     model = build(spec, Runtime.alone(spec))
     fill(model, read)
@@ -60,7 +68,7 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     wanted = torch.from_numpy(io["logits"]).flatten(0, 1)
     assert (logits - wanted).abs().max() <= RELATIVE * wanted.abs().max()
     for name, tensor in foreign.items():
-        back = tensor.assembled(np.dtype("f4"), lambda slab, name=name: read(name, slab))
+        back = tensor.assemble(np.dtype("f4"), lambda slab, name=name: read(name, slab))
         assert np.array_equal(back, weights[tensor.name])
 
 
@@ -107,7 +115,7 @@ def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str)
     layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
     for rank, wanted in told.items():
         tp, pp = (int(place) for place in [*rank.split("_")[2:], 0][:2])
-        found = of_chunk(KEYS[case], LEGACY, layout, tp=tp, pp=pp)
+        found = chunk_tensors(KEYS[case], LEGACY, layout, tp=tp, pp=pp)
         assert [(foreign.name, foreign.shape) for foreign in found] == [
             (name.replace(" > ", "."), tuple(shape)) for name, (shape, _) in wanted.items()
         ]
@@ -126,7 +134,7 @@ def test_every_rank_has_megatrons_keys_shapes_and_order(golden: Path, case: str)
 def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str, spec: ModelSpec) -> None:
     told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))[case]
     rows = {row.name: row for row in table(spec)}
-    assert [(alias.foreign, alias.whole(rows[alias.ours]).shape) for alias in core_aliases(spec)] == [
+    assert [(alias.foreign, alias.unsharded(rows[alias.ours]).shape) for alias in aliases(spec, CORE)] == [
         (name, tuple(told[name][0])) for name in told if not name.endswith("_extra_state")
     ]
 
@@ -134,5 +142,5 @@ def test_the_core_class_has_these_keys_shapes_and_order(golden: Path, case: str,
 def test_the_core_class_with_fused_norms_has_the_names_of_a_distributed_checkpoint(golden: Path) -> None:
     told = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))["tensors"]
     spec = gpt(**KEYED_WIDE, kv_heads=2, tied=False, bias=False, qkv_bias=False)
-    names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in core_aliases(spec, fused=True)}
+    names = {re.sub(r"layers\.\d+", "layers", alias.foreign) for alias in aliases(spec, CORE_FUSED)}
     assert names == {name for name, shape in told.items() if isinstance(shape, list)}

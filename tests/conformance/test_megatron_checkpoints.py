@@ -14,11 +14,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, ReadBox
 from mega_ckpt.cli import cli
-from mega_ckpt.formats import Target, writing
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import open_file
-from mega_ckpt.source import Boxes, Source
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.formats.registry import writer_of
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.torch_files.pickle_reader import open_file
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -182,10 +183,10 @@ def test_torch_finds_every_key_of_megatrons_own_files_in_ours(
 ) -> None:
     told = json.loads((golden / "ckpt_keys" / f"{case}.json").read_text("utf-8"))
     layout = Layout(tp=2, pp=2) if case.endswith("tp2_pp2") else Layout()
-    source = Source(tmp_path / "none", KEYS[case], *_zeros(KEYS[case]))
-    free, write = writing("megatron")
-    free(source, tmp_path / "theirs", Target(layout=layout))
-    write(source, tmp_path / "theirs", Target(layout=layout))
+    source = CheckpointSource(tmp_path / "none", KEYS[case], *_zeros(KEYS[case]))
+    free, write = writer_of("megatron")
+    free(source, tmp_path / "theirs", WriteOptions(layout=layout))
+    write(source, tmp_path / "theirs", WriteOptions(layout=layout))
     for rank, wanted in told.items():
         tree = torch.load(tmp_path / "theirs" / "release" / rank / "model_optim_rng.pt", weights_only=False)
         assert list(_flat(tree["model"])) == list(wanted)
@@ -195,8 +196,10 @@ def test_torch_finds_every_key_of_megatrons_own_files_in_ours(
 
 def test_torch_finds_the_extra_states_that_the_core_class_asks_for(golden: Path, tmp_path: Path) -> None:
     told = json.loads((golden / "ckpt_keys" / "mcore_state_dicts.json").read_text("utf-8"))["mcore_gpt_local"]
-    source = Source(tmp_path / "none", KEYS["legacy_gpt_tp1_pp1"], *_zeros(KEYS["legacy_gpt_tp1_pp1"]))
-    writing("megatron-core")[1](source, tmp_path / "theirs", Target())
+    source = CheckpointSource(
+        tmp_path / "none", KEYS["legacy_gpt_tp1_pp1"], *_zeros(KEYS["legacy_gpt_tp1_pp1"])
+    )
+    writer_of("megatron-core")[1](source, tmp_path / "theirs", WriteOptions())
     file = tmp_path / "theirs" / "release" / "mp_rank_00" / "model_optim_rng.pt"
     found = torch.load(file, weights_only=False)["model"]
     renamed = {
@@ -211,7 +214,7 @@ def test_torch_finds_the_extra_states_that_the_core_class_asks_for(golden: Path,
     }
 
 
-def _zeros(spec: ModelSpec) -> tuple[dict[str, dict[str, str]], Boxes]:
+def _zeros(spec: ModelSpec) -> tuple[dict[str, dict[str, str]], ReadBox]:
     names = [row.name for row in table(spec) if row.tied_to is None]
     return {MODEL: dict.fromkeys(names, "F32")}, lambda space, name, slab: np.zeros(slab.shape, np.float32)
 

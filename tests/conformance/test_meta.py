@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.layout import Layout
 from tests.conformance.theirs import ours
@@ -128,7 +128,7 @@ def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str,
     theirs = _theirs(config)
     _write(theirs, tmp_path / "meta", params, parts, by_rows)
     done = convert(tmp_path / "meta", tmp_path / "run", "meta", "mega")
-    assert (done.written.parameters, done.left) == (theirs.num_parameters(), ())
+    assert (done.written.parameters, done.dropped) == (theirs.num_parameters(), ())
     token_BS = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = theirs(token_BS).logits
@@ -136,7 +136,7 @@ def test_logits_are_those_of_transformers_and_every_tensor_comes_back(case: str,
     torch.testing.assert_close(
         ours(Checkpoint.open(tmp_path / "run"), token_BS), wanted, atol=1e-5, rtol=1e-5
     )
-    layout = Target(layout=Layout(tp=parts))
+    layout = WriteOptions(layout=Layout(tp=parts))
     convert(tmp_path / "run", tmp_path / "back", "mega", "meta", target=layout)
     _write(theirs, tmp_path / "rows", params, parts, True)
     for rank in range(parts):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.layout import Layout
@@ -54,7 +54,7 @@ def test_metas_own_llama_has_our_logits(parts: int, tmp_path: Path) -> None:
         }
         save_whole(tmp_path / name, spec, {MODEL: weights})
         folders[name] = tmp_path / f"{name} of Meta's"
-        target = Target(layout=Layout(tp=parts))
+        target = WriteOptions(layout=Layout(tp=parts))
         convert(tmp_path / name, folders[name], "mega", "meta", target=target)
     theirs = logits(list(folders.values()), parts, TOKENS, tmp_path / "meet")
     for name, wanted in zip(folders, theirs, strict=True):

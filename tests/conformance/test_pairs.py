@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt.convert import convert
-from mega_ckpt.format_names import NAMES
-from mega_ckpt.formats import Target, format_of
-from mega_ckpt.layouts import whole_slab
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.formats.registry import NAMES, format_of
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.layout import WHOLE, Layout
@@ -55,7 +55,7 @@ def test_what_goes_through_two_formats_comes_back_bit_for_bit(
         path, have = folder / "run", "mega"
         try:
             for number, want in enumerate((first, second, "mega")):
-                target = Target(layout=CUT.get(want, WHOLE))
+                target = WriteOptions(layout=CUT.get(want, WHOLE))
                 convert(path, folder / str(number), have, want, target=target)
                 path, have = folder / str(number), want
         except ConfigError:

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.pickles import Member, Pickled, Record, Unpickler, open_file
-from mega_ckpt.stored import Stored
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
+from mega_ckpt.torch_files.pickle_reader import EnumMember, PickleFile, Record, Unpickler, open_file
 from mega_schema.errors import FormatError
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -32,7 +32,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().view(KINDS.get(tensor.dtype, tensor.dtype)).numpy().tobytes()
 
 
-def stored_bits(stored: Stored) -> bytes:
+def stored_bits(stored: MappedTensor) -> bytes:
     """Taken from the file by hand, of any dtype."""
     width = stored.bytes // max(1, int(np.prod(stored.shape)))
     if stored.bytes == 0:
@@ -47,7 +47,7 @@ def stored_bits(stored: Stored) -> bytes:
 def same(ours: Any, theirs: Any) -> int:
     """Compare two trees; the count of tensors."""
     if isinstance(theirs, torch.Tensor):
-        assert isinstance(ours, Stored)
+        assert isinstance(ours, MappedTensor)
         assert ours.shape == tuple(theirs.shape)
         assert stored_bits(ours) == bits(theirs)
         return 1
@@ -64,7 +64,7 @@ def same(ours: Any, theirs: Any) -> int:
         assert len(ours) == len(theirs)
         return sum(same(mine, value) for mine, value in zip(ours, theirs, strict=True))
     if isinstance(theirs, enum.Enum):
-        assert isinstance(ours, Member)
+        assert isinstance(ours, EnumMember)
         assert (ours.value, ours.name) == (theirs.value, theirs.name)
     elif isinstance(theirs, np.ndarray):
         np.testing.assert_array_equal(ours, theirs)
@@ -126,7 +126,7 @@ def test_the_tensors_of_a_torch_dist_folder_are_files_in_files(golden: Path) -> 
     assert seen == sum(len(tensor.fields.get("chunks", ())) for tensor in told) == 40
 
 
-def saved(folder: Path, value: Any, **how: Any) -> Pickled:
+def saved(folder: Path, value: Any, **how: Any) -> PickleFile:
     torch.save(value, folder / "file.pt", **how)
     return open_file(folder / "file.pt")
 

@@ -19,14 +19,17 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from mega_ckpt import bands, given_model
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, format_of, torch_writer
-from mega_ckpt.formats.torch_dist import chunks
-from mega_ckpt.formats.torch_writer import Chunk
-from mega_ckpt.layouts.megatron import core_aliases
-from mega_ckpt.saving import taken
-from mega_ckpt.source import Source
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+from mega_ckpt.checkpoint.writer import namespaces_to_write
+from mega_ckpt.formats import user_overrides
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+from mega_ckpt.formats.megatron.names import CORE, aliases
+from mega_ckpt.formats.registry import format_of
+from mega_ckpt.formats.torch_dist import dcp_writer
+from mega_ckpt.formats.torch_dist.dcp_writer import DcpChunk
+from mega_ckpt.formats.torch_dist.writer import chunks_to_write
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.layout import Layout
@@ -78,10 +81,10 @@ def whole(checkpoint: Checkpoint, space: str, name: str) -> np.ndarray:
 
 
 def test_megatrons_sample_has_the_values_that_torch_reads(golden: Path, tmp_path: Path) -> None:
-    reading = Reading(model=SAMPLE)
+    reading = ReadOptions(model=SAMPLE)
     done = convert(golden / "torch_dist_sample", tmp_path / "run", "torch_dist", "mega", reading=reading)
     theirs, ours = through_torch(golden / "torch_dist_sample"), Checkpoint.open(tmp_path / "run")
-    assert done.left == ()
+    assert done.dropped == ()
     assert ours.iteration == 7
     assert np.array_equal(whole(ours, MODEL, "embed.weight"), theirs["embedding.word_embeddings.weight"])
     layer = theirs["decoder.layers.self_attention.linear_qkv.weight"][2]
@@ -100,7 +103,7 @@ def test_what_we_write_has_every_key_and_every_number_of_megatrons_sample(
     golden: Path, tmp_path: Path
 ) -> None:
     sample = golden / "torch_dist_sample"
-    convert(sample, tmp_path / "run", "torch_dist", "mega", reading=Reading(model=SAMPLE))
+    convert(sample, tmp_path / "run", "torch_dist", "mega", reading=ReadOptions(model=SAMPLE))
     written = convert(tmp_path / "run", tmp_path / "back", "mega", "torch_dist").written.folder
     layout = json.loads((golden / "ckpt_keys" / "torch_dist_layout.json").read_text("utf-8"))
     assert written == tmp_path / "back" / "iter_0000007"
@@ -157,11 +160,13 @@ def random_spec(seed: int) -> ModelSpec:
 def test_any_model_is_the_same_after_the_way_there_and_back(
     random_whole: Any, save_whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(bands, "BAND", 1 << 22 if seed % 2 else 20)  # bytes: a few rows are a box, or all
+    monkeypatch.setattr(
+        row_stream, "CHUNK_BYTES", 1 << 22 if seed % 2 else 20
+    )  # bytes: a few rows are a box, or all
     spec, dtype = random_spec(seed), ["F32", "BF16", "F16"][seed % 3]
     made = random_whole(spec, dtype, optimizer=True, seed=seed)
     save_whole(tmp_path / "run", spec, made, dtype=dtype, iteration=3)
-    target = Target(layout=Layout(tp=spec.kv_heads))  # of the padding
+    target = WriteOptions(layout=Layout(tp=spec.kv_heads))  # of the padding
     there = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=target)
     convert(there.written.folder.parent, tmp_path / "back", "torch_dist", "mega")
     back = Checkpoint.open(tmp_path / "back")
@@ -185,16 +190,16 @@ def test_what_torch_alone_wrote_is_read_under_the_names_of_the_local_modules(
 ) -> None:
     spec = gpt(layers=2, hidden=8, heads=2, vocab=9, context=4, activation="gelu_erf")
     rows = {row.name: row for row in table(spec)}
-    foreign = {alias.foreign: alias.whole(rows[alias.ours]) for alias in core_aliases(spec)}
+    foreign = {alias.foreign: alias.unsharded(rows[alias.ours]) for alias in aliases(spec, CORE)}
     rng = np.random.default_rng(3)
     state = {name: torch.from_numpy(rng.normal(size=f.shape).astype("f4")) for name, f in foreign.items()}
     dcp_save({"model": state, "step": 4}, storage_writer=FileSystemWriter(tmp_path / "flat"), no_dist=True)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()), "utf-8")
-    reading = Reading(model=given_model.of(str(tmp_path / "spec.json")))
+    reading = ReadOptions(model=user_overrides.parse_model(str(tmp_path / "spec.json")))
     done = convert(tmp_path / "flat", tmp_path / "run", "torch_dist", "mega", reading=reading)
-    assert done.left == ("step",)
+    assert done.dropped == ("step",)
     ours = Checkpoint.open(tmp_path / "run")
-    back = foreign["decoder.layers.1.self_attention.linear_qkv.bias"].assembled(
+    back = foreign["decoder.layers.1.self_attention.linear_qkv.bias"].assemble(
         np.dtype("f4"), lambda slab: ours.read_raw(MODEL, "layers.1.qkv.bias", slab)
     )
     assert np.array_equal(back, state["decoder.layers.1.self_attention.linear_qkv.bias"])
@@ -214,11 +219,11 @@ CUT = {
 }
 
 
-def as_ranks_wrote(source: Source, folder: Path, tp: int, dp: int) -> None:
+def as_ranks_wrote(source: CheckpointSource, folder: Path, tp: int, dp: int) -> None:
     """A folder as tp x dp ranks of Megatron write it: weights in boxes, the optimizer's state in runs."""
-    cut: list[Chunk] = []
+    cut: list[DcpChunk] = []
     truly = {}
-    for chunk in chunks(source, taken(source.spaces), source.spec.vocab):
+    for chunk in chunks_to_write(source, namespaces_to_write(source.spaces), source.spec.vocab):
         dim = next((dim for end, dim in CUT.items() if chunk.key.endswith(end)), None)
         halves = 2 if source.spec.gated and ".linear_fc1." in chunk.key else 1
         boxes = np.split(chunk.values().reshape(chunk.shape), 1 if dim is None else tp * halves, dim or 0)
@@ -227,16 +232,16 @@ def as_ranks_wrote(source: Source, folder: Path, tp: int, dp: int) -> None:
             at[dim or 0] += number * box.shape[dim or 0]
             if not chunk.key.startswith("optimizer."):
                 whole, start = chunk.whole, tuple(at.tolist())
-                cut.append(Chunk(chunk.key, chunk.dtype, whole, start, box.shape, partial(np.copy, box)))
+                cut.append(DcpChunk(chunk.key, chunk.dtype, whole, start, box.shape, partial(np.copy, box)))
                 continue
             truly[chunk.key], begin = chunk.whole, 0
             whole = (*(np.array(chunk.whole) // box.shape).tolist(), box.size)
             for run in np.array_split(box.reshape((1,) * box.ndim + (-1,)), dp, -1):
                 start = (*(at // box.shape).tolist(), begin)
-                cut.append(Chunk(chunk.key, chunk.dtype, whole, start, run.shape, partial(np.copy, run)))
+                cut.append(DcpChunk(chunk.key, chunk.dtype, whole, start, run.shape, partial(np.copy, run)))
                 begin += run.size
     random.Random(1).shuffle(cut)
-    torch_writer.write(folder, cut, ["rng_state/shard_0_1"], lambda _: None)
+    dcp_writer.write_dcp(folder, cut, ["rng_state/shard_0_1"], lambda _: None)
     described = pickle.loads((folder / ".metadata").read_bytes())
     for key, shape in truly.items():
         described.mcore_data[key] = {"nd_reformulated_orig_global_shape": shape}
@@ -256,10 +261,10 @@ def test_what_many_ranks_wrote_is_put_together(
 ) -> None:
     made = random_whole(spec, "BF16", optimizer=True)
     save_whole(tmp_path / "run", spec, made, dtype="BF16", iteration=3)
-    source = format_of("mega").read(tmp_path / "run", Reading())
+    source = format_of("mega").read(tmp_path / "run", ReadOptions())
     as_ranks_wrote(source, tmp_path / "cut", tp=2, dp=3)
-    done = convert(tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=Reading(model=spec))
-    assert done.left == ("the states of random numbers",)
+    done = convert(tmp_path / "cut", tmp_path / "back", "torch_dist", "mega", reading=ReadOptions(model=spec))
+    assert done.dropped == ("the states of random numbers",)
     back = Checkpoint.open(tmp_path / "back")
     for space, tensors in made.items():
         for name, values in tensors.items():
@@ -288,11 +293,11 @@ def test_where_the_training_stood_goes_along(
             "weight_decay": {"start": 0.1, "end": 0.1, "samples": 640, "style": "constant"},
         },
     }
-    source = replace(format_of("mega").read(tmp_path / "run", Reading()), trainer=trainer)
+    source = replace(format_of("mega").read(tmp_path / "run", ReadOptions()), trainer=trainer)
     write = format_of("torch_dist").write
     assert write is not None
-    folder = write(source, tmp_path / "there", Target()).folder
-    assert format_of("torch_dist").read(folder, Reading()).trainer == trainer
+    folder = write(source, tmp_path / "there", WriteOptions()).folder
+    assert format_of("torch_dist").read(folder, ReadOptions()).trainer == trainer
     common = torch.load(folder / "common.pt", weights_only=False)
     group, other = common["optimizer"]["optimizer"]["param_groups"]
     assert (group["wd_mult"], other["wd_mult"], group["step"]) == (1.0, 0.0, 7)
@@ -300,6 +305,6 @@ def test_where_the_training_stood_goes_along(
     assert common["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
     assert common["args"].no_save_rng
     assert not common["args"].no_save_optim
-    released = write(replace(source, trainer={"iteration": 0}), tmp_path / "other", Target()).folder
+    released = write(replace(source, trainer={"iteration": 0}), tmp_path / "other", WriteOptions()).folder
     assert released == tmp_path / "other" / "release"
-    assert format_of("torch_dist").read(tmp_path / "other", Reading()).iteration == 0
+    assert format_of("torch_dist").read(tmp_path / "other", ReadOptions()).iteration == 0

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, format_of, torch_writer
-from mega_ckpt.formats.torch_dist import chunks
-from mega_ckpt.formats.torch_writer import Chunk
-from mega_ckpt.saving import taken
+from mega_ckpt.checkpoint.writer import namespaces_to_write
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+from mega_ckpt.formats.registry import format_of
+from mega_ckpt.formats.torch_dist import dcp_writer
+from mega_ckpt.formats.torch_dist.dcp_writer import DcpChunk
+from mega_ckpt.formats.torch_dist.writer import chunks_to_write
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
@@ -129,7 +131,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     save_whole(tmp_path / "run", small_gpt, made)
 
     def to_torch_dist(**target: Any) -> None:
-        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(**target))
+        convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(**target))
 
     too_large = r"layers.2.down.weight: too large for F16: found 1000000000.0"
     with pytest.raises(FormatError, match=too_large):
@@ -177,8 +179,10 @@ def test_the_optimizer_that_is_not_adams_is_refused_or_left(
     said = "optim.momentum: is not Adam's: .*; hint: --no-optim leaves it behind"
     with pytest.raises(ConfigError, match=said):
         convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist")
-    done = convert(tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=Target(optimizer=False))
-    assert "the optimizer's state" in done.left
+    done = convert(
+        tmp_path / "run", tmp_path / "there", "mega", "torch_dist", target=WriteOptions(optimizer=False)
+    )
+    assert "the optimizer's state" in done.dropped
 
 
 @pytest.mark.parametrize(
@@ -192,13 +196,13 @@ def test_an_optimizer_that_cannot_be_read_is_left_and_said(
     random_whole: Any, save_whole: Any, small_gpt: ModelSpec, tmp_path: Path, key: str, left: str
 ) -> None:
     save_whole(tmp_path / "run", small_gpt, random_whole(small_gpt))
-    source = format_of("mega").read(tmp_path / "run", Reading())
-    every = list(chunks(source, taken(source.spaces), small_gpt.vocab))
-    more = Chunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
-    torch_writer.write(tmp_path / "there", [*every, more], [], lambda _: None)
-    reading = Reading(model=small_gpt)
+    source = format_of("mega").read(tmp_path / "run", ReadOptions())
+    every = list(chunks_to_write(source, namespaces_to_write(source.spaces), small_gpt.vocab))
+    more = DcpChunk(key, "F32", (2, 3), (0, 0), (2, 3), partial(np.ones, (2, 3), np.float32))
+    dcp_writer.write_dcp(tmp_path / "there", [*every, more], [], lambda _: None)
+    reading = ReadOptions(model=small_gpt)
     done = convert(tmp_path / "there", tmp_path / "back", "torch_dist", "mega", reading=reading)
-    assert left in done.left[0]
+    assert left in done.dropped[0]
     assert set(Checkpoint.open(tmp_path / "back").tensors) == {MODEL}
 
 
@@ -209,7 +213,7 @@ def test_memory_does_not_grow_with_the_model(save_whole: Any, tmp_path: Path) ->
     save_whole(tmp_path / "run", spec, {MODEL: whole})
     code = (
         "import re, resource, torch.distributed.checkpoint; from pathlib import Path;"
-        "from mega_ckpt.convert import convert; from mega_ckpt.formats import format_of;"
+        "from mega_ckpt.operations.convert import convert; from mega_ckpt.formats.registry import format_of;"
         "format_of('mega'), format_of('torch_dist');"
         "used = 1024 * int(re.search(r'VmData:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]);"
         "resource.setrlimit(resource.RLIMIT_DATA, (used + 120_000_000,) * 2);"
@@ -233,7 +237,7 @@ def test_a_description_with_any_byte_changed_is_read_or_refused(
         damaged[rng.integers(len(sound))] = rng.integers(256)
         (folder / ".metadata").write_bytes(damaged)
         try:
-            format_of("torch_dist").read(folder, Reading())
+            format_of("torch_dist").read(folder, ReadOptions())
         except FormatError as error:
             refused.append(str(error))
     assert len(refused) > 20

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt import torch_file
-from mega_ckpt.pickles import Name, Record, open_file
-from mega_ckpt.safetensors import Announced
-from mega_ckpt.stored import Stored
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import GlobalName, Record, open_file
 from mega_schema.checkpoint import DTYPES
 
 TORCH = {
@@ -32,7 +32,7 @@ CRC32 = torch.serialization.get_crc32_options()
 SAFE = [argparse.Namespace]
 
 
-def numbers(tensor: Announced) -> np.ndarray:
+def numbers(tensor: TensorHeader) -> np.ndarray:
     """Any bits; those of NaNs among them."""
     width = DTYPES[tensor.dtype].itemsize
     rng = np.random.default_rng(len(tensor.name))
@@ -40,13 +40,13 @@ def numbers(tensor: Announced) -> np.ndarray:
     return raw.view(DTYPES[tensor.dtype])[..., 0]
 
 
-def banded(tensor: Announced) -> Iterator[np.ndarray]:
+def banded(tensor: TensorHeader) -> Iterator[np.ndarray]:
     """A row at a time."""
     whole = numbers(tensor)
     yield from (whole[row : row + 1] for row in range(len(whole))) if tensor.shape else [whole]
 
 
-def same_bits(theirs: torch.Tensor, tensor: Announced) -> bool:
+def same_bits(theirs: torch.Tensor, tensor: TensorHeader) -> bool:
     assert theirs.dtype == TORCH[tensor.dtype]
     assert theirs.shape == tensor.shape
     assert theirs.is_contiguous()
@@ -54,13 +54,13 @@ def same_bits(theirs: torch.Tensor, tensor: Announced) -> bool:
 
 
 @pytest.fixture
-def tensors() -> list[Announced]:
+def tensors() -> list[TensorHeader]:
     shapes = [(5, 3), (1,), (), (0, 4), (2, 3, 4), (130,), (7, 1)]
-    return [Announced(f"tensor {kind}", kind, shape) for kind, shape in zip(TORCH, shapes, strict=True)]
+    return [TensorHeader(f"tensor {kind}", kind, shape) for kind, shape in zip(TORCH, shapes, strict=True)]
 
 
 @pytest.mark.parametrize("how", [{"weights_only": True}, {"weights_only": False}, {"mmap": True}])
-def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[Announced], how: Any) -> None:
+def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[TensorHeader], how: Any) -> None:
     tree = {
         "model": OrderedDict((tensor.name, tensor) for tensor in tensors),
         "list": [
@@ -79,13 +79,15 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[Announced], 
             None,
         ],
         "tuple": ((), (1,), ("ü", ""), []),
-        (0, 1): {2: {"deep": Name("torch.bfloat16")}},
-        "args": Record("argparse.Namespace", (), {"num_layers": 2, "params_dtype": Name("torch.float16")}),
+        (0, 1): {2: {"deep": GlobalName("torch.bfloat16")}},
+        "args": Record(
+            "argparse.Namespace", (), {"num_layers": 2, "params_dtype": GlobalName("torch.float16")}
+        ),
         "device": Record("torch.device", ("cpu",), {}),
         "bytes": b"\x00\xff",
         "set": {1, 2},
     }
-    torch_file.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, banded)
     with torch.serialization.safe_globals(SAFE):
         theirs = torch.load(tmp_path / "f.pt", "cpu", **how)
     model = theirs.pop("model")
@@ -101,10 +103,10 @@ def test_torch_loads_what_was_written(tmp_path: Path, tensors: list[Announced], 
     }
 
 
-def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[Announced]) -> None:
+def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[TensorHeader]) -> None:
     rng = np.random.RandomState(1).get_state()
     tree = {"tensors": tensors, "rng": list(rng), "enum": [], "order": np.arange(6).reshape(2, 3).T}
-    torch_file.write(tmp_path / "f.pt", tree, banded)
+    zip_writer.write(tmp_path / "f.pt", tree, banded)
     opened = open_file(tmp_path / "f.pt")
     for number, tensor in enumerate(tensors):
         stored = opened.at(f"tensors.{number}")
@@ -118,8 +120,8 @@ def test_what_was_written_is_what_is_read_again(tmp_path: Path, tensors: list[An
 
 
 def test_one_announcement_at_two_places_is_one_tensor_in_memory(tmp_path: Path) -> None:
-    tied = Announced("embed", "F32", (3, 2))
-    torch_file.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, banded)
+    tied = TensorHeader("embed", "F32", (3, 2))
+    zip_writer.write(tmp_path / "f.pt", {"embed": tied, "head": tied}, banded)
     theirs = torch.load(tmp_path / "f.pt")
     assert theirs["embed"].data_ptr() == theirs["head"].data_ptr()
 
@@ -127,16 +129,16 @@ def test_one_announcement_at_two_places_is_one_tensor_in_memory(tmp_path: Path) 
 def test_a_rebuilt_file_of_megatrons_is_the_file(golden: Path, tmp_path: Path) -> None:
     opened = open_file(golden / "legacy_ckpt/gpt-tp1pp1/iter_0000005/mp_rank_00/model_optim_rng.pt")
     stored = opened.tensors()
-    announced = {place: Announced(name, place.dtype, place.shape) for name, place in stored.items()}
+    announced = {place: TensorHeader(name, place.dtype, place.shape) for name, place in stored.items()}
 
     def replaced(value: Any) -> Any:
-        if isinstance(value, Stored):
+        if isinstance(value, MappedTensor):
             return announced[value]
         if isinstance(value, dict):
             return {key: replaced(child) for key, child in value.items()}
         return value
 
-    torch_file.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
+    zip_writer.write(tmp_path / "f.pt", replaced(opened.tree), lambda tensor: [stored[tensor.name].values()])
     again = open_file(tmp_path / "f.pt")
     assert again.at("args").fields == opened.at("args").fields
     assert again.at("args.model_type").name == "encoder_or_decoder"
@@ -147,11 +149,11 @@ def test_a_rebuilt_file_of_megatrons_is_the_file(golden: Path, tmp_path: Path) -
 
 
 def test_a_file_beyond_four_bytes_of_size_is_read_by_all(
-    tmp_path: Path, tensors: list[Announced], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tensors: list[TensorHeader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 40)  # a few gigabytes say the same and take a disk
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
-    torch_file.write(tmp_path / "f.pt", tensors, banded)
+    zip_writer.write(tmp_path / "f.pt", tensors, banded)
     monkeypatch.undo()
     for theirs, tensor in zip(torch.load(tmp_path / "f.pt"), tensors, strict=True):
         assert same_bits(theirs, tensor)
@@ -161,15 +163,15 @@ def test_a_file_beyond_four_bytes_of_size_is_read_by_all(
     assert zipfile.ZipFile(tmp_path / "f.pt").testzip() is None
 
 
-def test_the_same_values_make_the_same_file(tmp_path: Path, tensors: list[Announced]) -> None:
+def test_the_same_values_make_the_same_file(tmp_path: Path, tensors: list[TensorHeader]) -> None:
     for name in ("a", "b"):
-        torch_file.write(tmp_path / name, tensors, lambda tensor: [numbers(tensor)])
+        zip_writer.write(tmp_path / name, tensors, lambda tensor: [numbers(tensor)])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_what_has_no_place_in_a_pickle_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a pickle of object"):
-        torch_file.write(tmp_path / "f.pt", {"a": object()}, banded)
+        zip_writer.write(tmp_path / "f.pt", {"a": object()}, banded)
     assert not (tmp_path / "f.pt").exists()
 
 

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mega_ckpt.layouts.megatron import qkv_order
+from mega_ckpt.name_maps.qkv import qkv_order
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from mega_ckpt import safetensors
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target, Written
-from mega_ckpt.source import Source
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+from mega_ckpt.formats.interface import WriteOptions, WriteResult
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import safetensors_io
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -107,12 +107,12 @@ CASES: dict[str, Any] = {
 }
 
 
-def from_hugging_face(load: Path, run: Path, **target: Any) -> Written:
-    return convert(load, run, "hf", "mega", target=Target(**target)).written
+def from_hugging_face(load: Path, run: Path, **target: Any) -> WriteResult:
+    return convert(load, run, "hf", "mega", target=WriteOptions(**target)).written
 
 
-def to_hugging_face(run: Path, folder: Path, **target: Any) -> Written:
-    return convert(run, folder, "mega", "hf", target=Target(**target)).written
+def to_hugging_face(run: Path, folder: Path, **target: Any) -> WriteResult:
+    return convert(run, folder, "mega", "hf", target=WriteOptions(**target)).written
 
 
 def save(config: Any, folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> Any:
@@ -136,7 +136,7 @@ def byte_level(folder: Path) -> None:
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
-    entries = safetensors.read(folder / "model.safetensors").entries
+    entries = safetensors_io.read_header(folder / "model.safetensors").entries
     return {name: (f"{e.dtype} {e.shape}", e.values().tobytes()) for name, e in entries.items()}
 
 
@@ -146,10 +146,10 @@ def logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def spec_logits(source: Source, token_BS: torch.Tensor) -> torch.Tensor:
+def spec_logits(source: CheckpointSource, token_BS: torch.Tensor) -> torch.Tensor:
     """Run the reference forward on an opened checkpoint of float32 weights, (B, S, vocabulary)."""
     model = build(source.spec, Runtime.alone(source.spec))
-    fill(model, lambda name, slab: np.array(source.box(MODEL, name, slab)))
+    fill(model, lambda name, slab: np.array(source.read_box(MODEL, name, slab)))
     rows, length = token_BS.shape
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.tracker import latest_iteration

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_train.metrics import read_events
 from mega_train.watchdog import LOST, TOLD

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.run_folder import LATEST
 from tests.faults.hosts import Host, refused, two_hosts

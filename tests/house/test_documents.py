@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mega_ckpt.format_names import NAMES
-from mega_ckpt.formats import format_of
+from mega_ckpt.formats.registry import NAMES, format_of
 from mega_schema.errors import MegaError
 from tests.house.documents import (
     LINK,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_ckpt import dtypes
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Checkpoint
 from mega_schema.spec import ModelSpec
@@ -81,7 +81,7 @@ def save_random(
     if optimizer:
         made[OPTIMIZER[2]] = {name: values**2 for name, values in made[OPTIMIZER[2]].items()}
     if dtype != "F32":
-        made[MODEL] = {name: dtypes.rounded(main, dtype) for name, main in made[MAIN].items()}
+        made[MODEL] = {name: dtypes.round_float32(main, dtype) for name, main in made[MAIN].items()}
     trained = {"optimizer_steps": 4, "learning_rate": 2e-3}
     config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.25\n" if optimizer else ""
     save_whole(run, spec, made, dtype=dtype, iteration=5, trainer=trained, run_config=config)

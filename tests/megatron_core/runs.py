@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_ckpt.layouts import Foreign
-from mega_ckpt.layouts.megatron import CORE, of_chunk
-from mega_ckpt.megatron_args import from_spec
+from mega_ckpt.formats.megatron.args import from_spec
+from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
+from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedWriter, smallest_dtype
@@ -110,13 +110,13 @@ def whole(run: Trainer, of: Any) -> dict[str, Tensor]:
 def arranged(spec: ModelSpec, ours: Mapping[str, Tensor], case: Case) -> list[dict[str, Tensor]]:
     """Whole tensors of ours as the ranks of their model have them, by their names."""
 
-    def tensor(each: Foreign) -> Tensor:
+    def tensor(each: ForeignTensor) -> Tensor:
         read = ours[each.ours].numpy()
-        return torch.from_numpy(each.assembled(read.dtype, lambda slab: read[slab.in_global]))
+        return torch.from_numpy(each.assemble(read.dtype, lambda slab: read[slab.in_global]))
 
     layout = Layout(tp=case.tp, pp=case.pp)
     return [
-        {each.name: tensor(each) for each in of_chunk(spec, CORE, layout, tp=tp, pp=pp)}
+        {each.name: tensor(each) for each in chunk_tensors(spec, CORE, layout, tp=tp, pp=pp)}
         for pp in range(case.pp)
         for _ in range(case.dp)
         for tp in range(case.tp)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+from mega_ckpt.operations.convert import convert
 from mega_model.attend import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
@@ -116,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_random(folder / name, case.spec, seed=seed)
         convert(folder / name, folder / f"{name}-dist", "mega", "torch_dist")
         for tp, pp, vp in _layouts(name):
-            target = Target(layout=Layout(tp=tp, pp=pp, vp=vp))
+            target = WriteOptions(layout=Layout(tp=tp, pp=pp, vp=vp))
             to = folder / f"{name}-core-{tp}{pp}{vp}"
             convert(folder / name, to, "mega", "megatron-core", target=target)
     for ranks in (1, 2):
@@ -158,7 +158,7 @@ def test_what_megatron_core_saves_in_any_layout_is_our_model_bit_for_bit(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     ours = Checkpoint.open(folder / name)
-    reading = Reading(vocab=WORDS)
+    reading = ReadOptions(vocab=WORDS)
     for layout in _layouts(name):
         for kind, said in (("dist", "torch_dist"), ("core", "megatron-core")):
             load = folder / f"{name}-theirs-{kind}-{''.join(map(str, layout))}"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts.megatron import CORE, of_chunk
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
+from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.layout import Layout
 from mega_schema.shard import Slab
@@ -85,7 +85,7 @@ def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Pat
         for rank in range(RANKS):
             found = torch.load(folder / f"{case}-ours-{tp}{pp}{vp}-{rank}.pt")
             at = rank % tp, rank // (RANKS // pp)
-            foreign = {each.name: each for each in of_chunk(spec, CORE, layout, tp=at[0], pp=at[1])}
+            foreign = {each.name: each for each in chunk_tensors(spec, CORE, layout, tp=at[0], pp=at[1])}
             if "use_distributed_optimizer" not in optimizer:
                 assert found["state"].keys() == {f"0.{name}" for name in foreign}
             for name, state in found["state"].items():
@@ -93,7 +93,7 @@ def test_megatron_core_takes_up_every_number_of_our_optimizers_state(folder: Pat
                 assert state["step"] == 4
                 filled = sum(box.shape[0] for box in one.boxes) * math.prod(one.shape[1:])  # not padding
                 for kind, space in spaces.items():
-                    whole = one.assembled(np.dtype("f4"), partial(ours.read_raw, space, one.ours)).reshape(-1)
+                    whole = one.assemble(np.dtype("f4"), partial(ours.read_raw, space, one.ours)).reshape(-1)
                     there = state[kind].numpy()[: max(0, filled - begin)]
                     assert there.tobytes() == whole[begin : begin + len(there)].tobytes(), f"{name} {kind}"
             for group in found["groups"]:
@@ -111,8 +111,8 @@ def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
     for number, (tp, pp, vp) in enumerate(LAYOUTS):
         for kind, said in (("", "torch_dist"), ("core-", "megatron-core")):
             load, back = folder / f"{case}-theirs-{kind}{tp}{pp}{vp}", tmp_path / f"{kind}{number}"
-            done = convert(load, back, said, "mega", reading=Reading(vocab=WORDS))
-            assert not [left for left in done.left if "optimizer" in left]
+            done = convert(load, back, said, "mega", reading=ReadOptions(vocab=WORDS))
+            assert not [left for left in done.dropped if "optimizer" in left]
             found = Checkpoint.open(back)
             assert found.tensors.keys() == ours.tensors.keys()
             beside = said == "torch_dist" and sharding == "dp_reshardable"  # steps are not in the buckets
@@ -126,6 +126,6 @@ def test_what_megatron_cores_optimizer_saves_is_our_state_bit_for_bit(
 def test_a_state_that_megatron_core_shifted_is_left_behind(folder: Path, tmp_path: Path) -> None:
     for layout, whole in (("211", True), ("121", False)):  # over a pipeline its embedding has two buckets
         load, back = folder / f"{SHIFTED}-theirs-{layout}", tmp_path / layout
-        left = convert(load, back, "torch_dist", "mega", reading=Reading(vocab=WORDS)).left
+        left = convert(load, back, "torch_dist", "mega", reading=ReadOptions(vocab=WORDS)).dropped
         assert ("the optimizer's state, whose float32 weights are not the model's" not in left) == whole
         assert (Checkpoint.open(back).tensors.keys() == {MODEL}) == (not whole)

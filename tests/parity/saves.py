@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
 from mega_model.mesh import World
 from mega_schema.background import Background
 from mega_schema.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from mega_ckpt.reshard import reshard
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.operations.reshard import reshard
 from mega_model.mesh import World
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import MegaError

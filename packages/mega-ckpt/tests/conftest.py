@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from mega_ckpt import config_json, safetensors
 from mega_ckpt.cli import cli
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.layouts.huggingface import aliases
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface.names import aliases
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box
 from mega_schema.commit import Save
@@ -81,11 +82,11 @@ def hf_folder(tmp_path: Path) -> Folder:
         folder, rng = tmp_path / name, np.random.default_rng(8)
         folder.mkdir()
         rows = {row.name: row for row in table(spec)}
-        shapes = {alias.foreign: alias.whole(rows[alias.ours]).shape for alias in aliases(spec)}
+        shapes = {alias.foreign: alias.unsharded(rows[alias.ours]).shape for alias in aliases(spec)}
         arrays = tensors({n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()})
         names = {"float32": "F32", "uint16": "BF16", "float16": "F16", "int32": "I32"}
-        announced = [safetensors.Announced(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]
-        header, _ = safetensors.header(announced, {"format": "pt"})
+        announced = [safetensors_io.TensorHeader(n, names[str(a.dtype)], a.shape) for n, a in arrays.items()]
+        header, _ = safetensors_io.build_header(announced, {"format": "pt"})
         numbers = b"".join(array.tobytes() for array in arrays.values())
         (folder / "model.safetensors").write_bytes(header + numbers)
         written = {**config_json.from_spec(spec, "spec"), **(config or {})}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import bands, dtypes
-from mega_ckpt.average import average, moving
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.average import average, ema_weights
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors import dtypes, row_stream
 from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import Layout
@@ -60,8 +60,8 @@ def test_a_moving_average_is_what_each_step_makes_of_the_one_before(decay: float
     state = values[0]
     for value in values[1:]:
         state = decay * state + (1 - decay) * value
-    assert np.dot(moving(7, decay), values) == pytest.approx(state)
-    assert sum(moving(7, decay)) == pytest.approx(1)
+    assert np.dot(ema_weights(7, decay), values) == pytest.approx(state)
+    assert sum(ema_weights(7, decay)) == pytest.approx(1)
 
 
 def test_bands_do_not_change_a_mean(
@@ -69,7 +69,7 @@ def test_bands_do_not_change_a_mean(
 ) -> None:
     sources = [Checkpoint.open(run) for run in three]
     one = _whole(Checkpoint(average(sources, tmp_path / "one", [1, 2, 3])))
-    monkeypatch.setattr(bands, "BAND", 100)
+    monkeypatch.setattr(row_stream, "CHUNK_BYTES", 100)
     cut = [Checkpoint(reshard(s, tmp_path / f"cut{n}", Layout(tp=2))) for n, s in enumerate(sources)]
     two = _whole(Checkpoint(average(cut, tmp_path / "two", [1, 2, 3])))
     assert all((two[name] == values).all() for name, values in one.items())

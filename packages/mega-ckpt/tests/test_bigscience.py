@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import Member, Record
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import EnumMember, Record
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import FormatError
@@ -23,7 +23,7 @@ from mega_schema.tokenizer import open_tokenizer
 Files = dict[tuple[int, int], dict[str, np.ndarray]]
 Write = Callable[..., Path]
 TP, WIDTH, FFN, ROWS = 2, 4, 6, 8  # ROWS: of one rank's vocabulary, padding included
-ALIBI = Member("megatron.enums.PositionEmbeddingType", 3, "alibi")
+ALIBI = EnumMember("megatron.enums.PositionEmbeddingType", 3, "alibi")
 ARGS: dict[str, Any] = {
     "num_layers": 1,
     "hidden_size": WIDTH,
@@ -79,9 +79,9 @@ def deepspeed(tmp_path: Path) -> Write:
         step.mkdir(parents=True)
         (run / "latest").write_text("global_step20", "utf-8")
         for (number, rank), tensors in files.items():
-            tree = {n: Announced(n, "F32", a.shape) for n, a in tensors.items()}
+            tree = {n: TensorHeader(n, "F32", a.shape) for n, a in tensors.items()}
             path = step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt"
-            torch_file.write(path, tree, lambda t, tensors=tensors: [tensors[t.name]])
+            zip_writer.write(path, tree, lambda t, tensors=tensors: [tensors[t.name]])
         state = {
             "module": None,
             "iteration": 20,
@@ -89,7 +89,7 @@ def deepspeed(tmp_path: Path) -> Write:
             "checkpoint_version": 3.0,
         }
         for rank in range(TP):
-            torch_file.write(step / f"mp_rank_{rank:02d}_model_states.pt", state, lambda _: [])
+            zip_writer.write(step / f"mp_rank_{rank:02d}_model_states.pt", state, lambda _: [])
         return run
 
     return write
@@ -104,13 +104,13 @@ def _read(run: Path, name: str) -> np.ndarray:
 def test_every_tensor_is_where_megatron_deepspeed_has_it(deepspeed: Write, tmp_path: Path) -> None:
     kept: list[Files] = []
     done = convert(
-        deepspeed(change=kept.append), tmp_path / "run", "bigscience", "mega", reading=Reading(vocab=11)
+        deepspeed(change=kept.append), tmp_path / "run", "bigscience", "mega", reading=ReadOptions(vocab=11)
     )
     (files,) = kept
     spec = Checkpoint.open(tmp_path / "run").spec
     assert (spec.positions, spec.embed_norm, spec.tied, spec.vocab) == ("alibi", True, True, 11)
     assert Checkpoint.open(tmp_path / "run").iteration == 20
-    assert done.left == ("the optimizer's state and the schedule", "5 rows of padding")
+    assert done.dropped == ("the optimizer's state and the schedule", "5 rows of padding")
 
     def both(number: int, name: str, dim: int) -> np.ndarray:
         return np.concatenate([files[number, rank][name] for rank in range(TP)], dim)
@@ -158,14 +158,14 @@ def test_norms_that_drifted_apart_are_the_first_ranks_and_it_is_said(
         kept.append(files)
 
     done = convert(deepspeed(change=drift), tmp_path / "run", "bigscience", "mega")
-    assert done.left[-1] == "1 copies of norms and biases that differ between ranks"
+    assert done.dropped[-1] == "1 copies of norms and biases that differ between ranks"
     ours = _read(tmp_path / "run", "layers.0.attn_norm.weight")
     assert np.array_equal(ours, kept[0][3, 0]["input_layernorm.weight"])
 
 
 def test_a_tokenizer_that_is_named_travels_along(deepspeed: Write, tmp_path: Path) -> None:
     open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "null")
-    reading = Reading(tokenizer=tmp_path / "null")
+    reading = ReadOptions(tokenizer=tmp_path / "null")
     assert convert(deepspeed(), tmp_path / "run", "bigscience", "mega", reading=reading).written.tokenizer
 
 
@@ -241,7 +241,7 @@ def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Pat
 
     def refused(said: str, load: Path = run, **reading: Any) -> None:
         with pytest.raises(FormatError, match=said):
-            convert(load, tmp_path / "run", "bigscience", "mega", reading=Reading(**reading))
+            convert(load, tmp_path / "run", "bigscience", "mega", reading=ReadOptions(**reading))
 
     refused("vocabulary: has fewer rows: found 16, wanted 17 or more", vocab=17)
     (tmp_path / "empty").mkdir()
@@ -254,14 +254,14 @@ def test_files_that_are_missing_or_cut_are_named(deepspeed: Write, tmp_path: Pat
     whole = layer.read_bytes()
     layer.write_bytes(whole[: len(whole) // 2])
     refused("layer_05-model_01-model_states.pt: ", step)
-    torch_file.write(layer, {"module": {}}, lambda _: [])
+    zip_writer.write(layer, {"module": {}}, lambda _: [])
     refused("layer_05-model_01-model_states.pt: is no layer of Megatron-DeepSpeed", step)
-    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    zip_writer.write(state, {"iteration": 3}, lambda _: [])
     refused("mp_rank_00_model_states.pt: has no arguments: wanted args", step)
     state.unlink()
     refused("mp_rank_00_model_states.pt: no such file", step)
     for path in step.iterdir():
         path.unlink()
-    torch_file.write(state, {"iteration": 3}, lambda _: [])
+    zip_writer.write(state, {"iteration": 3}, lambda _: [])
     refused("global_step20: has no weights: wanted layer_01-model_00-model_states.pt and on", step)
     assert not (tmp_path / "run").exists()

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.format_names import NAMES, WRITTEN
-from mega_ckpt.formats import format_of
+from mega_ckpt.formats.registry import NAMES, WRITTEN, format_of
 from mega_schema.spec import ModelSpec
 
 
@@ -24,7 +23,8 @@ def test_help_needs_no_numpy_and_nothing_here_needs_torch() -> None:
     code = "import sys, mega_ckpt.cli; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = (
-        "import sys, mega_ckpt.reshard, mega_ckpt.convert, mega_ckpt.inspect, mega_ckpt.layouts.megatron;"
+        "import sys, mega_ckpt.operations.reshard, mega_ckpt.operations.convert;"
+        "import mega_ckpt.operations.inspect, mega_ckpt.formats.megatron.names;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mega_ckpt import safetensors
-from mega_ckpt.convert import convert
-from mega_ckpt.diff import compare
-from mega_ckpt.formats import Reading, Target, Written, format_of
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions, WriteResult
+from mega_ckpt.formats.registry import format_of
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.diff import diff_checkpoints
+from mega_ckpt.tensors import safetensors_io
 from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.run_folder import FORMAT
@@ -28,12 +29,12 @@ Tensors = dict[str, np.ndarray]
 C_ATTN = "transformer.h.1.attn.c_attn.weight"
 
 
-def from_hugging_face(load: Path, run: Path, **target: Any) -> Written:
-    return convert(load, run, "hf", "mega", target=Target(**target)).written
+def from_hugging_face(load: Path, run: Path, **target: Any) -> WriteResult:
+    return convert(load, run, "hf", "mega", target=WriteOptions(**target)).written
 
 
-def to_hugging_face(run: Path, folder: Path, **target: Any) -> Written:
-    return convert(run, folder, "mega", "hf", target=Target(**target)).written
+def to_hugging_face(run: Path, folder: Path, **target: Any) -> WriteResult:
+    return convert(run, folder, "mega", "hf", target=WriteOptions(**target)).written
 
 
 def _without(tensors: Tensors, name: str) -> Tensors:
@@ -315,7 +316,7 @@ FILES: dict[str, bytes] = {
 def test_a_file_that_is_not_safetensors_is_named(tmp_path: Path, what: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(FILES[what])
     with pytest.raises(FormatError, match="x.safetensors"):
-        safetensors.read(tmp_path / "x.safetensors")
+        safetensors_io.read_header(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("want", ["hf", "megatron", "torch_dist"])
@@ -334,7 +335,8 @@ def test_an_empty_tensor_begins_where_the_next_one_does(tmp_path: Path) -> None:
     empty, some = ({"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]} for count in (0, 1))
     text = json.dumps({"some": some, "empty": empty}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
-    assert [entry.bytes for entry in safetensors.read(tmp_path / "x.safetensors").entries.values()] == [4, 0]
+    entries = safetensors_io.read_header(tmp_path / "x.safetensors").entries
+    assert [entry.bytes for entry in entries.values()] == [4, 0]
 
 
 @pytest.mark.parametrize(
@@ -459,7 +461,7 @@ def test_numbers_without_text_have_no_tokenizer_file(
 ) -> None:
     assert not to_hugging_face(run_folder(small_gpt), tmp_path / "out").tokenizer
     assert json.loads((tmp_path / "out" / "config.json").read_bytes())["eos_token_id"] == 10
-    assert "the tokenizer" in convert(run_folder(small_gpt, "b"), tmp_path / "out b", "mega", "hf").left
+    assert "the tokenizer" in convert(run_folder(small_gpt, "b"), tmp_path / "out b", "mega", "hf").dropped
 
 
 @pytest.mark.parametrize("want", ["hf", "meta"])
@@ -467,7 +469,7 @@ def test_numbers_without_text_have_no_tokenizer_file(
 def test_only_numbers_that_are_converted_are_held_against_their_checksums(
     tmp_path: Path, run_folder: Callable[[ModelSpec], Path], small_llama: ModelSpec, want: str, dtype: str
 ) -> None:
-    run, target = run_folder(small_llama), Target(dtype=dtype)
+    run, target = run_folder(small_llama), WriteOptions(dtype=dtype)
     folder = Checkpoint.open(run).folder
     converted = MODEL if dtype == "keep" else MAIN
     for space in ("optim.exp_avg", converted):
@@ -505,4 +507,4 @@ def test_numbers_that_a_file_of_torchs_has_a_checksum_of_are_held_against_it(
         convert(theirs, tmp_path / "damaged", have, "mega")
     assert not (tmp_path / "damaged").exists()
     with pytest.raises(FormatError, match=said):
-        compare(*(format_of(have).read(theirs, Reading()) for _ in range(2)))
+        diff_checkpoints(*(format_of(have).read(theirs, ReadOptions()) for _ in range(2)))

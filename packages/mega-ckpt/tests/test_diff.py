@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import bands, diff
-from mega_ckpt.diff import compare
-from mega_ckpt.formats import Reading, format_of
-from mega_ckpt.reshard import reshard
-from mega_ckpt.source import Source
-from mega_ckpt.stats import Stats, all_of
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.formats.registry import format_of
+from mega_ckpt.operations import diff
+from mega_ckpt.operations.diff import diff_checkpoints
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.operations.stats import Stats, checkpoint_stats
+from mega_ckpt.tensors import row_stream
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.layout import Layout
@@ -24,20 +26,22 @@ from mega_schema.shard import Slab
 from mega_schema.spec import ModelSpec, gpt
 
 
-def _source(run: Path) -> Source:
-    return format_of("mega").read(run, Reading())
+def _source(run: Path) -> CheckpointSource:
+    return format_of("mega").read(run, ReadOptions())
 
 
-def _changed(source: Source, name: str, change: Callable[[np.ndarray, Slab], object]) -> Source:
+def _changed(
+    source: CheckpointSource, name: str, change: Callable[[np.ndarray, Slab], object]
+) -> CheckpointSource:
     """The same checkpoint, but for numbers of one weight."""
 
     def box(space: str, of: str, slab: Slab) -> np.ndarray:
-        values = source.box(space, of, slab)
+        values = source.read_box(space, of, slab)
         if (space, of) == (MODEL, name):
             change(values, slab)
         return values
 
-    return replace(source, box=box)
+    return replace(source, read_box=box)
 
 
 def test_what_was_resharded_and_converted_is_the_same(
@@ -76,14 +80,14 @@ def test_two_runs_differ_in_every_tensor_and_the_exit_code_says_so(
 def test_one_number_is_found_with_how_far_it_is_off(
     run_folder: Any, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch, band: int
 ) -> None:
-    monkeypatch.setattr(diff, "BAND", band)
+    monkeypatch.setattr(diff, "CHUNK_BYTES", band)
     source = _source(run_folder(small_gpt))
 
     def off(values: np.ndarray, slab: Slab) -> None:
         if slab.start[0] <= 7 < slab.start[0] + slab.shape[0]:
             values[7 - slab.start[0], 3] += 0.5
 
-    (one,) = compare(source, _changed(source, "embed.weight", off)).differences
+    (one,) = diff_checkpoints(source, _changed(source, "embed.weight", off)).differences
     assert (one.space, one.name, one.what, one.differing) == (MODEL, "embed.weight", "values", 1)
     assert one.absolute == pytest.approx(0.5)
 
@@ -91,15 +95,15 @@ def test_one_number_is_found_with_how_far_it_is_off(
 def test_no_number_equals_itself_and_a_zero_has_no_sign(run_folder: Any, small_gpt: ModelSpec) -> None:
     source = _source(run_folder(small_gpt))
 
-    def set_to(value: float) -> Source:
+    def set_to(value: float) -> CheckpointSource:
         return _changed(source, "final_norm.bias", lambda values, _: values.fill(value))
 
     def found(a: float, b: float) -> list[int]:
-        return [one.differing for one in compare(set_to(a), set_to(b)).differences]
+        return [one.differing for one in diff_checkpoints(set_to(a), set_to(b)).differences]
 
     assert found(np.nan, np.nan) == found(0.0, -0.0) == found(np.inf, np.inf) == []
     assert found(np.nan, 1.0) == found(np.inf, -np.inf) == found(np.inf, 1.0) == [8]
-    (one,) = compare(set_to(np.inf), set_to(1.0)).differences
+    (one,) = diff_checkpoints(set_to(np.inf), set_to(1.0)).differences
     assert (one.absolute, one.relative) == (0.0, 0.0)  # of the numbers that are finite in both
 
 
@@ -109,12 +113,12 @@ def test_dtypes_shapes_and_missing_tensors_are_told_apart(
     run = run_folder(small_gpt)
     plain = reshard(Checkpoint.open(run), tmp_path / "plain", Layout(), optimizer=False)
     narrow = reshard(Checkpoint(plain), tmp_path / "bf16", Layout(), dtype="bf16")
-    found = compare(_source(run), _source(narrow))
+    found = diff_checkpoints(_source(run), _source(narrow))
     assert {(one.what, one.a, one.b) for one in found.differences} == {("dtype", "F32", "BF16")}
     assert 0 < max(one.relative for one in found.differences) < 2**-8
     assert found.only_a == ("optim.exp_avg", "optim.exp_avg_sq", "optim.main")
     deeper = _source(run_folder(gpt(layers=3, hidden=8, heads=4, vocab=12, context=6), "deeper"))
-    found = compare(_source(run), deeper, optimizer=False)
+    found = diff_checkpoints(_source(run), deeper, optimizer=False)
     told = {one.name: (one.what, one.a, one.b) for one in found.differences}
     assert told["embed.weight"] == ("shape", "11 x 8", "12 x 8")
     assert told["layers.2.up.weight"] == ("missing", None, "F32")
@@ -132,10 +136,10 @@ def test_a_format_that_files_do_not_tell_has_to_be_said(
 
 
 def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monkeypatch: Any) -> None:
-    monkeypatch.setattr(bands, "BAND", 100)
+    monkeypatch.setattr(row_stream, "CHUNK_BYTES", 100)
     checkpoint = Checkpoint.open(run_folder(small_gpt))
     told = json.loads(mega("inspect", checkpoint.folder, "--stats", "--json").output)["stats"]
-    assert told == json.loads(json.dumps(all_of(checkpoint)))
+    assert told == json.loads(json.dumps(checkpoint_stats(checkpoint)))
     for space, entries in checkpoint.tensors.items():
         for name, tensor in entries.items():
             zero = (0,) * len(tensor.shape)
@@ -155,13 +159,13 @@ def test_stats_are_numpys(mega: Any, run_folder: Any, small_gpt: ModelSpec, monk
 
 def test_what_is_no_number_is_counted_and_not_averaged() -> None:
     found = Stats()
-    found.take(np.array([np.nan, np.inf, -np.inf, 0.0, 3.0]))
+    found.update(np.array([np.nan, np.inf, -np.inf, 0.0, 3.0]))
     told = found.to_dict()
     assert (told["nan"], told["inf"], told["zeros"]) == (1, 2, 1)
     assert (told["norm"], told["mean"], told["min"], told["max"]) == (3.0, 1.5, 0.0, 3.0)
     assert told["magnitudes"] == {"1": 1}
     nothing = Stats()
-    nothing.take(np.array([np.nan]))
+    nothing.update(np.array([np.nan]))
     assert nothing.to_dict()["mean"] is nothing.to_dict()["min"] is None
 
 
@@ -235,6 +239,6 @@ def test_a_gated_gpt_is_the_llama_that_it_becomes(mega: Any, run_folder: Any, tm
         done = mega("convert", *words, "--load", run, "--save", save)
         assert done.exit_code == 0, done.exception
         assert "logits:" in done.output
-        assert format_of(form).read(save, Reading()).spec.family == "llama"
+        assert format_of(form).read(save, ReadOptions()).spec.family == "llama"
         for pair in ((run, save), (save, run)):
             assert mega("diff", *pair).output.splitlines()[-1].endswith("tensors compared: the same")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_ckpt.dtypes import FLOATS, cast
+from mega_ckpt.tensors.dtypes import FLOATS, cast
 from mega_schema.errors import FormatError
 
 SINGLE = st.floats(width=32, allow_nan=False)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import fairseq_dictionary, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.pickles import Record
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.fairseq import dictionary as fairseq_dictionary
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_ckpt.torch_files import zip_writer
+from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer import open_folder
@@ -74,11 +75,11 @@ def fairseq(tmp_path: Path) -> Write:
         for rank, tree in enumerate(trees):
             arrays = tree["model"]
             model = (
-                {n: Announced(n, "F32", a.shape) for n, a in arrays.items()}
+                {n: TensorHeader(n, "F32", a.shape) for n, a in arrays.items()}
                 if type(arrays) is dict
                 else arrays
             )
-            torch_file.write(
+            zip_writer.write(
                 folder / f"model-model_part-{rank}.pt",
                 {**tree, "model": model},
                 lambda t, arrays=arrays: [arrays[t.name]],
@@ -215,7 +216,7 @@ def test_ids_of_gpt2_come_first_and_its_end_is_fairseqs(tmp_path: Path) -> None:
     path = tmp_path / "dict.txt"
     path.write_text("2 9\nmadeupword0000 0\n0 7\n1 7\n", "utf-8")
     # lines are 4, 5, 6 and 7; 8 is a row that fills up; 2 is </s>
-    assert fairseq_dictionary.order_of(path, 9).tolist() == [6, 7, 2, 0, 1, 4, 3, 5, 8]
+    assert fairseq_dictionary.id_order(path, 9).tolist() == [6, 7, 2, 0, 1, 4, 3, 5, 8]
 
 
 DICTIONARIES: dict[str, tuple[str, str]] = {
@@ -236,5 +237,5 @@ def test_a_dictionary_of_something_else_is_refused(tmp_path: Path, what: str) ->
     text, said = DICTIONARIES[what]
     (tmp_path / "dict.txt").write_text(text, "utf-8")
     with pytest.raises(FormatError) as caught:
-        fairseq_dictionary.order_of(tmp_path / "dict.txt", 8)
+        fairseq_dictionary.id_order(tmp_path / "dict.txt", 8)
     assert said in str(caught.value)

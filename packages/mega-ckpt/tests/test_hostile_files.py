@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt import config_json, pickles, safetensors
-from mega_ckpt.pickled import Pickled
-from mega_ckpt.stored import Stored
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.tensors import safetensors_io
+from mega_ckpt.tensors.mapped_tensor import MappedTensor
+from mega_ckpt.torch_files import pickle_reader
+from mega_ckpt.torch_files.pickle_values import PickleFile
 from mega_schema.errors import FormatError, MegaError, escape_controls
 from mega_schema.spec import ModelSpec, gpt
 from mega_schema.tokenizer import open_tokenizer
@@ -44,7 +46,7 @@ def test_keys_that_collide_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         FormatError, match="keys.pt: has a key that is not read: found 65 bits, wanted at most 64"
     ):
-        pickles.open_file(path)
+        pickle_reader.open_file(path)
     assert time.process_time() - begun < 4
 
 
@@ -53,7 +55,7 @@ def test_more_tuples_as_keys_than_any_checkpoint_has_are_refused(tmp_path: Path)
     path = tmp_path / "keys.pt"
     path.write_bytes(b"\x80\x02}(" + keys + b"u.")
     with pytest.raises(FormatError, match="tuples as keys of one dict: found 1025, wanted at most 1024"):
-        pickles.open_file(path)
+        pickle_reader.open_file(path)
 
 
 def test_a_tuple_of_many_values_is_no_key(tmp_path: Path) -> None:
@@ -62,19 +64,19 @@ def test_a_tuple_of_many_values_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.pt"
     path.write_bytes(program)
     with pytest.raises(FormatError, match="values in a key of a dict: found 101, wanted at most 64"):
-        pickles.open_file(path)
+        pickle_reader.open_file(path)
     path.write_bytes(b"\x80\x02}(" + b"(" + b"N" * 60 + b"tK\x07" + b"u.")
-    assert pickles.open_file(path).tree == {(None,) * 60: 7}
+    assert pickle_reader.open_file(path).tree == {(None,) * 60: 7}
 
 
 def test_a_long_key_over_many_tensors_is_not_written_out_for_each(tmp_path: Path) -> None:
-    one = Stored(tmp_path / "a.pt", "F32", (1,), 0)
-    assert Pickled(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
+    one = MappedTensor(tmp_path / "a.pt", "F32", (1,), 0)
+    assert PickleFile(tmp_path / "a.pt", {"a" * 1000: [one, {"b": one}]}).tensors().keys() == {
         f"{'a' * 1000}.0",
         f"{'a' * 1000}.1.b",
     }
     with pytest.raises(FormatError, match="names of tensors are too long: wanted at most 134,217,728"):
-        Pickled(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
+        PickleFile(tmp_path / "a.pt", {"a" * (1 << 20): [one] * 200}).tensors()
 
 
 def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
@@ -82,20 +84,20 @@ def test_seconds_and_memory_of_what_a_pickle_says_are_limited_here_too(
 ) -> None:
     path = tmp_path / "many.pt"
     path.write_bytes(b"\x80\x02](" + b"N" * 50_000 + b"e.")
-    assert len(pickles.open_file(path).tree) == 50_000
+    assert len(pickle_reader.open_file(path).tree) == 50_000
     with monkeypatch.context() as patch:
-        patch.setattr(pickles, "_SECONDS", -1)  # over before it begins
+        patch.setattr(pickle_reader, "_MAX_SECONDS", -1)  # over before it begins
         with pytest.raises(
             FormatError, match=r"many.pt: takes too long to read: found 16,384 values, wanted"
         ):
-            pickles.open_file(path)
+            pickle_reader.open_file(path)
 
     def no_memory(text: bytes) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(pickles.json, "loads", no_memory)
+    monkeypatch.setattr(pickle_reader.json, "loads", no_memory)
     with pytest.raises(FormatError, match=r"many.pt: takes too much memory to read; hint: where you trust"):
-        pickles.open_file(path)
+        pickle_reader.open_file(path)
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(
@@ -216,7 +218,7 @@ def header_file(path: Path, text: bytes, numbers: int = 4) -> Path:
 )
 def test_a_safetensors_header_is_what_the_format_allows(tmp_path: Path, text: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said) as caught:
-        safetensors.read(header_file(tmp_path / "a.safetensors", text))
+        safetensors_io.read_header(header_file(tmp_path / "a.safetensors", text))
     assert len(str(caught.value)) < 1000
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading
-from mega_ckpt.layouts import whole_slab
+from mega_ckpt.formats.interface import ReadOptions
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
@@ -180,7 +180,7 @@ def test_a_tokenizer_that_is_named_is_taken_instead(model: Write, tmp_path: Path
     path, _ = model(0, tied=True)
     (tmp_path / "tokenizer.bin").write_bytes(b"")
     open_tokenizer("NullTokenizer", vocab_size=269).save(tmp_path / "null")
-    reading = Reading(tokenizer=tmp_path / "null")
+    reading = ReadOptions(tokenizer=tmp_path / "null")
     assert convert(path, tmp_path / "run", "llama2c", "mega", reading=reading).written.tokenizer
     open_tokenizer("NullTokenizer", vocab_size=270).save(tmp_path / "null")
     with pytest.raises(FormatError, match="null: has ids that the model has not: found 271"):

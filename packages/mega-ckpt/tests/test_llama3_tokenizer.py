@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_ckpt import llama3_tokenizer
+from mega_ckpt.formats.meta import tokenizer as llama3_tokenizer
 from mega_schema.errors import FormatError
 
 # the expression of Meta's own program
@@ -56,7 +56,7 @@ def test_ids_are_tiktokens(tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     ranks = _ranks()
     theirs = tiktoken.Encoding("llama 3", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
-    ours = llama3_tokenizer.read(_write(tmp_path / "tokenizer.model", ranks), len(ranks) + 256)
+    ours = llama3_tokenizer.read_tokenizer(_write(tmp_path / "tokenizer.model", ranks), len(ranks) + 256)
     rng, letters = random.Random(2), "thea nrd 123 \n'éRqzxj漢"
     texts = ["".join(rng.choices(letters, k=rng.randrange(40))) for _ in range(400)]
     texts += ["the  theRE\n\n there're 12345", "qzxj qzx", "<|eot_id|>", ""]
@@ -67,7 +67,7 @@ def test_ids_are_tiktokens(tmp_path: Path) -> None:
 def test_special_tokens_have_metas_places(tmp_path: Path) -> None:
     ranks = _ranks()
     size = len(ranks) + 256
-    ours = llama3_tokenizer.read(_write(tmp_path / "tokenizer.model", ranks), size)
+    ours = llama3_tokenizer.read_tokenizer(_write(tmp_path / "tokenizer.model", ranks), size)
     first = len(ranks)
     assert (ours.identity.vocab_size, ours.identity.bos, ours.identity.eod) == (size, first, first + 1)
     assert ours.decode([first + 6, first + 9, first + 2, first + 255]) == (
@@ -92,5 +92,5 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, what: str) -> None:
     content, said = BROKEN[what]
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(FormatError) as caught:
-        llama3_tokenizer.read(tmp_path / "tokenizer.model", 300)
+        llama3_tokenizer.read_tokenizer(tmp_path / "tokenizer.model", 300)
     assert said in str(caught.value)

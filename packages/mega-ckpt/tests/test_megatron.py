@@ -15,11 +15,11 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_ckpt import dtypes
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.layouts.megatron import LEGACY, of_chunk
+from mega_ckpt.formats.interface import WriteOptions
+from mega_ckpt.formats.megatron.names import LEGACY, chunk_tensors
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save
@@ -124,7 +124,11 @@ def test_there_and_back_is_bit_for_bit(
     folder = tmp_path_factory.mktemp("case")
     ours = _save(folder / "ours", spec, narrow=narrow)
     convert(
-        folder / "ours", folder / "theirs", "mega", form, target=Target(layout=layout, optimizer=not core)
+        folder / "ours",
+        folder / "theirs",
+        "mega",
+        form,
+        target=WriteOptions(layout=layout, optimizer=not core),
     )
     convert(folder / "theirs", folder / "back", form, "mega")
     back = Checkpoint.open(folder / "back")
@@ -149,7 +153,7 @@ def test_a_rate_that_falls_at_the_end_comes_back_with_how_and_how_long(
     courses = {"learning_rate": rate, "weight_decay": DECAY}
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=Target(optimizer=False))
+    convert(tmp_path / "ours", tmp_path / "theirs", "mega", form, target=WriteOptions(optimizer=False))
     convert(tmp_path / "theirs", tmp_path / "back", form, "mega")
     assert Checkpoint.open(tmp_path / "back").trainer["courses"] == courses
 
@@ -183,7 +187,7 @@ def test_a_rate_of_its_own_that_megatron_has_no_place_for_is_told(
     courses = {"learning_rate": RATE, "weight_decay": DECAY, "decoupled_learning_rate": RATE}
     (ours.folder / "trainer.json").write_text(json.dumps(TRAINER | {"courses": courses}), "utf-8")
     rewrite_checksums(ours.folder, FORMAT)
-    left = convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron").left
+    left = convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron").dropped
     assert "the learning rate of embedding and output" in left
 
 
@@ -191,7 +195,7 @@ def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: Mode
     spec = dataclasses.replace(small_gpt, layers=4, vocab_multiple=8)
     _save(tmp_path / "ours", spec)
     layout = Layout(tp=2, pp=2, vp=2)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=layout))
+    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout))
     assert (tmp_path / "theirs" / "latest_checkpointed_iteration.txt").read_text("utf-8") == "3"
     for tp, pp in np.ndindex(2, 2):
         tree = _tree(tmp_path / "theirs" / "iter_0000003", tp, pp)
@@ -207,7 +211,7 @@ def test_torch_finds_every_key_and_the_arguments(tmp_path: Path, small_gpt: Mode
         assert args.num_layers_per_virtual_pipeline_stage == 1
         for chunk in range(2):
             found = {name: tuple(t.shape) for name, t in _flat(tree[f"model{chunk}"]).items()}
-            expected = of_chunk(spec, LEGACY, layout, tp=tp, pp=pp, chunk=chunk)
+            expected = chunk_tensors(spec, LEGACY, layout, tp=tp, pp=pp, chunk=chunk)
             assert found == {foreign.name: foreign.shape for foreign in expected}
 
 
@@ -231,7 +235,9 @@ def test_norms_of_one_and_a_weight_are_told_by_the_name_of_either_release(
 def test_padding_is_the_last_row_again(tmp_path: Path, small_gpt: ModelSpec) -> None:
     spec = dataclasses.replace(small_gpt, vocab=5, vocab_multiple=4)
     ours = _save(tmp_path / "ours", spec, narrow=False)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(tp=4)))
+    convert(
+        tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=4))
+    )
     last = ours.model_slab("embed.weight", whole_slab((5, 8)))[4]
     embeddings, moments = [], []
     for tp in range(4):
@@ -278,7 +284,9 @@ def test_torchs_optimizer_over_megatrons_groups_takes_up_the_state(
 ) -> None:
     spec = dataclasses.replace(small_gpt, vocab_multiple=16)
     ours = _save(tmp_path / "ours", spec, narrow=False)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(pp=2)))
+    convert(
+        tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(pp=2))
+    )
     tree = _tree(tmp_path / "theirs" / "iter_0000003", 0, 0)
     model = _megatrons_model(spec.hidden)
     model.load_state_dict(_flat(tree["model"]))
@@ -289,14 +297,14 @@ def test_torchs_optimizer_over_megatrons_groups_takes_up_the_state(
     adam.load_state_dict(tree["optimizer"])
     assert [group["weight_decay"] for group in adam.param_groups] == [0.1, 0.0]
     assert adam.param_groups[0]["betas"] == (0.8, 0.999)
-    names = {foreign.name: foreign for foreign in of_chunk(spec, LEGACY, Layout(pp=2), tp=0, pp=0)}
+    names = {foreign.name: foreign for foreign in chunk_tensors(spec, LEGACY, Layout(pp=2), tp=0, pp=0)}
     for name, parameter in named:
         state, foreign = adam.state[parameter], names[name]
         assert state["step"] == 2
         for space, key in (("optim.exp_avg", "exp_avg"), ("optim.exp_avg_sq", "exp_avg_sq")):
             for box in foreign.boxes:
                 wanted = ours.read(space, foreign.ours, box)
-                assert np.array_equal(foreign.part(state[key].numpy(), box.in_local), wanted), name
+                assert np.array_equal(foreign.select(state[key].numpy(), box.in_local), wanted), name
     adam.step()
 
 
@@ -307,7 +315,7 @@ def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
     """Written here as Megatron's buffers lie: the last parameter first."""
     ours = _save(tmp_path / "ours", small_gpt)
     layout = Layout(tp=2, pp=2)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=layout))
+    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout))
     for rank in sorted((tmp_path / "theirs" / "iter_0000003").iterdir()):
         tree = torch.load(rank / FILE, weights_only=False)
         adam, mains = tree["optimizer"]["optimizer"], tree["optimizer"]["fp32_from_fp16_params"]
@@ -339,7 +347,7 @@ def test_the_vectors_of_a_distributed_optimizer_are_taken_apart(
         tree["optimizer"] = {"optimizer": {"param_groups": groups}, "grad_scaler": {}}
         torch.save(tree, rank / FILE)
     done = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
-    assert done.left == ("245 rows of padding",)
+    assert done.dropped == ("245 rows of padding",)
     _equal(ours, Checkpoint.open(tmp_path / "back"))
 
 
@@ -354,7 +362,7 @@ def test_an_optimizer_of_an_unknown_layout_stays_behind_and_it_is_said(
     tree["rng_state"] = [{"random_rng_state": (3, (1, 2), None)}]
     torch.save(tree, rank / FILE)
     done = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega")
-    assert done.left[:2] == (
+    assert done.dropped[:2] == (
         "the states of random numbers",
         "the optimizer's state, whose layout is not known",
     )
@@ -376,7 +384,9 @@ def test_older_names_and_rows_are_the_same_model(
     tmp_path: Path, small_gpt: ModelSpec, names: str, version: float
 ) -> None:
     ours = _save(tmp_path / "ours", small_gpt)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(tp=2)))
+    convert(
+        tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=2))
+    )
     heads, width = small_gpt.heads // 2, small_gpt.head_width
     for rank in sorted((tmp_path / "theirs" / "iter_0000003").iterdir()):
         tree = torch.load(rank / FILE, weights_only=False)
@@ -410,7 +420,9 @@ def test_a_stage_of_the_embedding_alone_and_stages_of_unlike_depth_are_read(
 ) -> None:
     spec = dataclasses.replace(small_llama, layers=4)
     ours = _save(tmp_path / "ours", spec, narrow=False)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(pp=2)))
+    convert(
+        tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(pp=2))
+    )
     folder = tmp_path / "theirs" / "iter_0000003"
     first = torch.load(folder / "mp_rank_00_000" / FILE, weights_only=False)
     last = torch.load(folder / "mp_rank_00_001" / FILE, weights_only=False)
@@ -430,7 +442,7 @@ def test_a_model_without_training_is_a_release(
     tmp_path: Path, hf_folder: Callable[..., Path], small_llama: ModelSpec
 ) -> None:
     load = hf_folder(small_llama)
-    convert(load, tmp_path / "theirs", "hf", "megatron", target=Target(layout=Layout(tp=2)))
+    convert(load, tmp_path / "theirs", "hf", "megatron", target=WriteOptions(layout=Layout(tp=2)))
     assert (tmp_path / "theirs" / "latest_checkpointed_iteration.txt").read_text("utf-8") == "release"
     convert(tmp_path / "theirs", tmp_path / "back", "megatron", "hf")
     before, after = ((folder / "model.safetensors").read_bytes() for folder in (load, tmp_path / "back"))
@@ -444,12 +456,14 @@ def test_a_model_without_training_is_a_release(
 
 def test_ranks_that_differ_in_what_all_have_are_told(tmp_path: Path, small_gpt: ModelSpec) -> None:
     _save(tmp_path / "ours", small_gpt)
-    convert(tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(tp=2)))
+    convert(
+        tmp_path / "ours", tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=2))
+    )
     file = tmp_path / "theirs" / "iter_0000003" / "mp_rank_01" / FILE
     tree = torch.load(file, weights_only=False)
     tree["model"]["language_model"]["encoder"]["final_layernorm.bias"][0] += 1
     torch.save(tree, file)
-    left = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega").left
+    left = convert(tmp_path / "theirs", tmp_path / "back", "megatron", "mega").dropped
     assert "copies of final_norm.bias that differ between ranks" in left
 
 

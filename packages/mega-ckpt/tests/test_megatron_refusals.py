@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from mega_ckpt import megatron_shards, pickles, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target, mega, megatron
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.pickles import Record
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+from mega_ckpt.formats.mega import format as mega_format
+from mega_ckpt.formats.megatron import format as megatron_format
+from mega_ckpt.formats.megatron import rank_files
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.torch_files import pickle_reader, zip_writer
+from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.layout import Layout
@@ -35,7 +38,7 @@ FOLDER = "iter_0000003"
 def theirs(tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec) -> Path:
     """A run of Megatron's, tp=2 pp=2, padded by 5 rows."""
     spec = dataclasses.replace(small_gpt, vocab_multiple=8)
-    target = Target(layout=Layout(tp=2, pp=2))
+    target = WriteOptions(layout=Layout(tp=2, pp=2))
     convert(run_folder(spec), tmp_path / "theirs", "mega", "megatron", target=target)
     return tmp_path / "theirs"
 
@@ -48,7 +51,7 @@ def _change(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def _refused(tmp_path: Path, load: Path, **reading: Any) -> str:
     with pytest.raises(MegaError) as refused:
-        convert(load, tmp_path / "back", "megatron", "mega", reading=Reading(**reading))
+        convert(load, tmp_path / "back", "megatron", "mega", reading=ReadOptions(**reading))
     assert not (tmp_path / "back").exists()
     return str(refused.value).replace(f"{load}/", "").replace(str(load), "RUN")
 
@@ -209,14 +212,14 @@ def test_a_file_without_arguments_needs_a_model(
         _change(_rank(theirs, name), lambda tree: tree.pop("args"))
     said = "args: missing: wanted the arguments of the training; hint: --model megatron-345m"
     assert f"mp_rank_00_000/model_optim_rng.pt: {said}" in _refused(tmp_path, theirs)
-    convert(theirs, tmp_path / "back", "megatron", "mega", reading=Reading(model=small_gpt))
+    convert(theirs, tmp_path / "back", "megatron", "mega", reading=ReadOptions(model=small_gpt))
     ours, back = (Checkpoint.open(tmp_path / name) for name in ("run", "back"))
     whole = whole_slab((11, 8))
     assert np.array_equal(ours.model_slab("embed.weight", whole), back.model_slab("embed.weight", whole))
 
 
 def test_a_tokenizer_that_is_given_goes_along(tmp_path: Path, theirs: Path) -> None:
-    reading = Reading(tokenizer=tmp_path / "tokenizer")
+    reading = ReadOptions(tokenizer=tmp_path / "tokenizer")
     done = convert(theirs, tmp_path / "back", "megatron", "mega", reading=reading)
     assert done.written.tokenizer
     assert Checkpoint.open(tmp_path / "back").spec.vocab == 11
@@ -318,7 +321,9 @@ def test_a_layout_that_cannot_be_is_refused(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, layout: Layout, said: str
 ) -> None:
     with pytest.raises((ConfigError, LayoutError)) as refused:
-        convert(run_folder(small_gpt), tmp_path / "theirs", "mega", "megatron", target=Target(layout=layout))
+        convert(
+            run_folder(small_gpt), tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=layout)
+        )
     assert str(refused.value) == said
     assert not (tmp_path / "theirs").exists()
 
@@ -327,16 +332,16 @@ def test_a_checkpoint_that_is_there_is_replaced_when_asked(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
     run = run_folder(small_gpt)
-    convert(run, tmp_path / "theirs", "mega", "megatron", target=Target(layout=Layout(tp=2)))
+    convert(run, tmp_path / "theirs", "mega", "megatron", target=WriteOptions(layout=Layout(tp=2)))
     with pytest.raises(
         ConfigError, match="there is a checkpoint already: found .*; hint: add --force to replace it"
     ):
         convert(run, tmp_path / "theirs", "mega", "megatron")
-    convert(run, tmp_path / "theirs", "mega", "megatron", target=Target(force=True))
+    convert(run, tmp_path / "theirs", "mega", "megatron", target=WriteOptions(force=True))
     assert [path.name for path in (tmp_path / "theirs" / FOLDER).iterdir()] == ["mp_rank_00"]
     assert len(list((tmp_path / "theirs").iterdir())) == 2
     with pytest.raises(ConfigError, match="holds a checkpoint of ours"):
-        convert(tmp_path / "theirs", run, "megatron", "megatron", target=Target(force=True))
+        convert(tmp_path / "theirs", run, "megatron", "megatron", target=WriteOptions(force=True))
 
 
 @pytest.mark.parametrize("form", ["megatron", "torch_dist"])
@@ -349,29 +354,29 @@ def test_a_megatron_run_and_one_of_ours_do_not_get_another_latest_checkpoint_by_
         convert(second, tmp_path / "theirs", "mega", form)
     assert (tmp_path / "theirs" / LATEST).read_text().strip() == "3"
     with pytest.raises(ConfigError, match="holds a checkpoint of ours"):
-        convert(first, second, "mega", form, target=Target(force=True))
+        convert(first, second, "mega", form, target=WriteOptions(force=True))
     assert (second / LATEST).read_text() == "5\n"
 
 
 def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = run_folder(small_gpt), torch_file.write
+    run, real = run_folder(small_gpt), zip_writer.write
 
     def full(path: Path, *rest: Any) -> None:
         real(path, *rest)
         if "mp_rank_01" in str(path):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch_file, "write", full)
-    target = Target(layout=Layout(tp=2), force=True)
+    monkeypatch.setattr(zip_writer, "write", full)
+    target = WriteOptions(layout=Layout(tp=2), force=True)
     with pytest.raises(MegaError, match="No space left on device"):
         convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
     assert not (tmp_path / "theirs").exists()
     monkeypatch.undo()
     convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
     before = (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes()
-    monkeypatch.setattr(torch_file, "write", full)
+    monkeypatch.setattr(zip_writer, "write", full)
     with pytest.raises(MegaError, match="No space left on device"):
         convert(run, tmp_path / "theirs", "mega", "megatron", target=target)
     assert (tmp_path / "theirs" / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
@@ -392,7 +397,7 @@ def test_a_process_that_ends_between_two_renames_loses_nothing(
 
     monkeypatch.setattr(Path, "rename", ends)
     with pytest.raises(KeyboardInterrupt):
-        convert(run, out, "mega", "megatron", target=Target(force=True, dtype="bf16"))
+        convert(run, out, "mega", "megatron", target=WriteOptions(force=True, dtype="bf16"))
     assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
     assert len(list(out.iterdir())) == 2
     monkeypatch.undo()
@@ -401,10 +406,10 @@ def test_a_process_that_ends_between_two_renames_loses_nothing(
     assert convert(out, tmp_path / "ours", "megatron", "mega").written.parameters
     with pytest.raises(ConfigError, match="there is a checkpoint already: found .*replaced; hint: "):
         convert(run, out, "mega", "megatron")
-    convert(run, out, "mega", "megatron", target=Target(force=True, dtype="bf16"))
+    convert(run, out, "mega", "megatron", target=WriteOptions(force=True, dtype="bf16"))
     assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() != before
     (out / f".{FOLDER}.replaced").mkdir()  # killed before it was removed
-    convert(run, out, "mega", "megatron", target=Target(force=True))
+    convert(run, out, "mega", "megatron", target=WriteOptions(force=True))
     assert (out / FOLDER / "mp_rank_00" / FILE).read_bytes() == before
     assert len(list(out.iterdir())) == 2
 
@@ -412,14 +417,14 @@ def test_a_process_that_ends_between_two_renames_loses_nothing(
 def test_state_of_another_optimizer_than_adam_is_refused(
     tmp_path: Path, run_folder: Folder, small_gpt: ModelSpec
 ) -> None:
-    source = mega.read(run_folder(small_gpt), Reading())
+    source = mega_format.read(run_folder(small_gpt), ReadOptions())
     momentum = {"model": source.spaces["model"], "optim.momentum": source.spaces["model"]}
     source = dataclasses.replace(source, spaces=momentum)
     with pytest.raises(
         ConfigError, match=r"is not Adam's state: found optim\.momentum, wanted Adam; hint: --no-optim"
     ):
-        megatron.free(source, tmp_path / "theirs", Target())
-    megatron.free(source, tmp_path / "theirs", Target(optimizer=False))
+        megatron_format.check_target(source, tmp_path / "theirs", WriteOptions())
+    megatron_format.check_target(source, tmp_path / "theirs", WriteOptions(optimizer=False))
 
 
 def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
@@ -431,7 +436,7 @@ def test_weights_beside_an_optimizer_that_data_parallel_ranks_cut_are_read(
     (theirs / FOLDER / "mp_rank_00_000_000").mkdir()
     (theirs / FOLDER / "mp_rank_00_000_000" / "optim.pt").touch()
     done = convert(theirs, tmp_path / "back", "megatron", "mega")
-    assert "the optimizer's state, whose layout is not known" in done.left
+    assert "the optimizer's state, whose layout is not known" in done.dropped
 
 
 def test_a_damaged_optimizer_file_is_refused(tmp_path: Path, theirs: Path) -> None:
@@ -456,7 +461,7 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
 def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
     theirs: Path, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
-    whole = {file: pickles.open_file(file) for file in theirs.rglob("*.pt")}
+    whole = {file: pickle_reader.open_file(file) for file in theirs.rglob("*.pt")}
     rng, refused = random.Random(4), 0
     for _ in range(changes):
         trees = copy.deepcopy(whole)
@@ -467,9 +472,9 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
             del container[key]
         else:
             container[key] = rng.choice(JUNK)
-        monkeypatch.setattr(megatron_shards.Unpickler, "open", lambda _, file, trees=trees: trees[file])
+        monkeypatch.setattr(rank_files.Unpickler, "open", lambda _, file, trees=trees: trees[file])
         try:
-            source = megatron.read(theirs, Reading())
+            source = megatron_format.read(theirs, ReadOptions())
             source.verify(source.spaces)
             json.dumps(source.trainer)
         except MegaError:
@@ -480,7 +485,7 @@ def test_anything_anywhere_in_a_file_is_a_model_or_one_line(
 def test_no_iteration_of_megatrons_is_replaced_by_one_of_ours(tmp_path: Path, theirs: Path) -> None:
     before = {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}
     with pytest.raises(ConfigError, match=r"holds something else .*: no manifest.json: found .*iter_0000003"):
-        convert(tmp_path / "run", theirs, "mega", "mega", target=Target(force=True))
+        convert(tmp_path / "run", theirs, "mega", "mega", target=WriteOptions(force=True))
     assert before == {file: file.read_bytes() for file in theirs.rglob("*") if file.is_file()}
 
 

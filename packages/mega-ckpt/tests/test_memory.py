@@ -16,9 +16,9 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from mega_ckpt.bands import Band, slabs_of_rows
+from mega_ckpt.tensors.row_stream import RowChunk, row_slabs
 from mega_ckpt.cli import cli
-from mega_ckpt.saving import fill, saving, shares
+from mega_ckpt.checkpoint.writer import rank_shares, saving_checkpoint, write_shares
 from mega_schema.arch import table
 from mega_schema.layout import Layout
 from mega_schema.spec import llama
@@ -27,18 +27,20 @@ def make(run, largest):
     spec = llama(layers=1, hidden=1024, heads=8, vocab=largest // 4096, context=8, ffn=64, tied=True)
     shapes = {row.name: row.shape for row in table(spec) if row.tied_to is None}
     def bands(space, name):
-        for slab in slabs_of_rows(shapes[name], 1000):
+        for slab in row_slabs(shapes[name], 1000):
             values = np.full(slab.shape, slab.start[0] % 251, np.float32)
-            yield Band(slab.start[0], values)
-    with saving(run, 1) as save:
-        fill(save, {"model": shares(spec, Layout(tp=2), dict.fromkeys(shapes, "F32"))}, bands)
+            yield RowChunk(slab.start[0], values)
+    with saving_checkpoint(run, 1) as save:
+        shares = rank_shares(spec, Layout(tp=2), dict.fromkeys(shapes, "F32"))
+        write_shares(save, {"model": shares}, bands)
         save.commit(spec, layout=Layout(tp=2), trainer={"iteration": 1, "consumed_samples": 0})
 
 if sys.argv[1] == "make":
     make(Path(sys.argv[2]), int(sys.argv[3]))
 else:
-    import mega_ckpt.average, mega_ckpt.convert, mega_ckpt.diff, mega_ckpt.reshard, mega_ckpt.stats
-    import mega_ckpt.formats.huggingface, mega_ckpt.formats.mega
+    import mega_ckpt.operations.average, mega_ckpt.operations.convert, mega_ckpt.operations.diff
+    import mega_ckpt.operations.reshard, mega_ckpt.operations.stats
+    import mega_ckpt.formats.huggingface.format, mega_ckpt.formats.mega.format
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cli(sys.argv[1:], standalone_mode=False)
     print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import meta_params, torch_file
-from mega_ckpt.convert import convert
-from mega_ckpt.formats import Reading, Target
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.safetensors import Announced
+from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+from mega_ckpt.formats.meta import params as meta_params
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_ckpt.torch_files import zip_writer
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError
@@ -60,9 +61,9 @@ def meta(tmp_path: Path) -> Write:
         (folder / "params.json").write_text(json.dumps(told), "utf-8")
         names = {"float32": "F32", "float16": "F16", "int32": "I32"}
         for rank, part in enumerate(parts):
-            tree = {n: Announced(n, names[str(a.dtype)], a.shape) for n, a in part.items()}
+            tree = {n: TensorHeader(n, names[str(a.dtype)], a.shape) for n, a in part.items()}
             values = dict(part)
-            torch_file.write(
+            zip_writer.write(
                 folder / f"consolidated.{rank:02d}.pth", tree, lambda t, values=values: [values[t.name]]
             )
         return folder
@@ -165,7 +166,7 @@ def test_files_that_are_missing_or_cut_are_named(meta: Write, tmp_path: Path) ->
     second.rename(folder / "consolidated.02.pth")
     refused("consolidated.01.pth: no such file: wanted a part for every rank to consolidated.02.pth")
     (folder / "consolidated.02.pth").unlink()
-    torch_file.write(first, {"model": {}}, lambda _: [])
+    zip_writer.write(first, {"model": {}}, lambda _: [])
     refused("consolidated.00.pth: is no part of a Llama: wanted a dictionary of tensors")
     first.unlink()
     refused("meta: has no weights: wanted consolidated.00.pth and on")
@@ -206,10 +207,10 @@ def test_a_tokenizer_is_the_one_that_is_named_or_the_folders(meta: Write, tmp_pa
     with pytest.raises(FormatError, match=said):
         convert(folder, tmp_path / "run", "meta", "mega")
     open_tokenizer("NullTokenizer", vocab_size=11).save(tmp_path / "null")
-    reading = Reading(tokenizer=tmp_path / "null")
+    reading = ReadOptions(tokenizer=tmp_path / "null")
     assert convert(folder, tmp_path / "run", "meta", "mega", reading=reading).written.tokenizer
     assert not convert(
-        folder, tmp_path / "none", "meta", "mega", reading=Reading(no_tokenizer=True)
+        folder, tmp_path / "none", "meta", "mega", reading=ReadOptions(no_tokenizer=True)
     ).written.tokenizer
     (folder / "tokenizer.model").write_bytes(b"\nx")
     with pytest.raises(FormatError, match="tokenizer.model: not a SentencePiece model"):
@@ -260,7 +261,7 @@ GATED |= {"qkv_bias": False, "tied": False}
 
 def test_a_gpt_with_all_that_a_llama_has_is_written_as_one(run_folder: Any, tmp_path: Path) -> None:
     gated = gpt(**SMALL | GATED)
-    done = convert(run_folder(gated), tmp_path / "out", "mega", "meta", target=Target(layout=Layout()))
+    done = convert(run_folder(gated), tmp_path / "out", "mega", "meta", target=WriteOptions(layout=Layout()))
     assert done.written.parameters == count(table(gated))
     convert(tmp_path / "out", tmp_path / "back", "meta", "mega")
     back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
@@ -289,7 +290,7 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     run, out = run_folder(small_llama), tmp_path / "out"
 
     def to_meta(layout: Layout, **more: Any) -> Any:
-        return convert(run, out, "mega", "meta", target=Target(layout=layout, **more))
+        return convert(run, out, "mega", "meta", target=WriteOptions(layout=layout, **more))
 
     with pytest.raises(LayoutError, match="the vocabulary cannot be cut evenly: found 11 rows over tp=2"):
         to_meta(Layout(tp=2))
@@ -313,4 +314,4 @@ def test_cuts_that_cannot_be_and_places_that_are_taken_are_refused(
     done = to_meta(Layout(), force=True, dtype="bf16")
     assert sorted(path.name for path in out.iterdir()) == ["consolidated.00.pth", "params.json"]
     assert done.written.bytes == 2 * done.written.parameters
-    assert set(done.left) >= {"the optimizer's state", "the tokenizer", "the run's configuration"}
+    assert set(done.dropped) >= {"the optimizer's state", "the tokenizer", "the run's configuration"}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_ckpt import bands
-from mega_ckpt.layouts import whole_slab
-from mega_ckpt.reshard import reshard
-from mega_ckpt.saving import shares
-from mega_ckpt.verify import verify
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.checkpoint.writer import rank_shares
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
 from mega_schema.commit import Save
@@ -138,7 +138,7 @@ def test_an_interruption_leaves_nothing_behind(
     def interrupted(*_: object) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bands.PieceReader, "take", interrupted)
+    monkeypatch.setattr(row_stream.PieceReader, "read_into", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reshard(source, tmp_path / "new", Layout(tp=2))
     assert not (tmp_path / "new").exists()
@@ -146,7 +146,7 @@ def test_an_interruption_leaves_nothing_behind(
 
 def test_every_element_is_written_by_one_rank(small_llama: ModelSpec) -> None:
     layout, dtypes = Layout(tp=2, pp=2), {row.name: "F32" for row in table(small_llama)}
-    found = shares(small_llama, layout, dtypes)
+    found = rank_shares(small_llama, layout, dtypes)
     assert [share.rank for share in found] == [
         layout.rank(Coordinates(tp, 0, pp)) for pp in (0, 1) for tp in (0, 1)
     ]

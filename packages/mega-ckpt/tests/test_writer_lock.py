@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mega_ckpt.megatron_run import placing
+from mega_ckpt.formats.megatron.run_dir import atomic_checkpoint_dir
 from mega_schema.errors import ConfigError
 from mega_schema.run_folder import iterations
 from mega_schema.run_lock import hold_run_folder
@@ -73,8 +73,11 @@ def test_accept_leaves_a_run_alone_that_another_process_writes_to(
 def test_a_refused_writer_leaves_the_half_written_checkpoint_of_the_first(
     tmp_path: Path,
 ) -> None:
-    with placing(tmp_path / "run", 3, force=False) as partial:
-        with pytest.raises(ConfigError, match="another process"), placing(tmp_path / "run", 3, force=True):
+    with atomic_checkpoint_dir(tmp_path / "run", 3, force=False) as partial:
+        with (
+            pytest.raises(ConfigError, match="another process"),
+            atomic_checkpoint_dir(tmp_path / "run", 3, force=True),
+        ):
             pass
         assert partial.is_dir()
         (partial / "weights").touch()
@@ -82,10 +85,13 @@ def test_a_refused_writer_leaves_the_half_written_checkpoint_of_the_first(
 
 
 def test_what_another_process_wrote_meanwhile_is_not_replaced_unasked(tmp_path: Path) -> None:
-    with placing(tmp_path, 3, force=False) as partial:
+    with atomic_checkpoint_dir(tmp_path, 3, force=False) as partial:
         (partial / "theirs").touch()
-    with pytest.raises(ConfigError, match="there is a checkpoint already"), placing(tmp_path, 3, force=False):
+    with (
+        pytest.raises(ConfigError, match="there is a checkpoint already"),
+        atomic_checkpoint_dir(tmp_path, 3, force=False),
+    ):
         pass
-    with placing(tmp_path, 3, force=True) as partial:
+    with atomic_checkpoint_dir(tmp_path, 3, force=True) as partial:
         (partial / "ours").touch()
     assert [path.name for path in (tmp_path / "iter_0000003").iterdir()] == ["ours"]

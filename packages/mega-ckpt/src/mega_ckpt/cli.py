@@ -1,4 +1,4 @@
-"""The command line of mega-ckpt: reads arguments, prints one line or a table."""
+"""The command line of mega-ckpt."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ from typing import NoReturn
 import click
 
 from mega_ckpt import __version__
-from mega_ckpt.commands.common import (
-    DEGREE,
-    MODEL_NAME,
-    PATH,
-    PP,
-    SHARD,
-    TP,
-    TRUE_VOCAB,
-    VP,
-    progress,
-)
-from mega_ckpt.commands.look import diff, inspect, verify
-from mega_ckpt.commands.rewrite import average, reshard
-from mega_ckpt.commands.upkeep import export_tokenizer, prune
-from mega_ckpt.format_names import NAMES, WRITTEN
+from mega_ckpt.commands.common import DEGREE, MODEL_NAME, PATH, PP, SHARD, TP, TRUE_VOCAB, VP, progress
+from mega_ckpt.commands.inspect import diff, inspect, verify
+from mega_ckpt.commands.maintenance import export_tokenizer, prune
+from mega_ckpt.commands.reshard import average, reshard
+from mega_ckpt.formats.registry import NAMES, WRITTEN
 from mega_schema import command
 from mega_schema.errors import escape_controls
 from mega_schema.output_option import OUTPUT_FOLDER
@@ -37,14 +27,14 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--from", "have", required=True, type=click.Choice([*NAMES]), help="What --load is.")
+@click.option("--from", "have", required=True, type=click.Choice([*NAMES]), help="Format of --load.")
 @click.option(
     "--to",
     "want",
     required=True,
     type=click.Choice([*NAMES]),  # one that is only read is refused with a line of its own
     metavar=f"[{'|'.join(WRITTEN)}]",
-    help="What --save will be.",
+    help="Format of --save.",
 )
 @click.option("--load", "--load-dir", required=True, type=PATH, help="Folder or file to read.")
 @click.option("--save", "--save-dir", required=True, type=OUTPUT_FOLDER, help="Folder to write.")
@@ -53,29 +43,29 @@ def cli() -> None:
     type=click.Choice(["keep", "fp32", "bf16", "fp16"]),
     default="keep",
     show_default=True,
-    help="Of the weights that are written.",
+    help="Dtype of the written weights.",
 )
 @TP
 @PP
 @VP
 @SHARD
-@click.option("--no-optim", is_flag=True, help="Leave the optimizer's state behind.")
+@click.option("--no-optim", is_flag=True, help="Drop the optimizer state.")
 @TRUE_VOCAB
-@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer, in the place of that of --load.")
-@click.option("--no-tokenizer", is_flag=True, help="Leave the tokenizer of --load behind.")
+@click.option("--tokenizer", type=PATH, help="Folder of a tokenizer to use instead of that of --load.")
+@click.option("--no-tokenizer", is_flag=True, help="Drop the tokenizer of --load.")
 @MODEL_NAME
 @click.option(
     "--check-logits",
     "check",
     type=DEGREE,
     metavar="N",
-    help="Run what was read and what was written, and compare their logits for N random tokens. "
-    "Where a model of less than 10⁹ parameters goes to hf and torch is installed: 64, unless said otherwise.",
+    help="Run the source and the result and compare their logits for N random tokens.  "
+    "[default: 64 for a model below 10⁹ parameters that goes to hf, if torch is installed; else none]",
 )
-@click.option("--no-check-logits", "unchecked", is_flag=True, help="Run no model.")
+@click.option("--no-check-logits", "unchecked", is_flag=True, help="Do not compare logits.")
 @click.option("--model-type", type=click.Choice(["GPT"]), default="GPT", hidden=True)
-@click.option("--force", "--overwrite", is_flag=True, help="Replace what --save holds.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object instead of a line.")
+@click.option("--force", "--overwrite", is_flag=True, help="Replace the content of --save.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of a line.")
 @click.pass_context
 def convert(
     context: click.Context,
@@ -99,10 +89,10 @@ def convert(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Convert a checkpoint of one format to another: docs/howto/convert.md has a line for every pair."""
-    from mega_ckpt import given_model
-    from mega_ckpt.convert import convert as rewrite
-    from mega_ckpt.formats import Reading, Target
+    """Convert a checkpoint between formats: docs/howto/convert.md has a line for every pair."""
+    from mega_ckpt.formats import user_overrides
+    from mega_ckpt.formats.interface import ReadOptions, WriteOptions
+    from mega_ckpt.operations.convert import convert as rewrite
     from mega_schema.errors import ConfigError
     from mega_schema.layout import Layout
 
@@ -112,15 +102,26 @@ def convert(
     if no_tokenizer and tokenizer is not None:
         hint = "leave one of them out"
         raise ConfigError("--no-tokenizer", "excludes --tokenizer", found=tokenizer, hint=hint)
-    reading = Reading(true_vocab_size, tokenizer, given_model.of(model) if model else None, no_tokenizer)
-    target = Target(dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting"))
+    reading = ReadOptions(
+        true_vocab_size, tokenizer, user_overrides.parse_model(model) if model else None, no_tokenizer
+    )
+    target = WriteOptions(
+        dtype, Layout(tp=tp, pp=pp, vp=vp), not no_optim, force, shard, progress("converting")
+    )
     check = 0 if unchecked else check
-    done = rewrite(load, save, have, want, reading=reading, target=target, check=check)
-    seconds, written, logits = done.seconds, done.written, done.logits
+    result = rewrite(load, save, have, want, reading=reading, target=target, check=check)
+    seconds = result.seconds
+    written = result.written
+    logits = result.logits
     if as_json:
-        told = {**asdict(written), "folder": str(written.folder), "left": done.left, "seconds": seconds}
-        compared = {**asdict(logits), "alike": logits.alike} if logits else None
-        click.echo(json.dumps({**told, "logits": compared}))
+        report = {
+            **asdict(written),
+            "folder": str(written.folder),
+            "left": result.dropped,
+            "seconds": seconds,
+        }
+        compared = {**asdict(logits), "alike": logits.is_close} if logits else None
+        click.echo(json.dumps({**report, "logits": compared}))
     else:
         click.echo(
             f"{written.folder}: {written.parameters:,} parameters, {written.bytes:,} bytes in "
@@ -128,15 +129,15 @@ def convert(
         )
         if logits:
             click.echo(f"logits: {logits}")
-        if done.left:
-            click.echo(f"left behind: {escape_controls(', '.join(done.left))}", err=True)
-    if logits and not logits.alike:
-        click.echo(f"error: {written.folder}: {logits.refusal}", err=True)
+        if result.dropped:
+            click.echo(f"left behind: {escape_controls(', '.join(result.dropped))}", err=True)
+    if logits and not logits.is_close:
+        click.echo(f"error: {written.folder}: {logits.error_line}", err=True)
         context.exit(1)
 
 
-for one in (reshard, inspect, verify, diff, average, prune, export_tokenizer):
-    cli.add_command(one)
+for subcommand in (reshard, inspect, verify, diff, average, prune, export_tokenizer):
+    cli.add_command(subcommand)
 
 
 def main() -> NoReturn:

@@ -1,1 +1,1 @@
-"""The commands: each opens what its flags name, calls one function and prints the outcome."""
+"""The commands: parse options, call one operation, print its result."""

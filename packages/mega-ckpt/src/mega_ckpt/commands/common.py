@@ -1,4 +1,4 @@
-"""What the commands share: option types, and a line of progress."""
+"""Options and the progress bar that the commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TP = click.option(
     type=DEGREE,
     default=1,
     show_default=True,
-    help="Ranks that share every layer.",
+    help="Tensor-parallel ranks.",
 )
 PP = click.option(
     "--pp",
@@ -33,7 +33,7 @@ PP = click.option(
     type=DEGREE,
     default=1,
     show_default=True,
-    help="Stages of the pipeline.",
+    help="Pipeline stages.",
 )
 VP = click.option(
     "--vp",
@@ -42,37 +42,40 @@ VP = click.option(
     type=DEGREE,
     default=1,
     show_default=True,
-    help="Stages of each pipeline rank.",
+    help="Virtual pipeline stages of each rank.",
 )
 TRUE_VOCAB = click.option(
-    "--true-vocab-size", type=DEGREE, help="Ids of the tokenizer, where what is read has padded rows."
+    "--true-vocab-size",
+    type=DEGREE,
+    help="Vocabulary size of the tokenizer, if the source pads its embedding.",
 )
 MODEL_NAME = click.option(
-    "--model", help="A named model, or a JSON file with its fields, where what is read does not say."
+    "--model",
+    help="Model preset, or JSON file with its fields, for a source that does not describe its model.",
 )
 SHARD = click.option(
     "--max-shard-size",
     "shard",
     default="5GB",
     show_default=True,
-    callback=lambda context, option, text: size(text),
-    help="Of one file, where a format has several: KB, MB or GB of 1000s.",
+    callback=lambda context, option, text: parse_size(text),
+    help="Largest size of one weight file: KB, MB or GB, in powers of 1000.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="A JSON object instead of text.")
-FORCE = click.option("--force", "--overwrite", "force", is_flag=True, help="Replace what --save holds.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of text.")
+FORCE = click.option("--force", "--overwrite", "force", is_flag=True, help="Replace the content of --save.")
 
 _WIDTH = 24  # characters of the bar
-_TURN = 0.1  # seconds between two looks of a person
+_REFRESH_SECONDS = 0.1  # seconds between updates
 
 
-def size(text: str) -> int:
-    """Bytes, of a number with a unit.
+def parse_size(text: str) -> int:
+    """Parse a number of bytes with a unit.
 
     Raises:
         ConfigError: it is not one.
     """
-    found = re.fullmatch(r"(\d+)([KMG]?)B", text.upper())
-    number = int(found[1]) * 1000 ** " KMG".index(found[2] or " ") if found else 0
+    match = re.fullmatch(r"(\d+)([KMG]?)B", text.upper())
+    number = int(match[1]) * 1000 ** " KMG".index(match[2] or " ") if match else 0
     if not number:
         raise ConfigError(
             "--max-shard-size",
@@ -85,10 +88,10 @@ def size(text: str) -> int:
 
 
 def progress(what: str) -> Callable[[int], AbstractContextManager[Callable[[int], object]]]:
-    """Progress of so many bytes: a bar and their rate on stderr where that is a terminal, else nothing.
+    """Return a progress factory: a bar with the byte rate if stderr is a terminal, else nothing.
 
     Args:
-        what: is being done.
+        what: the work, for the start of the line.
     """
 
     @contextmanager
@@ -105,24 +108,27 @@ def progress(what: str) -> Callable[[int], AbstractContextManager[Callable[[int]
 
 
 class Bar:
-    """One line, written again and again; called with the bytes done since its last call."""
+    """A progress bar on one line; called with the bytes done since its last call."""
 
     def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.what, self.total, self.now, self.done = what, total, now, 0
-        self.began = self.told = now()
+        self.what = what
+        self.total = total
+        self.now = now
+        self.done = 0
+        self.started = self.last_shown = now()
 
     def __call__(self, size: int) -> None:
         self.done += size
         now = self.now()
-        if now - self.told < _TURN:
+        if now - self.last_shown < _REFRESH_SECONDS:
             return
-        self.told = now
-        part, rate = self.done / max(self.total, 1), self.done / (now - self.began)
+        self.last_shown = now
+        part, rate = self.done / max(self.total, 1), self.done / (now - self.started)
         bar = "#" * int(_WIDTH * part)
-        left = (self.total - self.done) / rate if rate else 0.0
+        seconds_left = (self.total - self.done) / rate if rate else 0.0
         click.echo(
             f"\r\x1b[K{self.what} [{bar:<{_WIDTH}}] {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB, "
-            f"{rate / 1e6:,.0f} MB/s, {left:.0f} s left",
+            f"{rate / 1e6:,.0f} MB/s, {seconds_left:.0f} s left",
             err=True,
             nl=False,
         )

@@ -1,0 +1,1 @@
+"""Read checkpoints of any format, and write, verify and merge those of Mega."""

@@ -1,0 +1,49 @@
+"""Merge the tensor files of several ranks: shards are kept, replicas are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors
+from mega_ckpt.name_maps.alias import ForeignTensor
+from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
+from mega_schema.errors import FormatError
+from mega_schema.shard import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRanks:
+    """The tensors of all ranks, replicas once.
+
+    Attributes:
+        tensors: each box of a parameter once, from the first rank that has it.
+        differing: two replicas that differ, and the name of the second.
+    """
+
+    tensors: MatchedTensors
+    differing: tuple[tuple[MappedTensor, MappedTensor, str], ...]
+
+    def require_equal(self) -> MatchedTensors:
+        """Return the tensors, if all replicas are equal.
+
+        Raises:
+            FormatError: ranks differ in what all of them should have.
+        """
+        for first, second, name in self.differing:
+            hint = "these are parts of two checkpoints; take all of one"
+            raise FormatError(f"{second.file}: {name}", f"differs from {first.file.name}'s", hint=hint)
+        return self.tensors
+
+
+def merge_ranks(ranks: Iterable[MatchedTensors]) -> MergedRanks:
+    """Merge the tensors of all ranks; compare the tensors that several ranks have."""
+    unique: dict[tuple[str, tuple[tuple[Shape, Shape], ...]], tuple[ForeignTensor, MappedTensor]] = {}
+    differing = []
+    for rank in ranks:
+        for foreign, stored in rank:
+            key = (foreign.ours, tuple((box.start, box.shape) for box in foreign.boxes))
+            _, first = unique.setdefault(key, (foreign, stored))
+            if first is not stored and not tensors_equal(first, stored):
+                differing.append((first, stored, foreign.name))
+    return MergedRanks(list(unique.values()), tuple(differing))

@@ -1,0 +1,202 @@
+"""Write a checkpoint into a run's folder, whole or not at all, on all cores."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mega_ckpt.checkpoint.output_dir import other_checkpoints_error
+from mega_ckpt.tensors import dtypes
+from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
+from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, as_bytes
+from mega_schema import pieces
+from mega_schema.arch import table
+from mega_schema.checkpoint import MAIN, MODEL, Box, boxes
+from mega_schema.commit import Save
+from mega_schema.disk import on_disk
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Coordinates, Layout
+from mega_schema.outputs import check_output
+from mega_schema.run_folder import MANIFEST, iteration_folder, iterations, replaced_folder
+from mega_schema.run_lock import hold_run_folder
+from mega_schema.shard import overlap
+from mega_schema.spec import ModelSpec
+
+Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensors' name of its dtype
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePlan:
+    """A namespace to write: the namespace its values come from, and their dtypes."""
+
+    space: str
+    dtypes: Mapping[str, str]
+
+
+def namespaces_to_write(
+    stored: Dtypes, *, optimizer: bool = True, dtype: str | None = None
+) -> dict[str, NamespacePlan]:
+    """Plan which of the stored namespaces to write.
+
+    With a dtype, the weights are rounded once, from the optimizer's float32 copies if there are any. The
+    optimizer keeps float32 copies only of narrower weights.
+
+    Args:
+        optimizer: carry the optimizer's namespaces too.
+        dtype: of the weights, a key of `dtypes.NAMES`; None writes every namespace as it is.
+    """
+    state = [space for space in stored if space != MODEL] if optimizer else []
+    if dtype is None:
+        return {space: NamespacePlan(space, stored[space]) for space in (MODEL, *state)}
+    precise = MAIN if MAIN in stored else MODEL
+    want = dtypes.NAMES[dtype]
+    plans = {MODEL: NamespacePlan(precise, dict.fromkeys(stored[precise], want))}
+    if state and want != "F32":
+        plans[MAIN] = NamespacePlan(precise, dict.fromkeys(stored[precise], "F32"))
+    return plans | {space: NamespacePlan(space, stored[space]) for space in state if space != MAIN}
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """The boxes of a namespace that one rank writes."""
+
+    rank: int
+    boxes: tuple[Box, ...]
+
+
+def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[RankShare]:
+    """Assign to every rank of the layout the boxes that it writes.
+
+    Args:
+        kinds: safetensors' name of the dtype of every parameter that is written.
+
+    Raises:
+        LayoutError: the model cannot be cut this way.
+    """
+    rows = [row for row in table(spec) if row.tied_to is None and row.name in kinds]
+    shares = []
+    for pp in range(layout.pp):
+        stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
+        mine = [row for stage in stages for row in rows if row.on(stage)]
+        for tp in range(layout.tp):
+            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), kinds[row.name]) for row in mine]
+            rank = layout.rank(Coordinates(tp, 0, pp))
+            shares.append(RankShare(rank, tuple(box for group in cut for box in group)))
+    return shares
+
+
+def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
+    """Refuse a run with other checkpoints; with `force`, replace the same iteration.
+
+    Raises:
+        ConfigError: it has, or it is a checkpoint itself, or no folder.
+    """
+    check_output("--save", run, "folder", is_ours=lambda _: True)
+    if (run / MANIFEST).exists():
+        hint = f"--save {run.parent}"
+        raise ConfigError("--save", "is a checkpoint", found=run, wanted="the folder of a run", hint=hint)
+    if (others := [i for i in iterations(run) if i != iteration]) and not force:
+        raise other_checkpoints_error(iteration_folder(run, others[-1]))
+    existing = [f for f in (iteration_folder(run, iteration), replaced_folder(run, iteration)) if f.exists()]
+    if existing and not force:
+        raise ConfigError(
+            "--save", "there is a checkpoint already", found=existing[0], hint="add --force to replace it"
+        )
+    for folder in existing:
+        if not (folder / MANIFEST).exists():
+            message = f"holds something else than a checkpoint of ours: no {MANIFEST}"
+            raise ConfigError("--save", message, found=folder, wanted="another folder")
+
+
+@contextmanager
+def saving_checkpoint(run: Path, iteration: int) -> Iterator[Save]:
+    """Begin a save; the block writes and commits. If the block fails, the run is left unchanged."""
+    is_new = not run.exists()
+    save = Save(run, iteration)
+    run.mkdir(parents=True, exist_ok=True)
+    with hold_run_folder(run):  # before `begin`, which removes what others left half-written
+        try:
+            save.begin()
+            yield save
+        except BaseException:  # an interruption too must leave nothing behind
+            shutil.rmtree(save.folder, ignore_errors=True)
+            if is_new:
+                with contextlib.suppress(OSError):
+                    run.rmdir()
+            raise
+
+
+def write_shares(
+    save: Save, spaces: Mapping[str, Sequence[RankShare]], bands: ReadRows, progress: Progress = no_progress
+) -> int:
+    """Write the boxes of all ranks on all cores; a few row chunks are in memory.
+
+    Args:
+        bands: reads the rows of a tensor in the dtype of its boxes; called by several threads.
+        progress: of the bytes written.
+
+    Returns:
+        the bytes of all boxes.
+
+    Raises:
+        MegaError: the disk is full, or would not write for another reason.
+    """
+    files = [_RankFileWriter(save.folder, space, share) for space, group in spaces.items() for share in group]
+    size = sum(file.bytes for file in files)
+    places: dict[tuple[str, str], list[tuple[_RankFileWriter, int]]] = {}
+    for file in files:
+        for number, box in enumerate(file.boxes):
+            places.setdefault((file.space, box.name), []).append((file, number))
+
+    def tensor(key: tuple[str, str], update: UpdateProgress) -> None:
+        for band in bands(*key):
+            for file, number in places[key]:
+                update(file.put(number, band))
+
+    with on_disk(save.folder), contextlib.ExitStack() as open_files:
+        for file in files:
+            open_files.callback(file.close)
+        with progress(size) as update:
+            parallel_map(list(places), tensor, update)
+    return size
+
+
+class _RankFileWriter:
+    """The file of one rank, open from its first values to its last: a layout may have thousands."""
+
+    def __init__(self, folder: Path, space: str, share: RankShare) -> None:
+        self.space = space
+        self.boxes = [box for box in share.boxes if not box.slab.empty]
+        self._folder = folder
+        self._rank = share.rank
+        self.bytes = self._left = sum(box.bytes for box in self.boxes)
+        self._one = threading.Lock()
+        self._file: pieces.PieceFile | None = None
+
+    def put(self, number: int, band: RowChunk) -> int:
+        """Write a chunk's part of a box; finish the file after its last byte. Return the bytes written."""
+        slab, values = self.boxes[number].slab, band.values
+        common = overlap(slab.start, slab.shape, (band.first, *(0,) * (values.ndim - 1)), values.shape)
+        if common is None:
+            return 0
+        data = as_bytes(values[common.b])
+        with self._one:
+            if self._file is None:
+                records = [box.record() for box in self.boxes]
+                self._file = pieces.PieceFile(self._folder, self.space, self._rank, records)
+        self._file.put(number, data)
+        with self._one:
+            self._left -= len(data)
+            last = not self._left
+        if last:
+            self._file.finish()
+        return len(data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,1 @@
+"""BigScience's Megatron-DeepSpeed checkpoints, read only."""

@@ -1,0 +1,1 @@
+"""fairseq's megatron_11b checkpoints, read only."""

@@ -1,0 +1,293 @@
+"""Convert Hugging Face's config.json to a `ModelSpec` and back, by the tables of `model_classes`.
+
+What our model does not compute is refused by name: weights that load and mean something else are the worst
+a converter can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mega_ckpt.formats.huggingface.model_classes import CLASSES, NEEDED, ConfigKey, HfModelClass
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import ModelSpec
+
+# keys of every class with the one value that is ours; `is_causal` is in no class's defaults, and all obey it
+_FIXED: Mapping[str, object] = MappingProxyType({"quantization_config": None, "is_causal": True})
+_LLAMA3: Mapping[str, str] = MappingProxyType(
+    {
+        "rope_scaling": "factor",
+        "rope_scaling_low": "low_freq_factor",
+        "rope_scaling_high": "high_freq_factor",
+    }
+)
+_DEFAULTS: Mapping[str, object] = MappingProxyType({f.name: f.default for f in dataclasses.fields(ModelSpec)})
+# no config.json has the initialization, and the same tensors serve both families
+_FREE = frozenset({"family", "vocab_multiple", "init"})
+
+
+def to_spec(config: Mapping[str, Any], where: object) -> ModelSpec:
+    """Build the model spec that a config.json describes.
+
+    Args:
+        where: the file, to begin messages with.
+
+    Raises:
+        FormatError: the architecture is unknown, it has something ours has not, or a key is missing or out of
+            range.
+    """
+    kinds = {cls.model_type: cls for cls in CLASSES}
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise FormatError(
+            f"{where}: model_type", "unknown architecture", found=kind, wanted=" | ".join(kinds)
+        )
+    try:
+        return ModelSpec.from_dict(_fields(kinds[kind], config, where))
+    except ConfigError as error:
+        raise FormatError(where, str(error)) from error
+    except KeyError as error:
+        raise FormatError(f"{where}: {error.args[0]}", "missing") from None
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise FormatError(where, "is not the config of a model", found=error) from error
+
+
+def from_spec(spec: ModelSpec, where: object) -> dict[str, Any]:
+    """Build the config.json of a model, without dtype and token ids.
+
+    Args:
+        where: the checkpoint, to begin messages with.
+
+    Raises:
+        ConfigError: no class supports every feature of the model.
+    """
+    theirs = class_of(spec, where)
+    config: dict[str, Any] = {"model_type": theirs.model_type, "architectures": [theirs.architecture]}
+    for key in theirs.keys:
+        value = getattr(spec, key.ours)
+        config[key.theirs] = value if key.values is None else _inverse(key.values)[value]
+    return config | _rope_keys(theirs, spec) | _window_keys(theirs, spec)
+
+
+def class_of(spec: ModelSpec, where: object) -> HfModelClass:
+    """Return the first class of `transformers` that supports every feature of the model.
+
+    Raises:
+        ConfigError: there is none. The message names the first field whose value no class has; where each
+            has a class, but none has all, the first that the nearest class lacks.
+    """
+    lacking = [(candidate, _mismatches(candidate, spec)) for candidate in CLASSES]
+    for candidate, fields in lacking:
+        if not fields:
+            return candidate
+    for name in _DEFAULTS:
+        if all(name in fields for _, fields in lacking):
+            raise ConfigError(
+                f"{where}: model.{name}",
+                "no class of Hugging Face's has such a thing",
+                found=getattr(spec, name),
+                wanted=" | ".join(dict.fromkeys(str(fields[name]) for _, fields in lacking)),
+            )
+    nearest, fields = min(lacking, key=lambda pair: ("positions" in pair[1], len(pair[1])))
+    name = next(iter(fields))
+    raise ConfigError(
+        f"{where}: model.{name}",
+        f"{nearest.architecture} has no such thing",
+        found=getattr(spec, name),
+        wanted=fields[name],
+    )
+
+
+def _fields(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    _require_values(config, {**_FIXED, **theirs.fixed}, where)
+    fields: dict[str, object] = {"family": theirs.family}
+    for key in theirs.keys:
+        fields[key.ours] = _read_key(key, config, fields, where)
+    for name, rule in theirs.implied.items():
+        fields[name] = _apply_rule(rule, fields, where)
+    if theirs.rope is not None:
+        fields |= _rope(theirs, config, where)
+    if theirs.window is not None:
+        fields["window"] = _window(theirs, config, fields, where)
+    return fields
+
+
+def _read_key(
+    key: ConfigKey, config: Mapping[str, Any], fields: Mapping[str, object], where: object
+) -> object:
+    names = [name for name in (key.theirs, *key.older) if name in config]
+    for older in names[1:]:  # transformers takes the last of them in the file
+        if config[names[0]] is not None and config[older] != config[names[0]]:
+            wanted = f"the {config[names[0]]} of {names[0]}"
+            raise FormatError(
+                f"{where}: {older}", "is the same key by another name", found=config[older], wanted=wanted
+            )
+    name = names[0] if names else None
+    if name is None or config[name] is None:
+        rule = key.missing if name is None else key.null
+        if rule is NEEDED:
+            raise FormatError(f"{where}: {name or key.theirs}", "missing" if name is None else "is null")
+        return _apply_rule(rule, fields, where)
+    if key.values is None:
+        return config[name]
+    if config[name] not in key.values:
+        wanted = " | ".join(key.values)
+        raise FormatError(f"{where}: {name}", "is not supported", found=config[name], wanted=wanted)
+    return key.values[config[name]]
+
+
+def _apply_rule(rule: object, fields: Mapping[str, object], where: object) -> object:
+    if not callable(rule):
+        return rule
+    value = rule(fields)
+    if value is None:
+        sizes = f"{fields['heads']} heads, {fields['hidden']}"
+        raise FormatError(where, "heads do not divide the hidden size", found=sizes)
+    return value
+
+
+def _rope(theirs: HfModelClass, config: Mapping[str, Any], where: object) -> dict[str, object]:
+    """Return the rotary fields; transformers 5 moved their keys into `rope_parameters`.
+
+    `rope_scaling` has priority over `rope_parameters`, as in transformers.
+    """
+    assert theirs.rope is not None
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    values = config.get(name) or {}
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise FormatError(
+            f"{where}: {name}",
+            "positions scaled in this way are not supported",
+            found=kind,
+            wanted="default | linear | llama3",
+        )
+    base = values.get("rope_theta", config.get(theirs.rope.base, 10000.0))
+    fields: dict[str, object] = {"rope_base": float(base)}
+    if theirs.rope.share is None:
+        _require_values(values, {"partial_rotary_factor": 1.0}, f"{where}: {name}")
+    else:
+        share = config.get(theirs.rope.share, theirs.rope.missing)
+        fields["rope_share"] = float(values.get("partial_rotary_factor", share))
+    if kind == "linear":
+        fields["rope_interpolation"] = float(values["factor"])
+    elif kind == "llama3":
+        fields |= {ours: float(values[theirs]) for ours, theirs in _LLAMA3.items()}
+        fields["rope_scaling_context"] = values["original_max_position_embeddings"]
+    return fields
+
+
+def _rope_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
+    if theirs.rope is None:
+        return {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
+    if spec.rope_scaling != 1:
+        rope |= {"rope_type": "llama3"} | {theirs: getattr(spec, ours) for ours, theirs in _LLAMA3.items()}
+        rope["original_max_position_embeddings"] = spec.rope_scaling_context
+    elif spec.rope_interpolation != 1:
+        rope |= {"rope_type": "linear", "factor": spec.rope_interpolation}
+    keys: dict[str, Any] = {theirs.rope.base: spec.rope_base}
+    if theirs.rope.share is not None:
+        rope["partial_rotary_factor"] = keys[theirs.rope.share] = spec.rope_share
+    # transformers 4 reads the base and, where there is one, the scaling; transformers 5 the parameters
+    scaling = {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
+    return keys | {"rope_parameters": rope} | scaling
+
+
+def _window(
+    theirs: HfModelClass, config: Mapping[str, Any], fields: Mapping[str, Any], where: object
+) -> int | None:
+    """Return the sliding window, which must be in every layer or in none."""
+    layers = min(
+        fields["layers"], 1 << 20
+    )  # a count gone wrong is refused later, and must not fill the memory
+    if theirs.window == "key":
+        window = fields["window"]
+        first = 0
+    else:
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+        first = layers if window is None else min(config.get("max_window_layers", 28), layers)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        slides = layers - first if window is not None else 0
+        windowed = f"{slides} of {layers} layers"
+        name = "max_window_layers"
+    else:
+        slides = sum(kind == "sliding_attention" for kind in kinds)
+        layers = len(kinds)
+        windowed = f"{slides} of {layers} layers"
+        name = "layer_types"
+    if slides not in (0, layers) or (slides and window is None):
+        raise FormatError(
+            f"{where}: {name}",
+            "a window in some of the layers is not supported",
+            found=windowed,
+            wanted="all of them, or none",
+        )
+    return window if slides else None
+
+
+def _window_keys(theirs: HfModelClass, spec: ModelSpec) -> dict[str, Any]:
+    if theirs.window != "switch":
+        return {}
+    slides = spec.window is not None
+    return {
+        "use_sliding_window": slides,
+        "sliding_window": spec.window,
+        "max_window_layers": 0 if slides else spec.layers,
+        "layer_types": ["sliding_attention" if slides else "full_attention"] * spec.layers,
+    }
+
+
+def _mismatches(theirs: HfModelClass, spec: ModelSpec) -> dict[str, object]:
+    """Return the fields in which the model differs from the class, with the values the class needs."""
+    keys = {key.ours: key for key in theirs.keys}
+    fields = spec.to_dict()
+    lacking: dict[str, object] = {}
+    for name, value in fields.items():
+        if name in _FREE or (name == "window" and theirs.window is not None):
+            continue
+        if name in keys:
+            values = keys[name].values
+            if values is not None and value not in values.values():
+                lacking[name] = " | ".join(_inverse(values))
+        elif name in theirs.implied:
+            rule = theirs.implied[name]
+            wanted = rule(fields) if callable(rule) else rule
+            if value != wanted:
+                lacking[name] = wanted
+        elif not name.startswith("rope_"):
+            if value != _DEFAULTS[name]:
+                lacking[name] = _DEFAULTS[name]
+        elif wanted := _rope_mismatch(theirs, spec, name):
+            lacking[name] = wanted
+    return lacking
+
+
+def _rope_mismatch(theirs: HfModelClass, spec: ModelSpec, name: str) -> str | None:
+    """Return the value a rotary field would need; None if it matches or does not apply."""
+    if spec.positions != "rope":
+        return None
+    if theirs.rope is None:
+        return str(_DEFAULTS[name]) if getattr(spec, name) != _DEFAULTS[name] else None
+    if name == "rope_interleaved" and spec.rope_interleaved:
+        return "False"
+    if name == "rope_share" and theirs.rope.share is None and spec.rope_share != 1:
+        return "1.0"
+    if name == "rope_interpolation" and spec.rope_scaling != 1 and spec.rope_interpolation != 1:
+        return "1, with positions that are scaled"
+    return None
+
+
+def _inverse(values: Mapping[str, str]) -> dict[str, str]:
+    """Invert a table of values: Mega's to theirs."""
+    return {ours: theirs for theirs, ours in values.items()}
+
+
+def _require_values(config: Mapping[str, Any], wanted: Mapping[str, object], where: object) -> None:
+    for key, value in wanted.items():
+        if config.get(key, value) != value:
+            raise FormatError(f"{where}: {key}", "is not supported", found=config[key], wanted=value)

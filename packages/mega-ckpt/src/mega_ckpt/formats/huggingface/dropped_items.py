@@ -1,0 +1,59 @@
+"""List what a Hugging Face folder contains and a Mega checkpoint cannot store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
+from mega_ckpt.formats.huggingface.folder import has_tokenizer
+from mega_ckpt.formats.huggingface.tokenizer import GENERATION, repeats_config
+from mega_schema.tokenizer import FastTokenizer, Tokenizer
+from mega_schema.tokenizer_files import BESIDE, read_beside
+
+# key -> the rate that transformers takes where the key is missing
+_DROPOUT: Mapping[str, float] = MappingProxyType(
+    {
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+)
+_LONGEST = 80  # characters of a value
+
+
+def dropped_items(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield the special token ids and dropout rates of config.json, and the files, that are dropped.
+
+    Args:
+        tokenizer: that goes with the model, the folder's or another; None: none does.
+    """
+    generation = json.loads(hf_tokenizer.generation_config(tokenizer) or b"{}")
+    identity = tokenizer.identity if tokenizer else None
+    carried = {
+        "bos_token_id": identity and identity.bos,
+        "eos_token_id": identity and identity.eod,
+        "pad_token_id": identity and identity.pad,
+    }
+    for key, ours in carried.items():
+        if (value := config.get(key)) is not None and value not in (ours, [ours], generation.get(key)):
+            yield _describe(key, value)
+    for key, missing in _DROPOUT.items():
+        if key in config and (config[key] or config[key] != missing):
+            yield _describe(key, config[key])
+    carried_files = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    alone = tokenizer is None and has_tokenizer(folder)  # the other files belong to the tokenizer
+    for name in (GENERATION,) if alone else BESIDE:
+        if name in carried_files or not (folder / name).is_file():
+            continue
+        if name != GENERATION or not repeats_config(read_beside(folder / name)):
+            yield name
+
+
+def _describe(key: str, value: Any) -> str:
+    return f"{key} {json.dumps(value)[:_LONGEST]}"

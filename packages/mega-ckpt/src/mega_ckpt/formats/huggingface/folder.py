@@ -1,0 +1,205 @@
+"""Read and write a Hugging Face model folder: config.json, weights and tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mega_ckpt.checkpoint.output_dir import contains_file
+from mega_ckpt.formats import user_overrides
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
+from mega_ckpt.formats.huggingface.names import BUFFERS, names_of
+from mega_ckpt.formats.huggingface.shards import INDEX, WEIGHTS
+from mega_ckpt.formats.huggingface.tokenizer import GENERATION, TOKENIZER_JSON
+from mega_ckpt.formats.user_overrides import NO_TOKENIZER
+from mega_ckpt.tensors import safetensors_io
+from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
+from mega_ckpt.torch_files.pickle_reader import Unpickler
+from mega_schema.disk import on_disk
+from mega_schema.errors import FormatError
+from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
+from mega_schema.run_folder import MANIFEST
+from mega_schema.spec import ModelSpec
+from mega_schema.staging import replacing_folder
+from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer_sentencepiece import MODEL
+
+CONFIG = "config.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+VOCAB, MERGES = "vocab.json", "merges.txt"
+
+_TORCH_NAMES: Mapping[str, str] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class HfFolder:
+    """An opened folder: its config.json, the model spec and its mapped tensors."""
+
+    config: Mapping[str, Any]
+    spec: ModelSpec
+    entries: Mapping[str, MappedTensor]
+
+
+def open_hf_folder(folder: Path) -> HfFolder:
+    """Read the config and the headers of the weights.
+
+    Raises:
+        FormatError: the folder is not one of a model ours can be, or a file is missing or damaged.
+    """
+    if not (folder / CONFIG).is_file():
+        ours = (folder / MANIFEST).is_file() or any(folder.glob(f"iter_*/{MANIFEST}"))
+        hint = "--from mega --to hf" if ours else ""
+        raise FormatError(folder, f"has no {CONFIG}", wanted="the folder of a Hugging Face model", hint=hint)
+    config = _read_json(folder / CONFIG)
+    spec = config_json.to_spec(config, folder / CONFIG)
+    names = names_of(spec)
+    entries = _entries(folder)
+    if spec.layers > len(entries):  # or the list of a layer count gone wrong would fill the memory
+        raise FormatError(folder, "has fewer tensors than the model has layers", found=len(entries))
+    embedding, head = f"{names.inner}{names.whole['embed']}.weight", f"{names.head}.weight"
+    heads = (head, f"{names.other_head}.weight")
+    entries = {head if n in heads else n: e for n, e in entries.items() if not n.endswith(BUFFERS)}
+    if embedding.removeprefix(names.inner) in entries:  # the model inside was saved, as OpenAI's own were
+        entries = {n if n == head else names.inner + n: e for n, e in entries.items()}
+    tied = spec.tied and head in entries and embedding in entries
+    if tied and not tensors_equal(entries.pop(head), entries[embedding]):
+        raise FormatError(
+            f"{folder}: {head}",
+            "is not the embedding, which it is tied to",
+            hint=f'"tie_word_embeddings": false in {CONFIG}',
+        )
+    return HfFolder(config, spec, entries)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether the folder contains the files of a tokenizer, without reading them."""
+    sets = ((TOKENIZER_JSON,), (VOCAB, MERGES), (MODEL,))
+    return any(all((folder / name).is_file() for name in names) for names in sets)
+
+
+def read_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
+    """Read the folder's tokenizer; None if it has none.
+
+    Raises:
+        FormatError: it is damaged, or has ids that the model has not.
+    """
+    for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
+        check_foreign(folder / name, MOST_TOKENIZER)
+    if (folder / TOKENIZER_JSON).is_file():
+        tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=folder / VOCAB, merge_file=folder / MERGES)
+    elif (folder / MODEL).is_file():
+        tokenizer = open_tokenizer("Llama2Tokenizer", model=folder / MODEL)
+    else:
+        return None
+    return user_overrides.check_fits(tokenizer, spec, f"{folder}: the tokenizer", hint=NO_TOKENIZER)
+
+
+def write_folder(
+    folder: Path,
+    spec: ModelSpec,
+    config: Mapping[str, Any],
+    weights: Callable[[Path], None],
+    *,
+    dtype: str,
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Write a folder that `transformers` loads, whole or not at all; see `output_dir` for the check before.
+
+    Args:
+        weights: writes them into a folder.
+        dtype: of the weights, safetensors' name.
+
+    Raises:
+        MegaError: the disk is full, or would not write for another reason.
+    """
+    special = _special_ids(tokenizer)
+    torch_name = _TORCH_NAMES[dtype]
+    with on_disk(folder), replacing_folder(folder, contains_file(CONFIG)) as new:
+        weights(new)
+        # transformers 4 reads torch_dtype, 5 reads dtype
+        _write_json(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
+        if (generation := hf_tokenizer.generation_config(tokenizer)) is None:
+            _write_json(new / GENERATION, {"_from_model_config": True, **special})
+        else:
+            (new / GENERATION).write_bytes(generation)
+        if tokenizer is not None:
+            hf_tokenizer.write_tokenizer(new, tokenizer, spec.context)
+
+
+def _entries(folder: Path) -> dict[str, MappedTensor]:
+    """Map every tensor of the folder's files; safetensors files are preferred to pickles."""
+    for index, alone, tensors in (
+        (INDEX, WEIGHTS, _safetensors_tensors),
+        (PICKLED_INDEX, PICKLED, _pickled_tensors),
+    ):
+        if (folder / index).is_file():
+            return _indexed_tensors(folder / index, tensors)
+        if (folder / alone).is_file():
+            return dict(tensors([folder / alone])[alone])
+    raise FormatError(folder, "has no weights", wanted=f"{WEIGHTS}, {PICKLED}, or the index of several")
+
+
+def _safetensors_tensors(files: Sequence[Path]) -> dict[str, Mapping[str, MappedTensor]]:
+    return {file.name: safetensors_io.read_header(file).entries for file in files}
+
+
+def _pickled_tensors(files: Sequence[Path]) -> dict[str, Mapping[str, MappedTensor]]:
+    with Unpickler() as unpickler:
+        return {file.name: unpickler.open(file).tensors() for file in files}
+
+
+def _indexed_tensors(
+    index: Path, tensors: Callable[[Sequence[Path]], Mapping[str, Mapping[str, MappedTensor]]]
+) -> dict[str, MappedTensor]:
+    where = _read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+        raise FormatError(f"{index}: weight_map", "is not an object of tensor: file")
+    files = []
+    for name in sorted(set(where.values())):
+        if Path(name).name != name or name == "..":
+            raise FormatError(index, "file outside the folder", found=name)
+        files.append(index.parent / name)
+        if not files[-1].is_file():
+            raise FormatError(files[-1], "missing file", wanted=f"a file that {index.name} names")
+    by_file = tensors(files)
+    for tensor, file in where.items():
+        if tensor not in by_file[file]:
+            raise FormatError(index.parent / file, "has no tensor", wanted=tensor)
+    return {tensor: by_file[file][tensor] for tensor, file in where.items()}
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Return the special token ids; missing ones would be taken from defaults of other models."""
+    identity = tokenizer.identity if tokenizer else None
+    return {
+        "bos_token_id": identity.bos if identity else None,
+        "eos_token_id": identity.eod if identity else None,
+        "pad_token_id": identity.pad if identity else None,
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = read_foreign(path, MOST_JSON)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, "is not JSON", found=error) from error
+    if not isinstance(value, dict):
+        raise FormatError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as out:
+        json.dump(value, out, indent=2)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())

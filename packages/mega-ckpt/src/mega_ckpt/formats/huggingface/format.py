@@ -1,0 +1,94 @@
+"""Read and write Hugging Face folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from mega_ckpt.checkpoint import output_dir
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, check_width, gather_boxes, match_tensors
+from mega_ckpt.formats import user_overrides
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface import folder as hf_folder
+from mega_ckpt.formats.huggingface import shards as hf_shards
+from mega_ckpt.formats.huggingface.dropped_items import dropped_items
+from mega_ckpt.formats.huggingface.names import aliases
+from mega_ckpt.formats.huggingface.shards import WeightToWrite
+from mega_ckpt.formats.huggingface.tokenizer import TOKENIZER_CONFIG
+from mega_ckpt.formats.interface import KEEP, Format, ReadOptions, WriteOptions, WriteResult
+from mega_ckpt.tensors import dtypes
+from mega_ckpt.tensors.row_stream import RowChunk
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.params import count
+from mega_schema.spec import ModelSpec
+from mega_schema.tokenizer import Tokenizer
+
+
+def read(load: Path, reading: ReadOptions) -> CheckpointSource:
+    """Open the folder and check its headers against its config.
+
+    Raises:
+        FormatError: a file is missing or damaged, or the model has something ours has not.
+    """
+    folder = hf_folder.open_hf_folder(load)
+    check_width(load, folder.spec, sum(math.prod(entry.shape) for entry in folder.entries.values()))
+    rows = {row.name: row for row in table(folder.spec)}
+    expected = [alias.unsharded(rows[alias.ours]) for alias in aliases(folder.spec)]
+    spaces, box, verify = gather_boxes(
+        load, folder.spec, {MODEL: match_tensors(load, expected, folder.entries)}
+    )
+    tokenizer = _tokenizer(load, reading, folder.spec)
+    dropped = reading.dropped_tokenizer(hf_folder.has_tokenizer(load))
+    dropped = (*dropped, *dropped_items(load, folder.config, tokenizer))
+    return CheckpointSource(
+        load, folder.spec, spaces, box, tokenizer=tokenizer, dropped=dropped, verify=verify
+    )
+
+
+def _tokenizer(load: Path, reading: ReadOptions, spec: ModelSpec) -> Tokenizer | None:
+    """Load the tokenizer of --tokenizer, or the folder's."""
+    if reading.no_tokenizer:
+        return None
+    if reading.tokenizer is not None:
+        return user_overrides.load_tokenizer(reading.tokenizer, spec)
+    return hf_folder.read_tokenizer(load, spec)
+
+
+def check_target(source: CheckpointSource, folder: Path, target: WriteOptions) -> None:
+    """Refuse a model that no class supports, and an output folder that exists."""
+    config_json.from_spec(source.spec, source.path)
+    output_dir.check_output_dir(
+        folder, mark=hf_folder.CONFIG, what="a model", force=target.force, inputs=[source.path]
+    )
+
+
+def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> WriteResult:
+    """Write a folder that `transformers` loads."""
+    config = config_json.from_spec(source.spec, source.path)
+    rows = {row.name: row for row in table(source.spec)}
+    stored = source.spaces[MODEL]
+    kinds = stored if target.dtype == KEEP else dict.fromkeys(stored, dtypes.NAMES[target.dtype])
+    weights = [
+        WeightToWrite(alias.unsharded(rows[alias.ours]), kinds[alias.ours]) for alias in aliases(source.spec)
+    ]
+    written_dtypes = {weight.dtype for weight in weights}
+
+    def bands(name: str, dtype: str) -> Iterator[RowChunk]:
+        return source.row_chunks(MODEL, name, rows[name].shape, dtype)
+
+    hf_folder.write_folder(
+        folder,
+        source.spec,
+        config,
+        lambda new: hf_shards.write_weights(new, weights, bands, target.shard, target.progress),
+        dtype=written_dtypes.pop() if len(written_dtypes) == 1 else "F32",
+        tokenizer=source.tokenizer,
+    )
+    has_files = (folder / TOKENIZER_CONFIG).exists()
+    size = sum(weight.header.bytes for weight in weights)
+    return WriteResult(folder, count(rows.values()), size, has_files)
+
+
+FORMAT = Format(read, check_target, write, streams_rows=True)

@@ -1,0 +1,251 @@
+"""Hugging Face's classes as tables: keys of config.json and the matching fields of `ModelSpec`.
+
+A table is read in both directions. A field that a class neither has a key for nor implies is at its default
+there, so a model with another value is not that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+Rule = Callable[[Mapping[str, Any]], object]
+"""A value derived from fields of `ModelSpec`; None if it would not be a whole number."""
+
+NEEDED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One key of config.json and the field of `ModelSpec` with the same meaning.
+
+    Attributes:
+        theirs: the key that is written.
+        ours: a field of `ModelSpec`.
+        missing, null: what the class takes where the key is missing, and where it is null: a value of ours,
+            a rule, or NEEDED.
+        older: other names of the key, in files of older versions.
+        values: theirs to ours where they differ; the last of equal ones is written.
+    """
+
+    theirs: str
+    ours: str
+    missing: object = NEEDED
+    null: object = NEEDED
+    older: tuple[str, ...] = ()
+    values: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RopeKeys:
+    """Keys of rotary positions other than `rope_parameters`, which transformers 5 uses for all classes.
+
+    Attributes:
+        base, share: of the angles' base, and of the share of components that turn; None: all do.
+        missing: the share where its key is missing.
+    """
+
+    base: str = "rope_theta"
+    share: str | None = None
+    missing: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HfModelClass:
+    """A class of `transformers`.
+
+    Attributes:
+        model_type, architecture: its two names in a config.json.
+        family: the model family of its spec.
+        keys: in an order in which a rule finds what it needs read already.
+        fixed: keys that change the computation, with the one value that Mega supports.
+        implied: fields of `ModelSpec` without a key, with a value or a rule.
+        rope: None: positions are not rotary.
+        window: "switch": `use_sliding_window` and the layers it is for; "key": as `keys` say; None: there is
+            no window.
+    """
+
+    model_type: str
+    architecture: str
+    family: Literal["gpt", "llama"]
+    keys: tuple[ConfigKey, ...]
+    fixed: Mapping[str, object]
+    implied: Mapping[str, object]
+    rope: RopeKeys | None = None
+    window: Literal["key", "switch"] | None = None
+
+
+def same_heads(fields: Mapping[str, Any]) -> object:
+    """Return as many key heads as query heads."""
+    return fields["heads"]
+
+
+def even_width(fields: Mapping[str, Any]) -> object:
+    """Return the hidden size divided by the heads; None if it does not divide."""
+    return None if fields["hidden"] % fields["heads"] else fields["hidden"] // fields["heads"]
+
+
+def four_times(fields: Mapping[str, Any]) -> object:
+    """Return a feed-forward width of four times the hidden size."""
+    return 4 * fields["hidden"]
+
+
+_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "gelu_fast": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "gelu": "gelu_erf",
+        "relu2": "squared_relu",
+    }
+)
+_SILU: Mapping[str, str] = MappingProxyType({"swish": "swiglu", "silu": "swiglu"})
+_INIT = ConfigKey("initializer_range", "init_std", 0.02)
+
+_GPT2 = HfModelClass(
+    "gpt2",
+    "GPT2LMHeadModel",
+    "gpt",
+    (
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("n_positions", "context", older=("max_position_embeddings",)),
+        ConfigKey("n_embd", "hidden", older=("hidden_size",)),
+        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        ConfigKey("n_inner", "ffn", four_times, four_times),
+        ConfigKey("activation_function", "activation", "gelu_tanh", values=_ACTIVATIONS),
+        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
+        _INIT,
+        ConfigKey("tie_word_embeddings", "tied", True),
+    ),
+    fixed={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    implied={"kv_heads": same_heads, "head_width": even_width},
+)
+
+_BLOOM = HfModelClass(
+    "bloom",
+    "BloomForCausalLM",
+    "gpt",
+    (
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("seq_length", "context", 2048),
+        ConfigKey("hidden_size", "hidden", older=("n_embed",)),
+        ConfigKey("n_layer", "layers", older=("num_hidden_layers",)),
+        ConfigKey("n_head", "heads", older=("num_attention_heads",)),
+        ConfigKey("layer_norm_epsilon", "norm_eps", 1e-5),
+        ConfigKey("apply_residual_connection_post_layernorm", "post_norm_residual", False),
+        _INIT,
+        ConfigKey("tie_word_embeddings", "tied", True),
+    ),
+    fixed={"alibi": True},
+    implied={
+        "kv_heads": same_heads,
+        "head_width": even_width,
+        "ffn": four_times,
+        "positions": "alibi",
+        "embed_norm": True,
+    },
+)
+
+_NEOX = HfModelClass(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    "gpt",
+    (
+        ConfigKey("vocab_size", "vocab"),
+        ConfigKey("max_position_embeddings", "context", 2048),
+        ConfigKey("hidden_size", "hidden"),
+        ConfigKey("num_hidden_layers", "layers"),
+        ConfigKey("num_attention_heads", "heads"),
+        ConfigKey("intermediate_size", "ffn"),
+        ConfigKey("hidden_act", "activation", "gelu_erf", values=_ACTIVATIONS),
+        ConfigKey("layer_norm_eps", "norm_eps", 1e-5),
+        ConfigKey("use_parallel_residual", "parallel_residual", True),
+        _INIT,
+        ConfigKey("tie_word_embeddings", "tied", False),
+    ),
+    fixed={"attention_bias": True, "head_dim": None},
+    implied={"kv_heads": same_heads, "head_width": even_width, "positions": "rope"},
+    rope=RopeKeys("rotary_emb_base", "rotary_pct", 0.25),
+)
+
+
+def _like_llama(
+    model_type: str,
+    architecture: str,
+    *,
+    context: int,
+    kv_heads: object = NEEDED,
+    head_width: object = even_width,
+    keys: tuple[ConfigKey, ...] = (),
+    fixed: Mapping[str, object],
+    window: Literal["key", "switch"] | None = None,
+    **implied: object,
+) -> HfModelClass:
+    """Build a class with Llama's keys; `context`, `kv_heads` and `head_width` are its defaults."""
+    return HfModelClass(
+        model_type,
+        architecture,
+        "llama",
+        (
+            ConfigKey("vocab_size", "vocab"),
+            ConfigKey("max_position_embeddings", "context", context),
+            ConfigKey("hidden_size", "hidden"),
+            ConfigKey("num_hidden_layers", "layers"),
+            ConfigKey("num_attention_heads", "heads"),
+            ConfigKey("num_key_value_heads", "kv_heads", kv_heads, same_heads),
+            ConfigKey("head_dim", "head_width", head_width, even_width),
+            ConfigKey("intermediate_size", "ffn"),
+            ConfigKey("hidden_act", "activation", "swiglu", values=_SILU),
+            ConfigKey("rms_norm_eps", "norm_eps", 1e-6),
+            _INIT,
+            ConfigKey("tie_word_embeddings", "tied", False),
+            *keys,
+        ),
+        fixed={"partial_rotary_factor": 1.0, **fixed},
+        implied={"norm": "rmsnorm", "positions": "rope", "bias": False, "qkv_bias": False, **implied},
+        rope=RopeKeys(),
+        window=window,
+    )
+
+
+CLASSES: tuple[HfModelClass, ...] = (
+    _like_llama(
+        "llama",
+        "LlamaForCausalLM",
+        context=2048,
+        kv_heads=same_heads,
+        fixed={"attention_bias": False, "mlp_bias": False},
+    ),
+    _like_llama(
+        "mistral",
+        "MistralForCausalLM",
+        context=131072,
+        kv_heads=8,
+        keys=(ConfigKey("sliding_window", "window", 4096, None),),
+        fixed={},
+        window="key",
+    ),
+    _like_llama(
+        "qwen2", "Qwen2ForCausalLM", context=32768, kv_heads=32, fixed={}, window="switch", qkv_bias=True
+    ),
+    _like_llama(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        context=32768,
+        kv_heads=32,
+        head_width=128,
+        fixed={"attention_bias": False},
+        window="switch",
+        qk_norm=True,
+    ),
+    _GPT2,
+    _BLOOM,
+    _NEOX,
+)

@@ -1,0 +1,161 @@
+"""Tensor names of Hugging Face's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mega_ckpt.formats.huggingface.config_json import class_of
+from mega_ckpt.name_maps.alias import TensorAlias
+from mega_ckpt.name_maps.qkv import qkv_order
+from mega_schema.arch import table
+from mega_schema.spec import ModelSpec
+
+Part = str | tuple[str, ...]
+"""A name, or the names of the runs of a fused weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfNames:
+    """The tensor names of one class.
+
+    Attributes:
+        inner: what every name but the head's begins with; left out where the model inside was saved.
+        layers: of the list of layers, in the model inside.
+        whole: names outside the layers.
+        layer: names in one.
+        head: of the scores' own matrix.
+        other_head: as transformers 5 calls it in memory.
+        transposed: linears that are OpenAI's Conv1D there: (in, out).
+        by_head: rows of the fused weight are q, k and v of one head after another, as in Megatron.
+    """
+
+    inner: str
+    layers: str
+    whole: Mapping[str, str]
+    layer: Mapping[str, Part]
+    head: str = "lm_head"
+    other_head: str | None = None
+    transposed: frozenset[str] = frozenset()
+    by_head: bool = False
+
+
+# buffers in files of some versions: masks and angles, which are computed
+BUFFERS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    "rotary_emb.inv_freq",
+)
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
+_GPT2 = HfNames(
+    "transformer.",
+    "h",
+    {"embed": "wte", "position": "wpe", "final_norm": "ln_f"},
+    {
+        "attn_norm": "ln_1",
+        "qkv": "attn.c_attn",  # q, k and v are three runs, as here
+        "out": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "up": "mlp.c_fc",
+        "down": "mlp.c_proj",
+    },
+    transposed=frozenset({"qkv", "out", "up", "down"}),
+)
+# rotary pairs are (i, i + half a head) there too, so no row moves
+_LLAMA = HfNames(
+    "model.",
+    "layers",
+    {"embed": "embed_tokens", "final_norm": "norm"},
+    {
+        "attn_norm": "input_layernorm",
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "q_norm": "self_attn.q_norm",
+        "k_norm": "self_attn.k_norm",
+        "out": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "gate_up": _GATE_UP,
+        "up": _GATE_UP,  # of a gated model of our gpt family
+        "down": "mlp.down_proj",
+    },
+)
+_BLOOM = HfNames(
+    "transformer.",
+    "h",
+    {"embed": "word_embeddings", "embed_norm": "word_embeddings_layernorm", "final_norm": "ln_f"},
+    {
+        "attn_norm": "input_layernorm",
+        "qkv": "self_attention.query_key_value",
+        "out": "self_attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "up": "mlp.dense_h_to_4h",
+        "down": "mlp.dense_4h_to_h",
+    },
+    by_head=True,
+)
+_NEOX = HfNames(
+    "gpt_neox.",
+    "layers",
+    {"embed": "embed_in", "final_norm": "final_layer_norm"},
+    {
+        "attn_norm": "input_layernorm",
+        "qkv": "attention.query_key_value",
+        "out": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "up": "mlp.dense_h_to_4h",
+        "down": "mlp.dense_4h_to_h",
+    },
+    head="embed_out",
+    other_head="lm_head",
+    by_head=True,
+)
+_NAMES: Mapping[str, HfNames] = MappingProxyType(
+    {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX}
+    | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
+)
+
+
+def names_of(spec: ModelSpec) -> HfNames:
+    """Return the tensor names of the class that the model is written as.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    return _NAMES[class_of(spec, "the checkpoint").model_type]
+
+
+def aliases(spec: ModelSpec) -> list[TensorAlias]:
+    """Return every tensor of the model under Hugging Face's names; a tied head has none.
+
+    Raises:
+        ConfigError: no class supports every feature of the model.
+    """
+    return list(_aliases(spec, names_of(spec)))
+
+
+def _aliases(spec: ModelSpec, names: HfNames) -> Iterator[TensorAlias]:
+    order = qkv_order(spec) if names.by_head else None
+    for row in table(spec):
+        if row.tied_to is not None:
+            continue
+        place, _, kind = row.name.rpartition(".")
+        part = place.rpartition(".")[2]
+        if place.startswith("layers."):
+            number, theirs = place.split(".")[1], names.layer[part]
+            before = f"{names.inner}{names.layers}.{number}."
+        elif place == "head":
+            before = ""
+            theirs = names.head
+        else:
+            before = names.inner
+            theirs = names.whole[place]
+        transposed = part in names.transposed and kind == "weight"
+        if isinstance(theirs, tuple):
+            for block, name in enumerate(theirs):
+                yield TensorAlias(f"{before}{name}.{kind}", row.name, block)
+        else:
+            rows = order if part == "qkv" else None
+            yield TensorAlias(f"{before}{theirs}.{kind}", row.name, transpose=transposed, order=rows)

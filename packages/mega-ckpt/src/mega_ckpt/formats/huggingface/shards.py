@@ -1,0 +1,157 @@
+"""Write a model's safetensors files as Hugging Face does: one, or several with an index.
+
+    model.safetensors                      where one is enough, else
+    model-00001-of-00002.safetensors ...   cut between tensors, in their order
+    model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}
+
+Every tensor has its byte range from the start. A parameter is read once, from its first row to its last, and
+its rows are written to their offsets; a transposed tensor is assembled in memory, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs, copy_values
+from mega_ckpt.tensors import safetensors_io
+from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
+from mega_ckpt.tensors.row_stream import RowChunk, as_bytes
+from mega_ckpt.tensors.safetensors_io import TensorHeader
+from mega_schema.checkpoint import DTYPES
+from mega_schema.disk import begin_flush, on_disk, write_at, write_text
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightToWrite:
+    """A whole foreign tensor and the dtype it is written in."""
+
+    foreign: ForeignTensor
+    dtype: str
+
+    @property
+    def header(self) -> TensorHeader:
+        return TensorHeader(self.foreign.name, self.dtype, self.foreign.shape)
+
+
+def write_weights(
+    folder: Path,
+    weights: Sequence[WeightToWrite],
+    bands: Callable[[str, str], Iterator[RowChunk]],
+    most: int,
+    progress: Progress,
+) -> None:
+    """Write the weight files of a model.
+
+    Args:
+        bands: streams a parameter in a dtype; called by several threads.
+        most: bytes of the tensors of one file; one tensor alone may be more.
+        progress: of the bytes written.
+
+    Raises:
+        MegaError: the disk is full, or would not write for another reason.
+    """
+    shards = _split_into_files(weights, most)
+    names = [WEIGHTS] if len(shards) == 1 else [_file_name(i, len(shards)) for i in range(len(shards))]
+    size = sum(weight.header.bytes for weight in weights)
+    places: dict[str, list[_TensorSlot]] = {}
+    one_whole = threading.Lock()
+
+    def parameter(ours: str, update: UpdateProgress) -> None:
+        transposed = any(place.weight.foreign.transpose for place in places[ours])
+        with one_whole if transposed else contextlib.nullcontext():
+            for band in bands(ours, places[ours][0].weight.dtype):
+                for place in places[ours]:
+                    update(place.put(band))
+
+    with on_disk(folder), contextlib.ExitStack() as opened:
+        files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
+        for file, shard in zip(files, shards, strict=True):
+            header, begins = safetensors_io.build_header(
+                [weight.header for weight in shard], {"format": "pt"}
+            )
+            write_at(file.fileno(), memoryview(header), 0)
+            for weight, begin in zip(shard, begins, strict=True):
+                places.setdefault(weight.foreign.ours, []).append(_TensorSlot(file.fileno(), begin, weight))
+        with progress(size) as update:
+            parallel_map(list(places), parameter, update)
+        for file in files:
+            os.fsync(file.fileno())
+    if len(shards) > 1:
+        where = {w.foreign.name: name for name, shard in zip(names, shards, strict=True) for w in shard}
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+def _split_into_files(weights: Sequence[WeightToWrite], most: int) -> list[list[WeightToWrite]]:
+    shards: list[list[WeightToWrite]] = [[]]
+    room = most
+    for weight in weights:
+        if shards[-1] and weight.header.bytes > room:
+            shards.append([])
+            room = most
+        shards[-1].append(weight)
+        room -= weight.header.bytes
+    return shards
+
+
+def _file_name(number: int, count: int) -> str:
+    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+class _TensorSlot:
+    """The byte range of a tensor in a file, filled from row chunks of a parameter."""
+
+    def __init__(self, descriptor: int, begin: int, weight: WeightToWrite) -> None:
+        self.weight = weight
+        self._descriptor = descriptor
+        self._begin = begin
+        (self._box,) = weight.foreign.boxes
+        self._whole: np.ndarray | None = None
+
+    def put(self, band: RowChunk) -> int:
+        """Write the part of a chunk that belongs to the tensor; return its bytes."""
+        foreign = self.weight.foreign
+        start = self._box.start[0]
+        rows = self._box.shape[0]
+        first = max(band.first, start)
+        past = min(band.first + len(band.values), start + rows)
+        if first >= past:
+            return 0
+        values = band.values[first - band.first : past - band.first]
+        at = first - start
+        if foreign.transpose:
+            self._write_transposed(values, at, last=past == start + rows)
+        elif foreign.order is None:
+            self._write(values, at)
+        else:
+            order = np.asarray(foreign.order[at : at + len(values)])
+            for row, begin, count in consecutive_runs(order):
+                self._write(values[begin : begin + count], row)
+        return values.nbytes
+
+    def _write_transposed(self, values: np.ndarray, at: int, *, last: bool) -> None:
+        foreign = self.weight.foreign
+        if self._whole is None:
+            self._whole = np.empty(foreign.shape, DTYPES[self.weight.dtype])
+        assert foreign.order is None
+        copy_values(self._whole[:, at : at + len(values)], values.T)
+        if last:
+            self._write(self._whole, 0)
+            self._whole = None
+
+    def _write(self, values: np.ndarray, row: int) -> None:
+        """Write consecutive rows, the first at `row`."""
+        data = as_bytes(values)
+        at = self._begin + row * (len(data) // len(values))
+        write_at(self._descriptor, data, at)
+        begin_flush(self._descriptor, at, len(data))

@@ -1,0 +1,105 @@
+"""Write a tokenizer as the files that Hugging Face's libraries load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mega_ckpt.checkpoint.output_dir import check_output_dir, contains_file
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.disk import on_disk, write_text
+from mega_schema.errors import FormatError
+from mega_schema.staging import replacing_folder
+from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder
+from mega_schema.tokenizer_sentencepiece import MODEL, SentencePiece
+
+TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL, GENERATION = "special_tokens_map.json", "generation_config.json"
+_LLAMA = "Llama2Tokenizer"
+
+
+def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = False) -> list[str]:
+    """Write the checkpoint's tokenizer, whole or not at all; return the file names.
+
+    Args:
+        force: replace `folder`, where that holds a tokenizer.
+
+    Raises:
+        ConfigError: `folder` is there already.
+        FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries have not.
+    """
+    stored = checkpoint.tokenizer_folder
+    tokenizer = open_folder(stored)
+    check_output_dir(
+        folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder]
+    )
+    if not _is_known(tokenizer):
+        raise FormatError(
+            stored,
+            "Hugging Face has no such tokenizer",
+            found=tokenizer.identity.type,
+            wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
+            hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
+        )
+    with on_disk(folder), replacing_folder(folder, contains_file(TOKENIZER_CONFIG)) as new:
+        write_tokenizer(new, tokenizer, checkpoint.spec.context)
+        return sorted(file.name for file in new.iterdir())
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
+    """Write the files into `folder`; none for a tokenizer that Hugging Face does not support.
+
+    What came with the tokenizer is written as it came: its roles and its template of chats.
+
+    Args:
+        context: tokens that the model has places for.
+    """
+    identity = tokenizer.identity
+    special = {"bos_token": identity.bos, "eos_token": identity.eod, "pad_token": identity.pad}
+    config: dict[str, Any] = {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    if isinstance(tokenizer, FastTokenizer):
+        content = json.loads(tokenizer.source)
+        names = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+        vocab = content["model"]["vocab"]
+        names |= {number: name for name, number in vocab.items()} if isinstance(vocab, dict) else {}
+        write_text(folder / TOKENIZER_JSON, tokenizer.source)
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    elif isinstance(tokenizer, SentencePiece) and _is_known(tokenizer):
+        ids = [number for number in (*special.values(), 0) if number is not None]
+        names = dict(zip(ids, tokenizer.pieces(ids), strict=True))
+        (folder / MODEL).write_bytes(tokenizer.model)
+        # Hugging Face's class puts <s> before a text on its own, and ours does not. It also puts no space
+        # before a text that begins with one, where SentencePiece does: such a text has other ids there
+        config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "unk_token": names[0]}
+        config |= {"add_bos_token": False, "add_eos_token": False}
+    else:
+        return
+    roles = {key: names[number] for key, number in special.items() if number in names}
+    files = {TOKENIZER_CONFIG: config | roles, SPECIAL: roles}
+    defaults = {name: json.dumps(content, indent=2).encode() + b"\n" for name, content in files.items()}
+    originals = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    for name, content in {**({} if TOKENIZER_CONFIG in originals else defaults), **originals}.items():
+        if name != GENERATION:
+            (folder / name).write_bytes(content)
+
+
+def generation_config(tokenizer: Tokenizer | None) -> bytes | None:
+    """Return the generation_config.json that came with the tokenizer, if a person wrote it.
+
+    One that was derived from a config.json is written anew with more content.
+    """
+    original = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
+    return None if original is None or repeats_config(original) else original
+
+
+def repeats_config(generation: bytes) -> bool:
+    """Return whether a generation_config.json was derived from the config.json of its folder."""
+    return b'"_from_model_config": true' in generation
+
+
+def _is_known(tokenizer: Tokenizer) -> bool:
+    """Return whether Hugging Face has files for it; of SentencePiece's models, only Llama's."""
+    return isinstance(tokenizer, FastTokenizer) or (
+        isinstance(tokenizer, SentencePiece) and tokenizer.identity.type == _LLAMA
+    )

@@ -1,0 +1,1 @@
+"""llama2.c's model files, read only."""

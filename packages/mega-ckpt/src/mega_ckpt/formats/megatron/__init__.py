@@ -1,0 +1,1 @@
+"""Megatron-LM's classic checkpoints: one file per rank."""

@@ -1,0 +1,221 @@
+"""Megatron-LM's tensor names for a GPT model in every release, nested keys joined with dots.
+
+The legacy class: "transformer" and "attention" became "encoder" and "self_attention" in 2021, and
+"input_layernorm" became "input_norm" after release 23.08. The core class (0.5 on) has names of its own, and
+TransformerEngine's linears take in the norm before them. A rank numbers its layers from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
+
+from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
+from mega_ckpt.name_maps.qkv import qkv_order
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
+from mega_schema.params import Param
+from mega_schema.spec import ModelSpec
+
+# part of a parameter's name -> Megatron's, in module order: an optimizer numbers parameters by it
+Names = Mapping[str, str]
+COPY = "copy"  # of a tied embedding, on the last stage of a pipeline
+
+
+def _names(layer: str, parts: Mapping[str, str], **others: str) -> Names:
+    of_layer = {part: f"{layer}.layers.{{layer}}.{name}.{{kind}}" for part, name in parts.items()}
+    begin: dict[str, str] = {}
+    end: dict[str, str] = {}
+    for part, name in others.items():
+        (begin if part in ("embed", "embed_norm", "position") else end)[part] = name + ".{kind}"
+    return MappingProxyType(begin | of_layer | end)
+
+
+def _legacy(encoder: str = "encoder", attention: str = "self_attention", norm: str = "layernorm") -> Names:
+    top = "language_model."
+    return _names(
+        top + encoder,
+        {
+            "attn_norm": f"input_{norm}",
+            "qkv": f"{attention}.query_key_value",
+            "out": f"{attention}.dense",
+            "ffn_norm": f"post_attention_{norm}",
+            "up": "mlp.dense_h_to_4h",
+            "gate_up": "mlp.dense_h_to_4h",  # gate first, as here
+            "down": "mlp.dense_4h_to_h",
+        },
+        embed=top + "embedding.word_embeddings",
+        embed_norm=top + "embedding.word_embeddings.norm",  # BigScience's
+        position=top + "embedding.position_embeddings",
+        final_norm=f"{top}{encoder}.final_{norm}",
+        head=top + "output_layer",
+        copy="word_embeddings_for_head",
+    )
+
+
+def _core(attn_norm: str = "input_layernorm.", ffn_norm: str = "pre_mlp_layernorm.") -> Names:
+    names = _names(
+        "decoder",
+        {
+            "attn_norm": "input_layernorm",
+            "out": "self_attention.linear_proj",
+            "qkv": "self_attention.linear_qkv",
+            "q_norm": "self_attention.q_layernorm",
+            "k_norm": "self_attention.k_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "up": "mlp.linear_fc1",
+            "gate_up": "mlp.linear_fc1",
+            "down": "mlp.linear_fc2",
+        },
+        embed="embedding.word_embeddings",
+        position="embedding.position_embeddings",
+        final_norm="decoder.final_layernorm",
+        head="output_layer",
+        copy="output_layer",
+    )
+    fused = {"attn_norm": ("input_layernorm.", attn_norm), "ffn_norm": ("pre_mlp_layernorm.", ffn_norm)}
+    first = ["embed", "position", *(["out"] if attn_norm == _QKV_NORM else [])]  # the norm is within "qkv"
+    order = [*first, *(part for part in names if part not in first)]
+    return MappingProxyType({part: names[part].replace(*fused.get(part, ("", ""))) for part in order})
+
+
+_QKV_NORM, _FC1_NORM = "self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_"
+LEGACY, LEGACY_NORM = _legacy(), _legacy(norm="norm")
+CORE, CORE_FUSED = _core(), _core(_QKV_NORM, _FC1_NORM)
+NAMING_SCHEMES: tuple[Names, ...] = (
+    *(
+        _legacy(*words)
+        for words in product(
+            ("encoder", "transformer"), ("self_attention", "attention"), ("layernorm", "norm")
+        )
+    ),
+    CORE,
+    CORE_FUSED,
+    _core(attn_norm=_QKV_NORM),
+    _core(ffn_norm=_FC1_NORM),
+)
+
+
+def naming_scheme(foreign: Collection[str]) -> Names | None:
+    """Detect the naming scheme from the names of the first layer; None if it is unknown."""
+    marks = ("attn_norm", "qkv", "ffn_norm")
+    for names in NAMING_SCHEMES:
+        if all(names[part].format(layer=0, kind="weight") in foreign for part in marks):
+            return names
+    return None
+
+
+def is_core(names: Names) -> bool:
+    """Return whether the names are those of the core class."""
+    return names["final_norm"] == CORE["final_norm"]
+
+
+def aliases(spec: ModelSpec, names: Names = LEGACY) -> Iterator[TensorAlias]:
+    """Yield every tensor of the model, unsharded and without padding; a tied head has none.
+
+    Raises:
+        ConfigError: the names have none for a part of the model.
+    """
+    order = qkv_order(spec)
+    for row in _module_order(spec, names):
+        yield TensorAlias(
+            foreign_name(names, row.name), row.name, order=order if ".qkv." in row.name else None
+        )
+
+
+def chunk_tensors(
+    spec: ModelSpec,
+    names: Names,
+    layout: Layout,
+    *,
+    tp: int,
+    pp: int,
+    chunk: int = 0,
+    version: float = 3.0,
+    rows: int | None = None,
+) -> Iterator[ForeignTensor]:
+    """Yield the tensors of one rank's model chunk; the copy of a tied embedding comes last.
+
+    Args:
+        version: of the checkpoint; it decides how rows of Q, K and V are mixed.
+        rows: of a rank's share of the vocabulary, padding included; None: as the spec pads.
+
+    Raises:
+        ConfigError: the names have none for a part of the model.
+        LayoutError: the model cannot be split this way.
+    """
+    stage = layout.stage(pp, spec.layers, chunk)
+    order = rank_order(spec, layout.tp, version)
+    for row in _module_order(spec, names):
+        if row.on(stage):
+            local = foreign_name(names, row.name, stage.layers.start)
+            mixed = order if ".qkv." in row.name else None
+            yield TensorAlias(local, row.name, order=mixed).rank_shard(pad_vocab(row, rows), tp, layout.tp)
+    if spec.tied and stage.last and not stage.first and layout.pp > 1:
+        row = table(spec)[0]
+        yield TensorAlias(names[COPY].format(kind="weight"), row.name).rank_shard(
+            pad_vocab(row, rows), tp, layout.tp
+        )
+
+
+def foreign_name(names: Names, ours: str, first: int = 0) -> str:
+    """Return Megatron's name of a parameter; `first` is the first layer of the chunk.
+
+    Raises:
+        ConfigError: there is no name for it.
+    """
+    part, layer, kind = _split_name(ours)
+    if part not in names:
+        raise ConfigError(ours, "has no name there", wanted="the names of another release of Megatron")
+    return names[part].format(layer=layer - first, kind=kind)
+
+
+def _split_name(ours: str) -> tuple[str, int, str]:
+    place, _, kind = ours.rpartition(".")
+    _, layer, part = place.split(".") if place.startswith("layers.") else ("", "0", place)
+    return part, int(layer), kind
+
+
+def _module_order(spec: ModelSpec, names: Names) -> list[Param]:
+    """Sort rows in the order of Megatron's modules."""
+    numbers = {part: number for number, part in enumerate(names)}
+
+    def place(row: Param) -> tuple[bool, bool, int, int]:
+        part, layer, _ = _split_name(row.name)
+        return row.stage == "last", row.stage != "first", layer, numbers.get(part, 0)
+
+    return sorted((row for row in table(spec) if row.tied_to is None), key=place)
+
+
+def pad_vocab(row: Param, rows: int | None) -> Param:
+    """Pad a rank's share of the vocabulary to `rows`; None: as the spec pads it."""
+    if rows is None or row.split is None or not row.split.pad:
+        return row
+    return replace(row, split=replace(row.split, pad=rows))
+
+
+def rank_order(spec: ModelSpec, tp: int, version: float) -> tuple[int, ...] | None:
+    """Return the row order of a rank's fused Q, K and V weight in a checkpoint of this version.
+
+    Version 0 has [3, heads, width], all Q, all K, all V, as here; 1 has [heads, width, 3]; from 2 on it is by
+    group, see `qkv_order`.
+
+    Raises:
+        ConfigError: a rank would have no group of its own.
+    """
+    if spec.kv_heads % tp:
+        raise ConfigError(
+            "--tp",
+            "Megatron cuts between groups of heads",
+            found=tp,
+            wanted=f"a divisor of {spec.kv_heads}",
+        )
+    if version < 1:
+        return None
+    if version < 2:
+        rows = spec.q_rows // tp
+        return tuple(3 * row + part for part in range(3) for row in range(rows))
+    return qkv_order(replace(spec, heads=spec.heads // tp, kv_heads=spec.kv_heads // tp))

@@ -1,7 +1,0 @@
-"""Classic checkpoints in the names of Megatron's core class, with norms in TransformerEngine's linears."""
-
-from __future__ import annotations
-
-from mega_ckpt.formats.megatron import CORE
-
-FORMAT = CORE

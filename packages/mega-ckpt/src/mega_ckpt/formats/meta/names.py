@@ -1,0 +1,62 @@
+"""Meta's tensor names of a Llama, which llama2.c follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
+from mega_schema.arch import table
+from mega_schema.shard import Split
+from mega_schema.spec import ModelSpec
+
+
+def aliases(spec: ModelSpec, *, tp: int = 1) -> Iterator[TensorAlias]:
+    """Yield every tensor of the model under Meta's names; a tied head has none.
+
+    Args:
+        tp: parts that share every layer; `order` is of the rows that one of them has.
+    """
+    queries, keys = (deinterleave_rows(rows // tp, spec.head_width) for rows in (spec.q_rows, spec.kv_rows))
+    yield TensorAlias("tok_embeddings.weight", "embed.weight")
+    for i in range(spec.layers):
+        at = f"layers.{i}."
+        yield TensorAlias(at + "attention_norm.weight", at + "attn_norm.weight")
+        for block, (part, order) in enumerate((("wq", queries), ("wk", keys), ("wv", None))):
+            yield TensorAlias(at + f"attention.{part}.weight", at + "qkv.weight", block, order=order)
+        yield TensorAlias(at + "attention.wo.weight", at + "out.weight")
+        yield TensorAlias(at + "ffn_norm.weight", at + "ffn_norm.weight")
+        for block, part in enumerate(("w1", "w3")):
+            yield TensorAlias(at + f"feed_forward.{part}.weight", at + "gate_up.weight", block)
+        yield TensorAlias(at + "feed_forward.w2.weight", at + "down.weight")
+    yield TensorAlias("norm.weight", "final_norm.weight")
+    if not spec.tied:
+        yield TensorAlias("output.weight", "head.weight")
+
+
+def deinterleave_rows(rows: int, width: int) -> tuple[int, ...]:
+    """Return the row order that takes interleaved rotary pairs to pairs half a head apart.
+
+    Queries and keys are permuted alike, so their products do not change.
+    """
+    head = [*range(0, width, 2), *range(1, width, 2)]
+    return tuple(first + row for first in range(0, rows, width) for row in head)
+
+
+def part_tensors(spec: ModelSpec, rank: int, tp: int, *, by_rows: bool) -> Iterator[ForeignTensor]:
+    """Yield the tensors of `consolidated.{rank:02d}.pth`, one of `tp` parts; a tied head has one too.
+
+    Args:
+        by_rows: the embedding is cut between rows, as from Llama 3 on; before that, between columns.
+
+    Raises:
+        LayoutError: the model cannot be split this way.
+    """
+    rows = {row.name: row for row in table(spec)}
+    vocabulary = {
+        "embed.weight": Split("tp", 0 if by_rows else 1),
+        "head.weight": Split("tp", 0),
+    }
+    for alias in aliases(replace(spec, tied=False), tp=tp):
+        row = rows[alias.ours]
+        yield alias.rank_shard(replace(row, split=vocabulary.get(row.name, row.split)), rank, tp)

@@ -1,0 +1,1 @@
+"""Megatron core's torch_dist folders, written by torch.distributed.checkpoint."""

@@ -1,0 +1,72 @@
+"""Load the model and the tokenizer that the user names with --model and --tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
+from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer_identity import IDENTITY
+
+NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer leaves it behind"
+"""The hint for a tokenizer that does not fit the model in the same folder."""
+
+_MAKERS: Mapping[str, Callable[..., ModelSpec]] = MappingProxyType({"gpt": gpt, "llama": llama})
+
+
+def parse_model(word: str) -> ModelSpec:
+    """Return a preset, or the model of a JSON file with fields of `ModelSpec`; "family" gives the defaults.
+
+    Raises:
+        ConfigError: there is no such model or file, or its fields are of no model.
+    """
+    if word in PRESETS:
+        return PRESETS[word]
+    path = Path(word)
+    if not path.is_file():
+        names = " | ".join(PRESETS)
+        raise ConfigError("--model", "is no file and no model's name", found=word, wanted=names)
+    try:
+        fields = json.loads(path.read_bytes())
+        return _MAKERS[fields.pop("family")](**fields)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        found = f"{type(error).__name__} {error}"
+        wanted = '{"family": "gpt", "layers": 12, ...}, fields of ModelSpec'
+        raise ConfigError("--model", f"{path} is not of a model", found=found, wanted=wanted) from error
+
+
+def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
+    """Load the tokenizer that `Tokenizer.save` wrote to `folder`, or that of a Hugging Face folder.
+
+    Raises:
+        ConfigError: there is no such folder.
+        FormatError: there is none, it is damaged, or it has ids that the model has not.
+    """
+    if not folder.exists():
+        wanted = "a folder with tokenizer.json, or PREFIX.tokenizer of a dataset"
+        raise ConfigError("--tokenizer", "no such folder", found=folder, wanted=wanted)
+    saved = (folder / IDENTITY).exists()
+    tokenizer = open_folder(folder) if saved else open_tokenizer("HuggingFaceTokenizer", model=folder)
+    return check_fits(tokenizer, spec, folder)
+
+
+def check_fits(tokenizer: Tokenizer, spec: ModelSpec, where: object, *, hint: str = "") -> Tokenizer:
+    """Return the tokenizer, if its ids fit the model's vocabulary.
+
+    Args:
+        where: its file or folder, to begin messages with.
+        hint: of the message.
+
+    Raises:
+        FormatError: the model has not all of them.
+    """
+    size = tokenizer.identity.vocab_size
+    if size > spec.vocab:
+        wanted = f"at most the model's {spec.vocab}"
+        raise FormatError(where, "has ids that the model has not", found=size, wanted=wanted, hint=hint)
+    return tokenizer

@@ -1,0 +1,1 @@
+"""Map parameter names and boxes of other programs to those of Mega."""

@@ -1,0 +1,1 @@
+"""The work behind each command: convert, reshard, average, diff, inspect, prune."""

@@ -1,0 +1,63 @@
+"""Accept edited side files of a checkpoint: write their checksums anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mega_ckpt.checkpoint.verify import check_metadata
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.disk import on_disk, sync_folder
+from mega_schema.errors import DamageError, MegaError
+from mega_schema.run_folder import FORMAT
+from mega_schema.run_lock import hold_run_folder
+from mega_schema.side_files import (
+    DIGEST,
+    MANIFEST,
+    describe_side_files,
+    digest_line,
+    read_regular,
+    rewrite_checksums,
+)
+from mega_schema.tracker import latest
+
+
+def accept_edits(path: Path) -> list[str]:
+    """Rewrite the checksums of a checkpoint's side files and of its manifest.
+
+    Args:
+        path: a checkpoint's folder, or a run's, whose latest is meant.
+
+    Returns:
+        the files whose checksums changed; none where all are those that were written.
+
+    Raises:
+        MegaError: the checkpoint would not be a sound one. Nothing is changed then.
+    """
+    folder = path if (path / MANIFEST).is_file() else latest(path)
+    before = read_regular(folder / MANIFEST)
+    try:
+        manifest = json.loads(before)
+        recorded = dict(manifest.get("side_files", {}))
+    except (ValueError, RecursionError, TypeError, AttributeError) as error:
+        raise DamageError(folder / MANIFEST, "is not a manifest", found=error) from error
+    side_files = describe_side_files(folder)
+    changed = sorted(name for name in {*side_files, *recorded} if side_files.get(name) != recorded.get(name))
+    digest = folder / DIGEST
+    old_digest = digest.read_bytes() if digest.is_file() else b""
+    if old_digest != digest_line(before).encode():
+        changed.append(MANIFEST)
+    if not changed and manifest.get("format") == FORMAT:
+        return []
+    with hold_run_folder(folder.parent, named_by="FOLDER"), on_disk(folder):
+        rewrite_checksums(folder, FORMAT)
+        sync_folder(folder)
+        try:
+            check_metadata(Checkpoint(folder))
+        except MegaError:
+            (folder / MANIFEST).write_bytes(before)
+            digest.write_bytes(old_digest)
+            if not old_digest:
+                digest.unlink()
+            raise
+    return changed

@@ -1,0 +1,242 @@
+"""Compare the logits of two checkpoints for the same tokens, in float32 on a CPU.
+
+The one module here that runs a model, so torch is imported in its functions alone. A Hugging Face folder is
+run by `transformers` where that is installed, all else by the reference forward (`mega_model`). One model is
+in memory at a time, whole.
+
+transformers gets no file of the folder: a key of a config.json can name code to download, and
+`local_files_only` does not cover it. It gets a config made from the spec, and the tensors by the names that
+the files have.
+
+What was read is rounded as what was written is, so that nothing but the order of sums makes a difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource, rename_params
+from mega_ckpt.formats.huggingface import config_json
+from mega_ckpt.formats.huggingface import folder as hf_folder
+from mega_ckpt.formats.huggingface.names import aliases
+from mega_ckpt.tensors import dtypes
+from mega_schema.arch import table
+from mega_schema.checkpoint import MODEL
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.install_hint import install_hint
+from mega_schema.params import count
+from mega_schema.shard import Slab
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENS = 64  # of a check that nobody asked for
+_SMALL_MODEL = 1_000_000_000  # parameters
+_TRANSFORMERS, _REFERENCE = "transformers", "the reference forward"
+# of the largest logit: what the order of float32 sums makes of the same weights
+_TOLERANCE = 1e-4
+# what transformers raises about a model that it cannot make
+_TRANSFORMERS_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSide:
+    """An opened checkpoint and the name of its format."""
+
+    format: str
+    path: Path
+    source: CheckpointSource
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsDifference:
+    """The difference between the logits of two checkpoints.
+
+    Attributes:
+        tokens: how many were asked.
+        absolute, relative: the largest difference, and of the largest logit.
+        tolerance: the relative one that the order of sums explains.
+        by: what ran the one that was read, and the one that was written.
+    """
+
+    tokens: int
+    absolute: float
+    relative: float
+    tolerance: float
+    by: tuple[str, str]
+
+    @property
+    def is_close(self) -> bool:
+        return self.relative <= self.tolerance  # of a NaN too this is false
+
+    @property
+    def error_line(self) -> str:
+        """The error message for logits that differ, in one line."""
+        return (
+            f"logits are not those of what was read: found {self.relative:.1e} of the largest, "
+            f"wanted at most {self.tolerance:.0e}; hint: keep the source, and report which model it is"
+        )
+
+    def __str__(self) -> str:
+        run = f"both by {self.by[0]}" if len({*self.by}) == 1 else f"by {' and '.join(self.by)}"
+        if self.by == (_REFERENCE, _REFERENCE):
+            run += ": equal weights, no proof that both read the names rightly"
+        far = f"{self.absolute:.1e} apart at most, {self.relative:.1e} of the largest"
+        return f"of {self.tokens} tokens {far}, {run}"
+
+
+def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> int:
+    """Return how many tokens to check with; 0 for no check.
+
+    Args:
+        tokens: from --check-logits; None: check a small model that goes to Hugging Face.
+
+    Raises:
+        ConfigError: a check was requested and torch is not installed.
+    """
+    torch_is_here = importlib.util.find_spec("torch") is not None
+    if tokens is None:
+        small = want == "hf" and count(table(source.spec)) < _SMALL_MODEL
+        return TOKENS if small and torch_is_here else 0
+    if tokens and not torch_is_here:
+        hint = f"{install_hint('mega-ckpt', 'torch')}, or --no-check-logits"
+        raise ConfigError("--check-logits", "runs the model, and torch is not installed", hint=hint)
+    return tokens
+
+
+def compare_logits(read: LoadedSide, written: LoadedSide, tokens: int) -> LogitsDifference:
+    """Compare the logits of both sides for the same random tokens.
+
+    Raises:
+        FormatError: the two have not one vocabulary.
+    """
+    vocab, context = read.source.spec.vocab, read.source.spec.context
+    if written.source.spec.vocab != vocab:
+        found = written.source.spec.vocab
+        raise FormatError(f"{written.path}: vocabulary", "is another", found=found, wanted=vocab)
+    length = min(tokens, context)
+    token_BS = np.random.default_rng(0).integers(0, vocab, (-(-tokens // length), length))
+    stored = rename_params(written.source.spaces[MODEL], read.source.spec)
+    read_runner, written_runner = _choose_runner(read), _choose_runner(written)
+    a = _RUNNERS[read_runner](read, stored, token_BS)
+    b = _RUNNERS[written_runner](written, written.source.spaces[MODEL], token_BS)
+    a, b = a[:tokens, :vocab], b[:tokens, :vocab]
+    absolute, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
+    return LogitsDifference(
+        tokens, absolute, absolute / largest if absolute else 0.0, _TOLERANCE, (read_runner, written_runner)
+    )
+
+
+def _choose_runner(side: LoadedSide) -> str:
+    """Choose transformers for a Hugging Face folder, where it is installed and has the class."""
+    if side.format != "hf" or importlib.util.find_spec("transformers") is None:
+        return _REFERENCE
+    architecture = config_json.class_of(side.source.spec, side.path).architecture
+    try:  # a release that is too old has no such class, and one without its own parts does not import it
+        return _TRANSFORMERS if hasattr(importlib.import_module("transformers"), architecture) else _REFERENCE
+    except (ImportError, RuntimeError):
+        return _REFERENCE
+
+
+def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+    import torch
+
+    from mega_model.attend import Packed
+    from mega_model.build import build, fill
+    from mega_model.runtime import Runtime
+
+    source = side.source
+
+    def read(name: str, slab: Slab) -> np.ndarray:
+        rounded = source.cast(MODEL, name, slab, stored[name])
+        return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
+
+    rows, length = token_BS.shape
+    model = build(source.spec, Runtime.alone(source.spec))
+    fill(model, read)
+    with torch.no_grad():
+        position_T = torch.arange(length).repeat(rows)
+        logits: torch.Tensor = model(torch.from_numpy(token_BS).flatten(), position_T, Packed(rows, length))
+    return logits.numpy()
+
+
+def _run_transformers(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
+    """Run transformers' class of the model on the folder's tensors, each rounded to its stored dtype.
+
+    Raises:
+        FormatError: transformers does not make the model, or does not know one of its tensors.
+    """
+    import torch
+
+    transformers = importlib.import_module("transformers")
+    folder = hf_folder.open_hf_folder(side.path)
+    kinds = {alias.foreign: stored[alias.ours] for alias in aliases(folder.spec)}
+    weights = {}
+    for name, entry in folder.entries.items():
+        rounded = dtypes.cast(entry.values(), entry.dtype, kinds[name], name)
+        weights[name] = torch.from_numpy(np.array(dtypes.cast(rounded, kinds[name], "F32", name)))
+    model_class = getattr(transformers, config_json.class_of(folder.spec, side.path).architecture)
+    try:
+        with _silenced(transformers), torch.no_grad():
+            model, report = model_class.from_pretrained(
+                None,
+                config=model_class.config_class(**config_json.from_spec(folder.spec, side.path)),
+                state_dict=weights,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+            logits = model(torch.from_numpy(token_BS), use_cache=False).logits
+    except _TRANSFORMERS_ERRORS as error:
+        raise FormatError(
+            side.path,
+            f"transformers {transformers.__version__} does not run the model",
+            found=f"{type(error).__name__} {error}",
+            hint="--no-check-logits, or another release of transformers",
+        ) from error
+    if unread := sorted({*report["unexpected_keys"], *report["missing_keys"]}):
+        raise FormatError(side.path, "transformers reads other tensors", found=", ".join(unread))
+    numbers: np.ndarray = logits.flatten(0, 1).numpy()
+    return numbers
+
+
+_RUNNERS: Mapping[str, Callable[[LoadedSide, Mapping[str, str], np.ndarray], np.ndarray]] = MappingProxyType(
+    {_TRANSFORMERS: _run_transformers, _REFERENCE: _run_reference}
+)
+
+
+@contextlib.contextmanager
+def _silenced(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and warnings."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

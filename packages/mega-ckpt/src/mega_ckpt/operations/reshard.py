@@ -1,0 +1,84 @@
+"""Rewrite a checkpoint for another layout: integer ranges, no model, no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mega_ckpt.checkpoint.verify import check_metadata, check_table
+from mega_ckpt.checkpoint.writer import (
+    check_run_folder,
+    namespaces_to_write,
+    rank_shares,
+    saving_checkpoint,
+    write_shares,
+)
+from mega_ckpt.tensors import dtypes
+from mega_ckpt.tensors.parallel_map import Progress, no_progress
+from mega_ckpt.tensors.row_stream import RowChunk, stream_rows
+from mega_schema.checkpoint import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_schema.layout import Layout
+from mega_schema.run_folder import TOKENIZER
+
+
+def reshard(
+    source: Checkpoint,
+    run: Path,
+    layout: Layout,
+    *,
+    optimizer: bool = True,
+    dtype: str | None = None,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> Path:
+    """Write the checkpoint into `run` with the files of `layout`; trainer state and tokenizer stay.
+
+    A few megabytes of a tensor are in memory at a time, on every core. What is read is checked on the way: a
+    copy of damaged bytes would carry checksums that call them sound.
+
+    Args:
+        layout: tp, pp and vp of the pieces; the optimizer's state is not cut over dp.
+        optimizer, dtype: as for `writer.namespaces_to_write`.
+        force: replace a checkpoint of this iteration.
+        progress: of the bytes written.
+
+    Returns:
+        the new checkpoint's folder.
+
+    Raises:
+        LayoutError: the model cannot be cut this way.
+        ConfigError: `run` is where the source is, or has this iteration already.
+        FormatError: the source is damaged, or a weight is too large for the dtype.
+    """
+    check_table(source)
+    stored = {
+        space: {name: t.dtype for name, t in tensors.items()} for space, tensors in source.tensors.items()
+    }
+    made_from = namespaces_to_write(stored, optimizer=optimizer, dtype=dtype)
+    # a layout that cannot be is refused before anything is written
+    spaces = {space: rank_shares(source.spec, layout, of.dtypes) for space, of in made_from.items()}
+    if run.resolve() in (source.folder.resolve(), source.folder.resolve().parent):
+        raise ConfigError("--save", "is where --load is", found=run, wanted="another folder")
+    check_run_folder(run, source.iteration, force=force)
+    check_metadata(source)
+
+    def bands(space: str, name: str) -> Iterator[RowChunk]:
+        origin = made_from[space].space
+        want = made_from[space].dtypes[name]
+        have = stored[origin][name]
+        where = f"{source.folder}: {origin} {name}"
+        for band in stream_rows(source, origin, name):
+            yield RowChunk(band.first, dtypes.cast(band.values, have, want, where))
+
+    tokenizer = source.folder / TOKENIZER
+    with saving_checkpoint(run, source.iteration) as save:
+        write_shares(save, spaces, bands, progress)
+        return save.commit(
+            source.spec,
+            layout=layout,
+            trainer=source.trainer,
+            tokenizer=tokenizer if tokenizer.is_dir() else None,
+            run_config=source.run_config,
+            replace=force,
+        )

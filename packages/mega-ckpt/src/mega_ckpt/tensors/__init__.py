@@ -1,0 +1,1 @@
+"""Read, cast and stream tensors: dtypes, row chunks, mapped files, safetensors."""

@@ -1,0 +1,80 @@
+"""Run jobs in threads on all cores: reading, writing, checksums and numpy's copies release the GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar, cast
+
+_MAX_THREADS = 8  # more of them take memory, and a disk gives no more
+_END = object()
+Job = TypeVar("Job")
+Value = TypeVar("Value")
+UpdateProgress = Callable[[int], object]  # what is called with the bytes done since its last call
+Progress = Callable[[int], AbstractContextManager[UpdateProgress]]  # and with how many there are going to be
+
+
+@contextmanager
+def no_progress(_: int) -> Iterator[UpdateProgress]:
+    """Report no progress."""
+    yield lambda _: None
+
+
+def parallel_map(
+    jobs: Sequence[Job], work: Callable[[Job, UpdateProgress], object], update: UpdateProgress
+) -> None:
+    """Do all jobs in threads, in their order. If one fails, the others stop.
+
+    Args:
+        work: does a job, and calls what it is given with the bytes done, often: there the others end.
+        update: called with the bytes done, by one thread at a time.
+
+    Raises:
+        Exception: of the first job that failed.
+    """
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def count(size: int) -> None:
+        if stop.is_set():
+            raise _Stopped
+        with lock:
+            update(size)
+
+    threads = min(
+        _MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _MAX_THREADS
+    )
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, job, count) for job in jobs]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    failed = [e for future in futures if not future.cancelled() and (e := future.exception()) is not None]
+    for error in failed:
+        if not isinstance(error, _Stopped):
+            raise error
+
+
+def prefetch(values: Iterator[Value]) -> Generator[Value, None, None]:
+    """Yield the same values; a thread computes the next one while the caller uses the last.
+
+    Raises:
+        Exception: that making a value raised, in its place.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        upcoming = pool.submit(next, values, _END)
+        try:
+            while (value := upcoming.result()) is not _END:
+                upcoming = pool.submit(next, values, _END)
+                yield cast(Value, value)
+        finally:
+            upcoming.cancel()
+
+
+class _Stopped(Exception):
+    """Another job has failed."""

@@ -1,0 +1,1 @@
+"""Read and write files of `torch.save` without torch."""

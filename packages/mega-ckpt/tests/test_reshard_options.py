@@ -1,0 +1,297 @@
+"""What resharding does beyond a cut of tp and pp: dtypes, virtual stages, refusals, disks that fail."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import errno
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mega_ckpt.checkpoint.verify import verify
+from mega_ckpt.checkpoint.writer import namespaces_to_write
+from mega_ckpt.name_maps.alias import whole_slab
+from mega_ckpt.operations.convert import convert
+from mega_ckpt.operations.reshard import reshard
+from mega_ckpt.tensors import dtypes
+from mega_schema.arch import table
+from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.commit import Save
+from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
+from mega_schema.layout import Layout
+from mega_schema.spec import ModelSpec, gpt
+
+
+def _whole(checkpoint: Checkpoint, space: str) -> dict[str, np.ndarray]:
+    tensors = checkpoint.tensors[space]
+    return {name: checkpoint.read_raw(space, name, whole_slab(t.shape)) for name, t in tensors.items()}
+
+
+def _mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
+    """What a run in bfloat16 saves: narrow weights beside the float32 ones and the moments."""
+    rows, rng = [row for row in table(spec) if row.tied_to is None], np.random.default_rng(4)
+    main = {row.name: (largest * rng.normal(size=row.shape)).astype(np.float32) for row in rows}
+    save = Save(run, 5)
+    save.begin()
+
+    def of(kind: str) -> list[Box]:
+        return [Box(row.name, row.shape, whole_slab(row.shape), kind) for row in rows]
+
+    save.write(MODEL, 0, of("BF16"), lambda box: dtypes.cast(main[box.name], "F32", "BF16", box.name))
+    for space in OPTIMIZER:
+        save.write(space, 0, of("F32"), lambda box: main[box.name])
+    return Checkpoint(save.commit(spec, layout=Layout(), trainer={"iteration": 5}))
+
+
+def test_a_rank_of_an_interleaved_pipeline_has_the_layers_of_each_of_its_stages(
+    mega: Any, run_folder: Any, tmp_path: Path
+) -> None:
+    run = run_folder(gpt(layers=8, hidden=8, heads=4, vocab=11, context=6))
+    done = mega("reshard", "--load", run, "--save", tmp_path / "new", "--pp", 2, "--vp", 2, "--json")
+    told = json.loads(done.output)
+    new = Checkpoint.open(tmp_path / "new")
+    verify(new)
+    assert (told["tp"], told["pp"], told["vp"]) == (1, 2, 2)
+    assert new.written_by == {"tp": 1, "pp": 2, "cp": 1, "dp": 1, "vp": 2}
+    held = {
+        number: {
+            name.split(".")[1] if "layers." in name else name
+            for name, tensor in new.tensors[MODEL].items()
+            if tensor.pieces[0].file == f"model-{number:05d}.safetensors"
+        }
+        for number in (0, 1)
+    }
+    assert held[0] == {"0", "1", "4", "5", "embed.weight", "position.weight"}
+    assert held[1] == {"2", "3", "6", "7", "final_norm.weight", "final_norm.bias"}
+
+
+def test_more_stages_than_layers_are_refused(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="2 x 2 stages for 2 layers"):
+        reshard(Checkpoint.open(run_folder(small_gpt)), tmp_path / "new", Layout(pp=2, vp=2))
+
+
+def test_experts_are_not_cut_where_there_are_none(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    words = ("reshard", "--load", run_folder(small_gpt), "--save", tmp_path / "new")
+    done = mega(*words, "--ep", 2)
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == ("--ep: the model has no experts: found 2, wanted 1; hint: leave --ep out")
+    assert mega(*words, "--ep", 1).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+def test_weights_are_rounded_once_from_the_optimizers(
+    mega: Any, small_gpt: ModelSpec, tmp_path: Path, kind: str
+) -> None:
+    old = _mixed(tmp_path / "run", small_gpt)
+    done = mega("reshard", "--load", tmp_path / "run", "--save", tmp_path / "new", "--dtype", kind, "--tp", 2)
+    assert done.exit_code == 0, done.exception
+    new = Checkpoint.open(tmp_path / "new")
+    verify(new)
+    main, weights = _whole(old, MAIN), _whole(new, MODEL)
+    for name, values in weights.items():
+        wanted = dtypes.cast(main[name], "F32", dtypes.NAMES[kind], name)
+        assert (values == wanted).all(), name
+    assert set(new.tensors) == {MODEL, *OPTIMIZER} - ({MAIN} if kind == "fp32" else set())
+    for space in set(new.tensors) - {MODEL}:
+        assert {tensor.dtype for tensor in new.tensors[space].values()} == {"F32"}
+        assert all((v == main[name]).all() for name, v in _whole(new, space).items()), space
+
+
+def test_narrower_weights_leave_the_optimizer_its_float32_ones(small_gpt: ModelSpec, tmp_path: Path) -> None:
+    wide = reshard(_mixed(tmp_path / "run", small_gpt), tmp_path / "wide", Layout(tp=2), dtype="fp32")
+    assert MAIN not in Checkpoint(wide).tensors
+    back = Checkpoint(reshard(Checkpoint(wide), tmp_path / "back", Layout(), dtype="bf16"))
+    old = Checkpoint.open(tmp_path / "run")
+    for space in (MODEL, *OPTIMIZER):
+        was = _whole(old, space)
+        assert all((values == was[name]).all() for name, values in _whole(back, space).items()), space
+
+
+def test_without_the_optimizer_a_dtype_is_of_the_weights_alone() -> None:
+    stored = {MODEL: {"w": "BF16"}, MAIN: {"w": "F32"}, "optim.exp_avg": {"w": "F32"}}
+    assert namespaces_to_write(stored, optimizer=False, dtype="fp16").keys() == {MODEL}
+    assert namespaces_to_write(stored, optimizer=False, dtype="fp16")[MODEL].space == MAIN
+    assert namespaces_to_write({MODEL: {"w": "F32"}}, dtype="bf16").keys() == {MODEL}
+
+
+def test_a_weight_that_float16_has_not_is_named(small_gpt: ModelSpec, tmp_path: Path) -> None:
+    source = _mixed(tmp_path / "run", small_gpt, largest=1e6)
+    with pytest.raises(FormatError, match=r"optim.main embed.weight: too large for F16: .*--dtype bf16"):
+        reshard(source, tmp_path / "new", Layout(), dtype="fp16")
+    assert not (tmp_path / "new").exists()
+
+
+def test_verify_finds_weights_that_are_not_the_optimizers(
+    mega: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    sound = _mixed(tmp_path / "run", small_gpt)
+    told = json.loads(mega("verify", sound.folder, "--json").output)
+    size = sum(piece.bytes for *_, piece in sound.pieces())
+    assert told == {
+        "folder": str(sound.folder), "sound": True, "tensors": 112, "pieces": 112, "bytes": size
+    }  # fmt: skip
+    save = Save(tmp_path / "other", 5)
+    save.begin()
+    for space, tensors in sound.tensors.items():
+        whole = [Box(name, t.shape, whole_slab(t.shape), t.dtype) for name, t in tensors.items()]
+        bits = _whole(sound, space)
+        if space == MODEL:
+            bits["layers.1.up.weight"][3, 2] ^= 1  # the last bit of one number
+        save.write(space, 0, whole, lambda box, bits=bits: bits[box.name])
+    other = Checkpoint(save.commit(small_gpt, layout=Layout(), trainer={"iteration": 5}))
+    with pytest.raises(
+        FormatError, match=r"model layers.1.up.weight: is not optim.main rounded to BF16: fou"
+    ):
+        verify(other)
+    mended = Checkpoint(reshard(other, tmp_path / "mended", Layout(), dtype="bf16"))
+    verify(mended)
+    assert all((bits == _whole(sound, MODEL)[name]).all() for name, bits in _whole(mended, MODEL).items())
+
+
+def test_infinities_and_no_numbers_are_weights_too(small_gpt: ModelSpec, tmp_path: Path) -> None:
+    sound = verify(_mixed(tmp_path / "sound", small_gpt))
+    for largest in (np.inf, np.nan):
+        assert verify(_mixed(tmp_path / f"{largest}", small_gpt, largest=largest)) == sound
+
+
+def _limited(size: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return within
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    source = Checkpoint.open(run_folder(small_gpt))
+    with _limited(6000)(), pytest.raises(MegaError) as caught:
+        reshard(source, tmp_path / "new", Layout())
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'new' / '.iter_0000003.partial'}: not written: found File too large")
+    assert "hint: make room there" in said
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("want", ["hf", "meta"])
+def test_a_disk_that_takes_no_more_of_a_foreign_folder_is_one_line_too(
+    run_folder: Any, small_llama: ModelSpec, tmp_path: Path, want: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = run_folder(small_llama)
+    with _limited(3000)(), pytest.raises(MegaError, match="out.*: not written: found File too large; hint"):
+        convert(run, tmp_path / "out", "mega", want)
+    monkeypatch.setattr(json, "dump", full)  # what is beside the weights
+    with pytest.raises(MegaError, match="out.*: not written: found No space left on device; hint: make room"):
+        convert(run, tmp_path / "out", "mega", want)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_disk_that_may_not_be_written_is_named(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder(small_gpt)
+
+    def refuses(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuses)
+    done = mega("reshard", "--load", run, "--save", tmp_path / "new")
+    assert isinstance(done.exception, OSError)  # which the command says with its path
+    assert (done.exception.filename, done.exception.errno) == (str(tmp_path / "new"), errno.EROFS)
+
+
+def test_a_file_that_was_cut_after_it_was_opened_is_refused(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    source = Checkpoint.open(run_folder(small_gpt))
+    file = source.folder / "optim.main-00000.safetensors"
+
+    def cut(_: int) -> Any:
+        os.truncate(file, file.stat().st_size - 40)
+        return contextlib.nullcontext(lambda _: None)
+
+    with pytest.raises(FormatError, match=r"optim.main-00000.safetensors: ends early: found \d+ bytes"):
+        reshard(source, tmp_path / "new", Layout(tp=2), progress=cut)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs are born deaf to Ctrl-C, and the tests may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_reshard_can_be_run_again(
+    run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    source = Checkpoint.open(run_folder(small_gpt))
+
+    @contextlib.contextmanager
+    def interrupted(_: int) -> Iterator[Callable[[int], object]]:
+        moments = iter([_thread.interrupt_main])
+        yield lambda _: next(moments, int)()
+
+    with pytest.raises(KeyboardInterrupt):
+        reshard(source, tmp_path / "new", Layout(tp=2), progress=interrupted)
+    assert not (tmp_path / "new").exists()
+    verify(Checkpoint(reshard(source, tmp_path / "new", Layout(tp=2))))
+
+
+def test_what_a_killed_reshard_left_is_no_checkpoint_and_goes_with_the_next(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path
+) -> None:
+    run, left = run_folder(small_gpt), tmp_path / "new" / ".iter_0000003.partial"
+    left.mkdir(parents=True)
+    (left / "model-00000.safetensors").write_bytes(b"half")
+    assert "half-written .iter_0000003.partial" in str(mega("verify", tmp_path / "new").exception)
+    assert mega("reshard", "--load", run, "--save", tmp_path / "new").exit_code == 0
+    assert not left.exists()
+    verify(Checkpoint.open(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("flag", ["--force", "--overwrite"])
+def test_both_names_of_force_replace(
+    mega: Any, run_folder: Any, small_gpt: ModelSpec, tmp_path: Path, flag: str
+) -> None:
+    run, there = run_folder(small_gpt), run_folder(small_gpt, "there", scale=2.0)
+    assert "add --force" in str(mega("reshard", "--load", run, "--save", there).exception)
+    assert mega("reshard", "--load", run, "--save", there, flag).exit_code == 0
+    old, new = (_whole(Checkpoint.open(folder), MODEL) for folder in (run, there))
+    assert all((new[name] == values).all() for name, values in old.items())
+
+
+def test_progress_is_told_every_byte(run_folder: Any, small_gpt: ModelSpec, tmp_path: Path) -> None:
+    source, seen = Checkpoint.open(run_folder(small_gpt)), list[int]()
+
+    @contextlib.contextmanager
+    def counted(total: int) -> Iterator[Callable[[int], object]]:
+        yield seen.append
+        assert sum(seen) == total
+
+    new = Checkpoint(reshard(source, tmp_path / "new", Layout(tp=2), progress=counted))
+    assert sum(seen) == sum(piece.bytes for *_, piece in new.pieces())
+    seen.clear()
+    verify(new, counted)
+    assert sum(seen) == sum(piece.bytes for *_, piece in new.pieces())

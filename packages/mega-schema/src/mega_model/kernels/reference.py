@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.kernels.record import Visible
 from mega_model.mesh import Axis
@@ -102,11 +101,20 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
     queries, keys = q.shape[2], k.shape[2]
     causal = isinstance(visible, str) and queries == keys
     if isinstance(visible, str):
-        visible = None if queries in (1, keys) else causal_lower_right(queries, keys)
+        visible = None if queries in (1, keys) else _causal_lower_right(queries, keys, q.device)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.to(q_BNsH.dtype)
+
+
+def _causal_lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return the mask of the last queries, (s, S): the last of them sees every key."""
+    if device.type == "cpu":  # which has no kernel for torch's own: it would become this mask
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    from torch.nn.attention.bias import causal_lower_right  # imports the compiler, which takes two seconds
+
+    return causal_lower_right(queries, keys)
 
 
 def attention_dtype(x: Tensor) -> Tensor:

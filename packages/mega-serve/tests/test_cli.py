@@ -20,6 +20,7 @@ import pytest
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.run_folder import FORMAT, TOKENIZER
 from mega_schema.side_files import rewrite_checksums
+from tests import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-m", "mega_serve"]
@@ -46,9 +47,7 @@ def serving(
 
 def refused(*flags: str) -> str:
     """What the command says on stderr, having left with exit code 2."""
-    done = subprocess.run(
-        [*COMMAND, *flags], capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False
-    )
+    done = warm.run("mega_serve", flags, imports=warm.SERVER, env=ENVIRONMENT, timeout=60)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr

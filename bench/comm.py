@@ -33,7 +33,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mega_model.kernels import reference
 from mega_model.mesh import Mesh, World
 from mega_schema.config import load
 from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
@@ -189,8 +188,6 @@ def _add_replicas(add: Callable[[str, int, int], None], run: Trainer, weight: in
 
 def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path) -> None:
     torch.set_num_threads(1)
-    # a dispatch mode and this tensor subclass exclude each other; the mask it stands for is the same
-    reference.causal_lower_right = lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q)  # type: ignore
     corpus = IndexedDataset(folder / "data")
     assert corpus.info is not None
     found = []

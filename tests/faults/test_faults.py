@@ -6,7 +6,9 @@ import random
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -75,23 +77,25 @@ TIME = LIMIT + 2 * 5 + 30  # the limit, the watchdog's patience twice, and a cro
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, tuple[str, ...]], Path]:
-    """A whole run on each layout."""
-    runs = {}
-    for number, layout in enumerate(LAYOUTS):
-        folder = tmp_path_factory.mktemp(f"whole{number}")
-        running = start(folder / "run", folder / "save", *layout)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, tuple[str, ...]], Path]:
+    """A whole run on a layout, made when it is first asked for."""
+
+    @cache
+    def run(ranks: int, sets: tuple[str, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+        running = start(folder / "run", folder / "save", ranks, (*sets, "checkpoint.background=false"))
         assert running.wait(60), running.said()
         assert set(running.codes.values()) == {0}, running.said()
-        runs[layout] = folder / "save"
-    return runs
+        return folder / "save"
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    undisturbed: dict[tuple[int, tuple[str, ...]], Path],
+    undisturbed: Callable[[int, tuple[str, ...]], Path],
 ) -> dict[Case, str]:
     """What went wrong with each case; those asked for run here, some at a time."""
     found: dict[Case, str] = {}
@@ -115,7 +119,7 @@ def outcomes(
         for case, running in runs:
             save, sets = running.folder.parent / "save", case.sets
             again = start(running.folder.parent / "again", save, case.ranks, case.saving)
-            found[case] = found[case] or _goes_on(again, save, undisturbed[case.ranks, sets])
+            found[case] = found[case] or _goes_on(again, save, undisturbed(case.ranks, sets))
     return found
 
 
@@ -171,11 +175,11 @@ def test_a_fault_ends_the_run_with_its_cause_and_loses_nothing(outcomes: dict[Ca
 
 @pytest.mark.parametrize("one_before", [True, False])
 def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
-    tmp_path: Path, undisturbed: dict[tuple[int, tuple[str, ...]], Path], one_before: bool
+    tmp_path: Path, undisturbed: Callable[[int, tuple[str, ...]], Path], one_before: bool
 ) -> None:
     layout = LAYOUTS[1]
     # beside the run it is a copy of: a run that resumes refuses other data, and its corpus lies there
-    whole = undisturbed[layout]
+    whole = undisturbed(*layout)
     save = Path(shutil.copytree(whole, whole.with_name(f"damaged-{one_before}")))
     newest = save / f"iter_{STEPS:07d}"
     for folder in save.glob("iter_*"):
@@ -186,7 +190,7 @@ def test_ranks_agree_on_what_to_do_about_a_damaged_checkpoint(
     again = start(tmp_path / "again", save, *layout)
     what = f"{damaged}: model .*: values are not those that were written"
     if one_before:
-        assert _goes_on(again, save, undisturbed[layout]) == ""
+        assert _goes_on(again, save, undisturbed(*layout)) == ""
         starts = [event["iteration"] for event in read_events(save) if event["event"] == "start"]
         assert starts[-1] == STEPS - EVERY
     else:

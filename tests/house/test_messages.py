@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.house import mistakes
 from tests.house.house import PROGRAMS
 
@@ -35,8 +35,7 @@ def run(
     """Exit code, stdout and stderr of a command line, in this process, where torch is imported once."""
     module = words[0].replace("-", "_")
     if words[0] == "mega-serve":  # opens its port first and answers signals: a process of its own can
-        command = [sys.executable, "-m", module, *words[1:]]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = warm.run(module, words[1:], imports=warm.SERVER, cwd=folder)
         return done.returncode, done.stdout, done.stderr
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", words)

@@ -15,6 +15,16 @@ import torch.distributed as dist
 from bench.gpu.peers import OnCPU, without_gpu
 from tests.processes import on_ranks
 
+IMPORTS = (
+    "bench.gpu.peers",
+    "torch._dynamo",
+    "megatron.core.dist_checkpointing",
+    "megatron.core.distributed",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel",
+)
+
 
 def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
     """Run a function of these tests beside Megatron Core, a process per rank; raise what a lost one said.
@@ -26,7 +36,7 @@ def run(body: str, folder: Path, *, ranks: int = 1, **said: Any) -> None:
     """
     (folder / "meet").unlink(missing_ok=True)
     words = [body, str(folder), json.dumps(said)]
-    on_ranks("tests.megatron_core.theirs", words, ranks, folder)
+    on_ranks("tests.megatron_core.theirs", words, ranks, folder, IMPORTS)
 
 
 def _rank() -> None:

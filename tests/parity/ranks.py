@@ -1,23 +1,22 @@
 """Run bodies on several processes that meet at a file.
 
-Starting a process costs seconds on two cores, so one start per number of processes runs every case, and each
-case is then a test of its own that asks how it went.
+One start per number of processes runs every case. Each case is then a test of its own that asks how it went.
 """
 
 from __future__ import annotations
 
+import pickle
+import select
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing
-from torch.multiprocessing.spawn import ProcessExitedException
 
 from mega_model.mesh import World
+from tests import warm
 
 Body = Callable[[World, str, Path], None]  # the world, where to meet, a folder that all ranks share
 
@@ -29,10 +28,21 @@ def on_ranks(ranks: int, cases: Mapping[str, Body], folder: Path) -> dict[str, s
         for each case, the traceback of the first rank that failed, or an empty text. A rank that fails ends
         all of them, since they may be waiting for it: the cases after it are not run, and say so.
     """
-    with suppress(ProcessExitedException):  # what a rank wrote says more
-        torch.multiprocessing.start_processes(
-            _rank, (ranks, dict(cases), folder), nprocs=ranks, start_method="spawn"
-        )
+    (folder / "cases.pickle").write_bytes(pickle.dumps(dict(cases)))
+    # as under torchrun, ranks do not agree on the order of a set
+    words = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
+    running = {warm.start("tests.parity.ranks:be_rank", each, hash_seed=int(each[0]) % 2) for each in words}
+    try:
+        while running:
+            ended = select.select(running, [], [])[0][0]
+            running.remove(ended)
+            if ended.wait() != 0:
+                break
+    finally:
+        for rank in running:
+            rank.kill()
+        for rank in running:
+            rank.wait()
     found: dict[str, str] = {}
     failed = ""
     for name in cases:
@@ -72,8 +82,11 @@ class Outcomes:
         return self.known[ranks][case]
 
 
-def _rank(rank: int, ranks: int, cases: Mapping[str, Body], folder: Path) -> None:
+def be_rank() -> None:
+    """Be the rank that the arguments name: of `on_ranks`."""
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
+    cases: dict[str, Body] = pickle.loads((folder / "cases.pickle").read_bytes())
     for name, body in cases.items():
         shared = folder / name
         shared.mkdir(exist_ok=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +28,7 @@ from mega_train.data.answers import Pairs
 from mega_train.resolve import resolve
 from mega_train.trainer import Trainer
 
-STEPS = 5
+STEPS = 3  # two of warm-up and the first after it
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 # K's biases and the like have gradients that are zero but for rounding; with its usual eps Adam blows them up
@@ -136,11 +137,10 @@ class Course:
     weights: dict[str, torch.Tensor]
 
 
-@lru_cache(maxsize=4)
-def one_process(model: str, count: int, settings: tuple[tuple[str, Any], ...]) -> Course:
-    """The course of so many steps; many layouts are held against the same one."""
+def one_process(model: str, count: int, settings: Mapping[str, Any]) -> Course:
+    """Return the course of so many steps."""
     with TemporaryDirectory() as folder:
-        run = trainer(model, World(), "", Path(folder), **dict(settings))
+        run = trainer(model, World(), "", Path(folder), **settings)
 
         def kept(gradients: bool) -> dict[str, torch.Tensor]:
             return {
@@ -156,20 +156,37 @@ def one_process(model: str, count: int, settings: tuple[tuple[str, Any], ...]) -
         return Course(done, gradients, kept(False))
 
 
+def reference(model: str, count: int, settings: Mapping[str, Any], world: World, folder: Path) -> Course:
+    """Return the course of one process, which the first rank computes for all of them.
+
+    It is a file beside the folders of all tests: many layouts are compared with the same one.
+    """
+    words = repr((model, count, sorted(settings.items())))
+    file = folder.parents[1] / f"course-{hashlib.sha256(words.encode()).hexdigest()}.pt"
+    if world.rank == 0 and not file.exists():
+        begun = file.with_suffix(".begun")
+        torch.save(vars(one_process(model, count, settings)), begun)
+        begun.rename(file)
+    while not file.exists():  # a rank that fails ends those that wait for it
+        time.sleep(0.01)
+    return Course(**torch.load(file))
+
+
 def same_as_one_process(
     model: str, world: World, meet: str, folder: Path, *, count: int = STEPS, **values: Any
 ) -> None:
     """Losses, norms, the first and last step's gradients and the weights at the end equal one process's."""
-    fit = tuple(sorted((key, value) for key, value in values.items() if _fits_one(key)))
-    reference = one_process(model, count, fit)
+    expected = reference(
+        model, count, {key: value for key, value in values.items() if _fits_one(key)}, world, folder
+    )
     run = trainer(model, world, meet, folder, **values)
     for step in range(count):
         many = run.step(run.plan.rate.at(run.consumed))
-        torch.testing.assert_close(torch.tensor(many), torch.tensor(reference.steps[step]), **TOLERANCE)
-        if step in reference.gradients:
-            _same_shares(run, reference.gradients[step], gradients=True)
+        torch.testing.assert_close(torch.tensor(many), torch.tensor(expected.steps[step]), **TOLERANCE)
+        if step in expected.gradients:
+            _same_shares(run, expected.gradients[step], gradients=True)
     run.shards.settle()
-    _same_shares(run, reference.weights, gradients=False)
+    _same_shares(run, expected.weights, gradients=False)
     run.mesh.leave()
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from mega_model.attend import Cached, Packed, documents
 from mega_model.build import build, fill
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
+from mega_model.kernels.reference import attention
 from mega_model.mesh import Axis
 from mega_model.reach import Reach, alibi_slopes
 from mega_model.runtime import Runtime
@@ -164,3 +169,16 @@ def test_slopes_fall_by_one_ratio_and_fill_up_from_twice_as_many_heads(
 def test_a_rank_has_the_slopes_of_its_heads(tp: int) -> None:
     parts = [Reach.of(SPECS["alibi"], Axis("tp", tp, rank)).slopes for rank in range(tp)]
     assert sum(parts, ()) == alibi_slopes(6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(2, 9), (3, 7)])
+def test_the_last_queries_see_on_a_cpu_what_torchs_own_mask_shows_them(queries: int, keys: int) -> None:
+    q, k, v = (torch.randn(2, 2, tokens, 4) for tokens in (queries, keys, keys))
+    bias = causal_lower_right(queries, keys)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    assert torch.equal(attention(q, k, v, "before"), wanted)
+
+
+def test_the_model_does_not_import_the_compiler() -> None:
+    code = "import sys, mega_model.build, mega_model.generate; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

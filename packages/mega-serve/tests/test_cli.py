@@ -20,6 +20,7 @@ import pytest
 from mega_schema.checkpoint import Checkpoint
 from mega_schema.run_folder import FORMAT, TOKENIZER
 from mega_schema.side_files import rewrite_checksums
+from tests import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 COMMAND = [sys.executable, "-m", "mega_serve"]
@@ -46,11 +47,10 @@ def serving(
 
 def get_error(*flags: str) -> str:
     """Run the command, check that it exits with code 2, and return its line on stderr."""
-    process = subprocess.run(
-        [*COMMAND, *flags], capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False
-    )
+    process = warm.run("mega_serve", flags, imports=warm.SERVER, env=ENVIRONMENT, timeout=60)
     assert (process.returncode, process.stdout) == (2, ""), process
-    assert process.stderr.count("\n") == 1, process.stderr
+    assert process.stderr.count("
+") == 1, process.stderr
     return process.stderr
 
 

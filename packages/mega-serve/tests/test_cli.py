@@ -49,8 +49,7 @@ def get_error(*flags: str) -> str:
     """Run the command, check that it exits with code 2, and return its line on stderr."""
     process = warm.run("mega_serve", flags, imports=warm.SERVER, env=ENVIRONMENT, timeout=60)
     assert (process.returncode, process.stdout) == (2, ""), process
-    assert process.stderr.count("
-") == 1, process.stderr
+    assert process.stderr.count("\n") == 1, process.stderr
     return process.stderr
 
 

@@ -140,13 +140,64 @@ def test_signature_values_agree_as_often_as_the_sets_overlap(size: int) -> None:
         hashes = rng.integers(0, 1 << HASH_BITS, 3 * size, dtype=np.uint64)
         one, other = hashes[: 2 * size], hashes[size:]
         second = other | np.uint64(1 << HASH_BITS)
-        table = signatures(np.sort(np.concatenate([one, second])), 2, bins)
+        table = signatures([np.sort(np.concatenate([one, second]))], 2, bins)
         agreed += float(np.mean(table[0] == table[1])) / trials
     assert agreed == pytest.approx(1 / 3, abs=0.08)
 
 
+PARTS = (
+    "word ",
+    "12 345",
+    "\u03a3\u03a3 ",
+    "e\u0301\u00e9\u1ea1",
+    "\u4e2d\u6587",
+    "\u304b\u3099",
+    "\n\n",
+    "x" * 40,
+    ", ",
+    "\u0130",
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["megatron", "datatrove"])
+def test_a_text_has_the_same_shingles_whatever_the_size_of_its_pieces(name: str, seed: int) -> None:
+    rng, preset = random.Random(seed), PRESETS[name]
+    texts = ["".join(rng.choices(PARTS, k=rng.choice((0, 1, 5, 200)))) for _ in range(12)]
+    shingles = Shingles(preset)
+    whole, table = shingles.keys(texts), signatures([shingles.keys(texts)], len(texts), preset.bins)
+    for piece in (1, 2, 7, 50, 1000):
+        assert (signatures(shingles.in_pieces(texts, piece), len(texts), preset.bins) == table).all()
+        assert sorted(np.concatenate([*shingles.in_pieces(texts, piece)]).tolist()) == sorted(whole.tolist())
+        assert np.unique(shingles.sets(texts, piece)).tolist() == np.unique(whole).tolist()
+
+
+MEASURE = """
+import resource, sys
+from mega_data.cli import commands
+commands.main(["dedup", *sys.argv[1:], "--workers", "1"], standalone_mode=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.parametrize("name", ["megatron", "datatrove"])
+def test_a_document_of_20_megabytes_needs_memory_for_its_text_and_its_shingle_set(
+    tmp_path: Path, name: str
+) -> None:
+    rng = random.Random(1)
+    text = " ".join(rng.choices(words(rng, 4000), k=3_600_000))
+    assert len(text) > 18e6
+    (tmp_path / "in.jsonl").write_text(2 * (json.dumps({"text": text}) + "\n"))
+    words_ = [sys.executable, "-c", MEASURE, "--input", str(tmp_path / "in.jsonl"), "--preset", name]
+    words_ += ["--output", str(tmp_path / "out")]
+    done = subprocess.run(words_, check=True, capture_output=True, text=True)
+    assert int(done.stdout.split()[-1]) < 500  # MB; all shingles at once take more than 1,000
+    kept = [*(tmp_path / "out").rglob("*.jsonl")]
+    assert sum(len(one.read_bytes().splitlines()) for one in kept) == 1
+
+
 def test_a_document_without_shingles_has_no_key() -> None:
-    table = signatures(np.array([1 << HASH_BITS], np.uint64), 3, 10)
+    table = signatures([np.array([1 << HASH_BITS], np.uint64)], 3, 10)
     assert (table[0] == EMPTY).all()
     assert (table[1] == 0).all()
     assert band_keys(table, 5)[[0, 2]].tolist() == [[NO_KEY] * 5] * 2

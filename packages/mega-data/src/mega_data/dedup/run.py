@@ -116,7 +116,7 @@ class Deduplication:
                 if self.preset.unit == "text":
                     put(digests(texts))
                 else:
-                    table = signatures(shingles.keys(texts), len(texts), self.preset.bins)
+                    table = signatures(shingles.in_pieces(texts), len(texts), self.preset.bins)
                     put(band_keys(table, self.preset.bands))
         found = {"read": size(self.inputs[shard]), "documents": count}
         return found if wrong is None else {**found, **errors_of(wrong.count, wrong.first, count)}
@@ -151,7 +151,7 @@ class Deduplication:
             for texts, _ in self._batches(shard, pass_over):
                 flags = wanted[at : at + len(texts)]
                 at += len(texts)
-                yield shingles.keys(list(compress(texts, flags))), flags
+                yield shingles.sets(list(compress(texts, flags))), flags
 
         write_sets(self.work / "sets", shard, chosen())
         return {"read": size(self.inputs[shard]), "documents": int(np.count_nonzero(wanted))}

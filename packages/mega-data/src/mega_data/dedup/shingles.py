@@ -6,8 +6,9 @@ Sorted, keys are therefore each document's shingle set, in order of the hash.
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +22,10 @@ Keys = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 HASH_BITS = 44
 MOST_DOCUMENTS = 1 << (64 - HASH_BITS)  # in a batch
+PIECE = 1 << 18  # characters of a text that are cut at once; they take about 52 bytes each meanwhile
+# Before these a text can be cut in two without a word, its lower case or its marks changing: ASCII's white
+# space, and ideographs, which are words of their own
+_BREAK = re.compile("[ \t\n\r\u3400-\u9fff]")
 
 SPACE, LETTER, DIGIT, DROPPED, ALONE = range(5)
 _TABLE = 1 << 16  # characters beyond it are letters
@@ -43,6 +48,45 @@ class Shingles:
         powers = np.full(_POWERS if words else 0, _STEP, np.uint64)
         self._powers = np.multiply.accumulate(powers)
 
+    def in_pieces(self, texts: Sequence[str], piece: int = PIECE) -> Iterator[Keys]:
+        """Yield the keys of all texts; those of a text of more than `piece` characters some at a time.
+
+        Of texts cut into words, a run of letters without white space and ideographs stays one piece.
+        """
+        long = [number for number, text in enumerate(texts) if len(text) > piece]
+        if not long:
+            yield self.keys(texts)
+            return
+        yield self.keys([text if len(text) <= piece else "" for text in texts])
+        cut = self._pieces_of_words if self.preset.unit == "words" else self._pieces_of_characters
+        for number in long:
+            for keys in cut(texts[number], piece):
+                yield keys | np.uint64(number << HASH_BITS)
+
+    def sets(self, texts: Sequence[str], piece: int = PIECE) -> Keys:
+        """Return the keys of all texts in the order of the texts, those of a long text once."""
+        if all(len(text) <= piece for text in texts):
+            return self.keys(texts)
+        parts = list[Keys]()
+        for number, text in enumerate(texts):
+            found = np.unique(np.concatenate([np.unique(keys) for keys in self.in_pieces([text], piece)]))
+            parts.append(found | np.uint64(number << HASH_BITS))
+        return np.concatenate(parts)
+
+    def _pieces_of_characters(self, text: str, piece: int) -> Iterator[Keys]:
+        for at in range(0, len(text), piece):
+            yield self.keys([text[at : at + piece + self.preset.size]])
+
+    def _pieces_of_words(self, text: str, piece: int) -> Iterator[Keys]:
+        before, at = np.empty(0, np.uint64), 0
+        while at < len(text):
+            found = _BREAK.search(text, at + piece)
+            end = found.start() if found else len(text)
+            words = np.concatenate([before, self._words([text[at:end]])[1]])
+            yield self._windows(np.zeros(len(words), np.int64), words)
+            # the words that the first shingles of the next piece begin with
+            before, at = words[max(0, len(words) - self.preset.size + 1) :], end
+
     def keys(self, texts: Sequence[str]) -> Keys:
         """Keys of all shingles of all texts in their order, the same shingle of one text several times.
 
@@ -58,6 +102,10 @@ class Shingles:
             documents, units = self._words(texts)
         else:
             documents, units = _characters(texts)
+        return self._windows(documents, units)
+
+    def _windows(self, documents: NDArray[np.int64], units: Keys) -> Keys:
+        """The keys of all shingles of these units."""
         size = self.preset.size
         # a window of characters ends one before the text's end, see above
         last = size if self.preset.unit == "characters" else size - 1

@@ -8,6 +8,8 @@ the probability of their Jaccard similarity, as with many permutations.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,18 +21,19 @@ _MASK = np.uint64((1 << HASH_BITS) - 1)
 _STEP, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
-def signatures(keys: Keys, documents: int, bins: int) -> NDArray[np.uint64]:
+def signatures(parts: Iterable[Keys], documents: int, bins: int) -> NDArray[np.uint64]:
     """(documents, bins) smallest hashes; a row of EMPTY where a document has no shingle.
 
     Args:
-        keys: as `Shingles.keys` gives them: documents are numbered from 0.
+        parts: as `Shingles.in_pieces` gives them: documents are numbered from 0.
     """
-    low = keys & _MASK
-    place = keys >> np.uint64(HASH_BITS)
-    place *= np.uint64(bins)
-    place += low * np.uint64(bins) >> np.uint64(HASH_BITS)
     found = np.full(documents * bins, EMPTY)
-    np.minimum.at(found, place.view(np.int64), low)
+    for keys in parts:
+        low = keys & _MASK
+        place = keys >> np.uint64(HASH_BITS)
+        place *= np.uint64(bins)
+        place += low * np.uint64(bins) >> np.uint64(HASH_BITS)
+        np.minimum.at(found, place.view(np.int64), low)
     table = found.reshape(documents, bins)
     _densify(table)
     return table

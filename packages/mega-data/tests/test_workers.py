@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +155,24 @@ def test_what_work_that_cannot_be_made_is_asked_is_its_error(tmp_path):
 def test_a_question_that_its_process_dies_of_is_told_in_a_line(tmp_path):
     with Started(2) as started, pytest.raises(MegaError, match="--workers: a worker process died"):
         started.ask(Costly(tmp_path / "made"), die)
+
+
+def test_processes_end_with_the_last_result_and_a_module_that_is_not_installed_is_passed_over(tmp_path):
+    with Started(2, ["no_such_library"]) as started:
+        pids = set(started.in_order(Costly(tmp_path / "made"), range(6)))
+        until = time.monotonic() + 20
+        while any(map(_lives, pids)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(pids) == 2
+        assert not any(map(_lives, pids))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_file_beside_the_input_is_not_imported_for_a_module(tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ from mega_schema.tokenizer import (
     open_folder,
     open_tokenizer,
 )
+from mega_schema.tokenizer_fast import opened
+from mega_schema.tokenizer_files import gpt2
 from mega_schema.tokenizer_identity import content_sha256
 from tests.shared_data import SHARED, needs_shared
 
@@ -279,6 +281,31 @@ def test_who_does_not_wait_for_the_library_is_told_by_wait_what_is_wrong(tmp_pat
     assert isinstance(opened, FastTokenizer)
     with pytest.raises(FormatError, match=r"vocab.json with .*merges.txt: not a tokenizer.json"):
         opened.wait()
+
+
+def test_a_tokenizer_that_is_opened_still_has_the_source_and_the_ids_of_one_that_was_waited_for(files):
+    vocab, merges = files
+    now = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
+    later = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges, wait=False)
+    sent = pickle.loads(pickle.dumps(later))
+    text = 'the lower newest " \\ low'
+    assert sent.encode(text) == later.encode(text) == now.encode(text) != []
+    assert later.source == now.source == json.dumps(json.loads(now.source), ensure_ascii=False)
+    assert pickle.loads(pickle.dumps(later)).source == now.source
+
+
+def test_a_library_refuses_a_vocabulary_by_lines_and_columns_of_the_source(tmp_path, files):
+    vocab, merges = files
+    merges.write_text(merges.read_text("utf-8") + "zz yy xx\n", "utf-8")
+    source = json.dumps(
+        gpt2(json.loads(vocab.read_text("utf-8")), merges.read_text("utf-8").splitlines()[1:]),
+        ensure_ascii=False,
+    )
+    with pytest.raises(FormatError) as wanted:
+        opened(source, "here")
+    with pytest.raises(FormatError) as found:
+        open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
+    assert found.value.found == wanted.value.found
 
 
 def test_the_content_is_that_of_the_source_each_time_it_is_asked_for(files):

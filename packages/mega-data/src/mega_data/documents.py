@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.encoders import Encode
+from mega_data.encoders import Encode, Flat
 from mega_data.parts import Encoded
 from mega_data.readers.blocks import Block, Fault, Rows, Text
 from mega_schema.errors import RequestError
@@ -123,3 +123,12 @@ class Encoder:
                 kept_texts.append(texts)
         rows.numbers, rows.texts = kept_numbers, kept_texts
         rows.faults.sort(key=lambda fault: fault.row)
+
+
+def ids_of(texts: Sequence[str], work: Encoder) -> Flat:
+    """Encode texts as the work does; a question for the process that holds it (`Started.ask`).
+
+    It is here, and not with its caller, because a question is unpickled there: what its module imports, that
+    process imports while everybody waits for the answer.
+    """
+    return work.encode(texts)

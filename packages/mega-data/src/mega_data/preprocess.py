@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_data.documents import Done, Encoder
+from mega_data.documents import Done, Encoder, ids_of
 from mega_data.encoders import Encode, Flat
 from mega_data.error_limit import ErrorLimit
 from mega_data.fastest_encoder import Search, Trial
@@ -292,11 +292,7 @@ class _Processes(Trial):
         self.processes.prepare(self.made.work(encode))
 
     def ids(self, encode: Encode, texts: Sequence[str]) -> Flat:
-        return self.processes.ask(self.made.work(encode), partial(_ids, texts))
-
-
-def _ids(texts: Sequence[str], work: Encoder) -> Flat:
-    return work.encode(texts)
+        return self.processes.ask(self.made.work(encode), partial(ids_of, texts))
 
 
 def _write(

@@ -51,7 +51,8 @@ def main(orders: int, given: Sequence[tuple[int, int]], modules: Sequence[str]) 
     # else each of the workers starts a thread per core
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
     for module in modules:
-        import_module(module)
+        with suppress(ImportError):  # not installed: the work says so where it needs it
+            import_module(module)
     with suppress(EOFError, BrokenPipeError):  # who started us is gone
         _run(Connection(orders), [(file, Connection(pipe)) for file, pipe in given])
     sys.stderr.flush()

@@ -72,9 +72,9 @@ class Started:
                 theirs.callback(os.close, file)
                 self._ours.append((pipe, mmap.mmap(file, AHEAD * SHELF)))
                 given.append((file, other.fileno()))
-            process = _seed(orders.fileno(), given, modules)
-        self._stack.callback(process.wait)
-        self._stack.callback(self._end, process.terminate)
+            self._process = _seed(orders.fileno(), given, modules)
+        self._stack.callback(self._process.wait)
+        self._stack.callback(self._end)
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +136,7 @@ class Started:
                 for item in islice(queue, 1):  # only now: the worker will want the shelf again
                     pipe.send(item)
                     busy.append(number)
+            self._end()  # at once: the processes come down while the caller does what is left
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -146,10 +147,15 @@ class Started:
             found = f"one of {len(self._ours)}, ended from outside"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
-    def _end(self, terminate: Callable[[], None]) -> None:
-        """End the workers, which the seed has not waited for yet, so that their numbers are still theirs."""
+    def _end(self) -> None:
+        """End the workers, which the seed has not waited for yet, so that their numbers are still theirs.
+
+        Once: when the pipes are closed, the seed waits for the workers, and their numbers may be others'.
+        """
+        if self._orders.closed:
+            return
         if not self._pids:
-            terminate()
+            self._process.terminate()
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

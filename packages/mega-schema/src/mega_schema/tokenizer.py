@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +27,7 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.foreign_files import MOST_BESIDE, MOST_TOKENIZER, check_foreign
 from mega_schema.outputs import is_tokenizer
 from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer_fast import CONTENT, FastTokenizer, Opening, opened_and_hashed
+from mega_schema.tokenizer_fast import CONTENT, FastTokenizer, Opening, compact, opened_and_hashed
 from mega_schema.tokenizer_hints import hint_of_content, hint_of_path
 from mega_schema.tokenizer_identity import (
     ALIASES,
@@ -241,15 +242,25 @@ def _open_gpt2(vocab_file: Path, merge_file: Path, *, wait: bool) -> Tokenizer:
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
-    return _open_named(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), wait=wait)
+    return _open_named(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), merges, wait=wait)
 
 
 def _open_named(
-    content: dict[str, Any], type: str, where: object, names: tuple[str | None, ...], *, wait: bool
+    content: dict[str, Any],
+    type: str,
+    where: object,
+    names: tuple[str | None, ...],
+    merges: Sequence[str] | None = None,
+    *,
+    wait: bool,
 ) -> Tokenizer:
-    """A tokenizer.json of ours, whose eod, bos and pad have these names."""
-    source = json.dumps(content, ensure_ascii=False)
-    opening = Opening(source, where)
+    """A tokenizer.json of ours, whose eod, bos and pad have these names.
+
+    Args:
+        merges: those of the content as lines, where these are at hand.
+    """
+    source = partial(json.dumps, content, ensure_ascii=False)
+    opening = Opening(compact(content, merges), where, source)
     with opening.blamed():
         number = {token["content"]: token["id"] for token in content["added_tokens"]}
         eod, bos, pad = (number.get(name) if name else None for name in names)

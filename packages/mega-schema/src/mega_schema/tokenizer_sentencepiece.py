@@ -12,14 +12,15 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
 from mega_schema.install_hint import install_hint
 from mega_schema.tokenizer_identity import TokenizerIdentity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MODEL: Final = "tokenizer.model"
 _ADDED: Final = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
@@ -63,6 +64,8 @@ class SentencePiece:
         Raises:
             RequestError: a text is one that UTF-8 cannot hold.
         """
+        import numpy as np  # takes longer than to open a tokenizer that has no use for it
+
         try:
             return [
                 np.asarray(ids, np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,12 +20,21 @@ from mega_data.commands.common import (
 )
 from mega_schema.output_option import OUTPUT_PREFIX
 
+if TYPE_CHECKING:
+    from mega_data.preprocess import Outcome
+
 INPUT = (
     "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets, "
     "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
 )
 
 _MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
+_BYTE_PAIRS = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
+
+
+def _modules(tokenizer_type: str) -> tuple[str, ...]:
+    """Modules for the workers' process to import while the tokenizer opens."""
+    return (*_MODULES, "gigatoken.gigatoken_rs") if tokenizer_type in _BYTE_PAIRS else _MODULES
 
 
 @click.command(cls=Spreading)
@@ -117,8 +127,7 @@ def preprocess(
     """Encode text to indexed datasets in Megatron's format."""
     from mega_data.workers import Started
 
-    with Started(workers, _MODULES) as processes:  # they import while this process opens the tokenizer
-        from mega_data import preprocess as run
+    with Started(workers, _modules(tokenizer_type)) as processes:
         from mega_data.readers.inputs import found
         from mega_schema.tokenizer import open_tokenizer
 
@@ -135,6 +144,8 @@ def preprocess(
             tiktoken_special_tokens=tiktoken_special_tokens,
             wait=False,
         )
+        from mega_data import preprocess as run  # after it: numpy is imported while a thread opens it
+
         options = run.Options(
             keys,
             append_eod,
@@ -151,6 +162,11 @@ def preprocess(
             tell_replaced(prefix)
         with progress_bar("encoding", sum(one.size for one in inputs)) as told:
             done = run.preprocess(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
+    _report(done)
+
+
+def _report(done: Outcome) -> None:
+    """Print what the run wrote; leave with an error where all rows were wrong."""
     click.echo(
         f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
         f"{done.size:,} bytes, {done.rate:.1f} MB/s"

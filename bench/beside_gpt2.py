@@ -28,13 +28,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
 from mega_train.config import Run
-from mega_train.data.samples import Samples
-from mega_train.launch import prepare
-from mega_train.metrics import read_events
-from mega_train.trainer import Trainer
+from mega_train.data.gpt_dataset import Samples
+from mega_train.engine.train import prepare
+from mega_train.engine.trainer import Trainer
+from mega_train.telemetry.event_log import read_events
 
 STEPS, LOGGED, SAVED, COMPARED, VALIDATED = 2000, 10, 100, 50, 40
 MODEL = {"--num-layers": 6, "--hidden-size": 320, "--num-attention-heads": 5, "--activation": "gelu_tanh"}

@@ -27,12 +27,12 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 
-from mega_model.mesh import Mesh, World
+from mega_model.distributed.mesh import Mesh, World
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.layout import Layout
-from mega_train.pipeline import run
-from mega_train.schedule import SCHEDULES, BackwardInput, BackwardWeight, Forward, Pipe
-from mega_train.simulate import Costs, Span, Timeline, simulate
+from mega_schema.parallel_layout import Layout
+from mega_train.pipeline.executor import run
+from mega_train.pipeline.schedules import SCHEDULES, BackwardInput, BackwardWeight, Forward, Pipe
+from mega_train.pipeline.simulator import Costs, Span, Timeline, simulate
 
 STEPS = 6  # of each schedule, the first not counted
 COLOURS = {"forward": "#4c78a8", "input": "#f58518", "weight": "#54a24b"}

@@ -33,14 +33,14 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
-from mega_train.buckets import cut
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
+from mega_train.distributed.bucket_layout import cut
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
-from mega_train.trainer import Trainer
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {

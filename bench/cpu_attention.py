@@ -4,7 +4,7 @@
 
 torch           scaled_dot_product_attention of the tensors as they are
 torch-float32   the same in float32, which `--kernels reference` takes
-blocked         `mega_model.kernels.blocked`, in torch's operations
+blocked         `mega_model.kernels.cpu_attention`, in torch's operations
 c++             `mega_model.kernels.cpp`; left out where it cannot be compiled
 
 Causal attention, forward and forward with backward, of tensors that lie as they do in a model. A new process
@@ -29,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.kernels import REFERENCE, blocked, cpp
-from mega_train.launch import keep_freed_memory
+from mega_model.kernels import REFERENCE, cpp, cpu_attention
+from mega_train.engine.train import keep_freed_memory
 
 # rows, heads, key heads, tokens, width
 SHAPES = (
@@ -50,7 +50,7 @@ def torchs(q: Tensor, k: Tensor, v: Tensor, _: object) -> Tensor:
 WAYS = {
     "torch": torchs,
     "torch-float32": REFERENCE.attention,
-    "blocked": blocked.attention,
+    "blocked": cpu_attention.attention,
     "c++": cpp.attention,
 }
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

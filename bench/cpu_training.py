@@ -4,8 +4,8 @@
 
 allocator   training steps of the demo's model with glibc keeping freed memory (what `mega-train` sets),
             against glibc's defaults; a new process each time, in turn
-attention   forward and backward of attention in bfloat16 through float32 (what `mega_model.attend` does on a
-            CPU), against torch's own bfloat16; in one process, in turn
+attention   forward and backward of attention in bfloat16 through float32 (what
+            `mega_model.attention_backends` does on a CPU), against torch's own bfloat16; in one process, in turn
 
 Prints median and spread of the CPU seconds of both, and the median of the ratios pair by pair (below 1: ours
 is faster). CPU seconds, since other work on the machine lengthens the wall's.
@@ -28,14 +28,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mega_model.attend import Packed
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
+from mega_model.attention_backends import Packed
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
-from mega_train.launch import keep_freed_memory, prepare
-from mega_train.trainer import Trainer
+from mega_train.engine.train import keep_freed_memory, prepare
+from mega_train.engine.trainer import Trainer
 
 STEPS = 10
 MODEL = (

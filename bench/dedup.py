@@ -26,10 +26,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS
-from mega_data.dedup.run import Deduplication
 from mega_data.executors.local import run
-from mega_data.shards import lines
+from mega_data.jsonl_shards import lines
 
 REPEATS = 3
 ALIKE = (0.7, 0.8, 0.9)

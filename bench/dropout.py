@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
-from mega_model.mesh import Axis
-from mega_train.launch import keep_freed_memory
+from mega_train.engine.train import keep_freed_memory
 
 SHAPES = ((12, 128, 192), (4, 1024, 768))  # samples, tokens in one, width: the demo's model, and GPT-2's
 

@@ -26,8 +26,8 @@ from unittest.mock import patch
 
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from mega_data.extract import dump
-from mega_data.extract.forms import cut, pages
+from mega_data.extract import mediawiki
+from mega_data.extract.formats import cut, pages
 from mega_data.extract.html import html_text
 from mega_data.extract.packed import pieces
 from mega_data.extract.wikitext import Wikitext
@@ -53,8 +53,8 @@ def markup(file: Path) -> list[str]:
             found.append(text)
             return "text"
 
-    with patch.object(dump, "Wikitext", Gather):
-        for _ in dump.dump_pages(file):
+    with patch.object(mediawiki, "Wikitext", Gather):
+        for _ in mediawiki.dump_pages(file):
             pass
     return found
 

@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mega_model.distributed.mesh import Axis
 from mega_model.loss import head_loss
-from mega_model.mesh import Axis
-from mega_model.products import computing_dtype
+from mega_model.matmul_precision import computing_dtype
 from mega_model.weight_gradients import WeightGradients
-from mega_train.launch import keep_freed_memory
+from mega_train.engine.train import keep_freed_memory
 
 TOKENS, WIDTH, VOCAB, PASSES = 2048, 384, 50304, 3
 OWN = computing_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16

@@ -34,13 +34,13 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.dataset_info import beside
-from mega_schema.indexed import HEADER, MAGIC, VERSION, IndexedWriter
+from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.indexed_dataset import HEADER, MAGIC, VERSION, IndexedWriter
 from mega_train.config import Data
+from mega_train.data.array_cache import kept
 from mega_train.data.blend import blend_blocks, normalised, plain
-from mega_train.data.corpora import Corpora
-from mega_train.data.index import Recipe, Stream
-from mega_train.data.kept import kept
+from mega_train.data.datasets import Corpora
+from mega_train.data.sample_index import Recipe, Stream
 
 LENGTH = 2048  # tokens of a sample
 PLAIN = 300_000  # samples that the loop is run for

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from mega_data.merge import merge
-from mega_schema.indexed import IndexedDataset, IndexedWriter
+from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 
 REPEATS = 7
 SEQUENCE = 700  # tokens of a document, about a page

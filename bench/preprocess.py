@@ -46,9 +46,9 @@ import orjson
 from mega_data.encoders import Fastokens, Gigatoken
 from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
-from mega_schema.indexed import IndexedDataset, IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
-from mega_schema.tokenizer_files import bytes_of_letters
+from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
+from mega_schema.tokenizer.files import bytes_of_letters
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 CORES, BATCH, EOD = 2, 512, 50256
 KINDS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".c", ".cpp", ".cuh", ".html")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mega_schema.layout import Layout
-from mega_schema.recompute import Recompute
+from mega_schema.parallel_layout import Layout
+from mega_schema.recompute_policy import Recompute
 from mega_schema.spec import ModelSpec, gpt
-from mega_train.planning.cut import Cut
 from mega_train.planning.hardware import HARDWARE, Hardware
-from mega_train.planning.job import BF16, Job, Precision, Software
+from mega_train.planning.sharded_sizes import Cut
+from mega_train.planning.workload import BF16, Job, Precision, Software
 
 # gradients too were float16, and the optimizer had a float32 copy of them
 FP16_GRADIENTS = Precision(name="fp16", weight=2, gradient=2, main=8)

@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.published import FP16_GRADIENTS, MEGATRON_2021, MEGATRON_2024, Row
-from mega_schema.layout import Layout, deal
-from mega_schema.recompute import Recompute
+from mega_schema.parallel_layout import Layout, deal
+from mega_schema.recompute_policy import Recompute
 from mega_schema.spec import gpt, llama
-from mega_train.planning.cut import Cut
 from mega_train.planning.hardware import GIB, HARDWARE
-from mega_train.planning.job import FP8, Job, Precision, Software
+from mega_train.planning.sharded_sizes import Cut
+from mega_train.planning.workload import FP8, Job, Precision, Software
 
 # the clusters that are not the planner's own machines
 JEAN_ZAY = replace(HARDWARE["a100"], name="A100 80GB, 4 x 100 Gbit/s a node", network=6.25e9)

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
-from mega_model.mesh import Axis
 from mega_model.recompute import Recomputed
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.arch import table
-from mega_schema.recompute import KEEP_ALL, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, Recompute
 from mega_schema.spec import gpt
-from mega_train.launch import keep_freed_memory
+from mega_train.engine.train import keep_freed_memory
 
 SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, context=512)
 ROWS, LENGTH = 2, 512

@@ -43,8 +43,8 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors.row_stream import RowChunk, row_slabs
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, MOMENTS, Checkpoint
-from mega_schema.layout import Layout
+from mega_schema.checkpoint.reader import MODEL, MOMENTS, Checkpoint
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import llama
 
 CUT = Layout(tp=2, pp=2)

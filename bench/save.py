@@ -32,15 +32,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from mega_model.mesh import Mesh
-from mega_schema.config import load as configured
-from mega_schema.indexed import IndexedWriter
+from mega_model.distributed.mesh import Mesh
+from mega_schema.app.config import load as configured
+from mega_schema.dataset.indexed_dataset import IndexedWriter
+from mega_train.checkpointing.async_save import Saves
 from mega_train.config import Run
-from mega_train.data.corpora import Corpora
-from mega_train.launch import keep_freed_memory
+from mega_train.data.datasets import Corpora
+from mega_train.engine.train import keep_freed_memory
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
-from mega_train.saves import Saves
-from mega_train.trainer import Trainer
 
 SETTINGS = (
     "model.layers=6",

@@ -12,8 +12,8 @@ megatron-core  Megatron Core's local layers and its defaults, torch.compile for 
                out where it is not installed
 
 Every process, ours and theirs, gets the allocator settings that mega-train gives itself
-(`mega_train.launch.keep_freed_memory`), since anyone can have them. AdamW is torch's fused kernel for all but
-Megatron Core, which has torch's default one.
+(`mega_train.engine.train.keep_freed_memory`), since anyone can have them. AdamW is torch's fused kernel for
+all but Megatron Core, which has torch's default one.
 
 fp32 is float32 in all. bf16 is autocast with float32 weights in the compiled peers, and bfloat16 weights with
 float32 main weights in ours and Megatron Core's. What becomes of a weight gradient then differs, and the
@@ -55,7 +55,7 @@ import torch.nn.functional as F
 from gpu.peers import installed, megatron_core
 from torch import Tensor, nn
 
-from mega_train.launch import keep_freed_memory
+from mega_train.engine.train import keep_freed_memory
 
 LAYERS, HIDDEN, HEADS, VOCAB, LENGTH, MICRO = 6, 384, 6, 50304, 512, 4
 TOKENS = LENGTH * MICRO
@@ -89,13 +89,13 @@ def batches() -> np.ndarray:
 
 def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
     """One step of ours, which returns its loss; and the peak of memory before the model was built."""
-    from mega_model.mesh import Mesh, World
-    from mega_schema.config import load
-    from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_model.distributed.mesh import Mesh, World
+    from mega_schema.app.config import load
+    from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
     from mega_train.config import Run
-    from mega_train.launch import prepare
-    from mega_train.trainer import Trainer
+    from mega_train.engine.train import prepare
+    from mega_train.engine.trainer import Trainer
 
     before = peak_mb()
     folder = Path(tempfile.mkdtemp())

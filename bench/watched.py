@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from mega_train.config import Log, Run, Save
-from mega_train.watch.events import Progress, Stepped
-from mega_train.watch.opened import opened
-from mega_train.watch.timers import LEVELS, Timers
+from mega_train.telemetry.events import Progress, Stepped
+from mega_train.telemetry.factory import opened
+from mega_train.telemetry.timers import LEVELS, Timers
 
 STEPS = 2000
 STEP = Stepped(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt.checkpoint.writer import rank_shares
-from mega_schema.checkpoint import MODEL, Box
-from mega_schema.commit import Save
-from mega_schema.layout import WHOLE, Layout
+from mega_schema.checkpoint.reader import MODEL, Box
+from mega_schema.checkpoint.writer import Save
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
 Whole = dict[str, dict[str, np.ndarray]]  # by namespace and name, as they are stored

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mega_model.distributed.mesh import Axis
 from mega_model.kernels import REFERENCE, Kernels
-from mega_model.kernels.choice import choose, found
-from mega_model.mesh import Axis
+from mega_model.kernels.dispatch import choose, found
 
 TIMES = 20
 

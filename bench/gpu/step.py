@@ -37,18 +37,18 @@ import torch
 from peers import hugging_face, installed, megatron_core
 from torch.profiler import ProfilerActivity, profile
 
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.spec import Family
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
+from mega_train.commands.plan import job
 from mega_train.config import Run
-from mega_train.launch import prepare
-from mega_train.planning.command import job
+from mega_train.engine.train import prepare
+from mega_train.engine.trainer import Trainer
 from mega_train.planning.flops import model_flops
 from mega_train.planning.memory import fullest
 from mega_train.resolve import Plan
-from mega_train.trainer import Trainer
 
 PEAK = 989e12
 COMMON = ("train.bf16=true", "train.iterations=1000", "optimizer.lr=0.0001", "evaluation.iterations=0")

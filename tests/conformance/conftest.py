@@ -11,8 +11,8 @@ import pytest
 
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, MAIN, MODEL, OPTIMIZER
-from mega_schema.layout import WHOLE, Layout
+from mega_schema.checkpoint.reader import DTYPES, MAIN, MODEL, OPTIMIZER
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 from tests import saved
 from tests.saved import Whole

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mega_data.preprocess import Options, preprocess
-from mega_schema.tokenizer import open_tokenizer
-from mega_train.data.answers import Pairs
+from mega_schema.tokenizer.tokenizer import open_tokenizer
+from mega_train.data.sft import Pairs
 
 EXAMPLES = [("1 2 3", "4 5"), ("", "6"), ("7", ""), ("8 9", "10"), ("", ""), ("11", "12 13 14")]
 

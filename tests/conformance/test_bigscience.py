@@ -12,10 +12,10 @@ from transformers import BloomConfig, BloomForCausalLM
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import EnumMember, Record
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 
 VOCAB, WIDTH, LAYERS, CONTEXT = 64, 24, 2, 16
 ROWS = ("word_embeddings.weight", "query_key_value.weight", "query_key_value.bias")

@@ -16,13 +16,13 @@ import safetensors.numpy
 
 from mega_ckpt.checkpoint.verify import verify
 from mega_ckpt.tensors import safetensors_io as ours
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.checkpoint.side_files import replace_manifest
+from mega_schema.checkpoint.tracker import latest
 from mega_schema.errors import FormatError, MegaError
-from mega_schema.layout import Layout
-from mega_schema.run_folder import LATEST, MANIFEST, TRAINER
-from mega_schema.side_files import replace_manifest
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
-from mega_schema.tracker import latest
 
 Json = dict[str, Any]
 

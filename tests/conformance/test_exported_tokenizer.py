@@ -12,10 +12,10 @@ import sentencepiece
 import transformers
 
 from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.spec import gpt
-from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
 
 TEXTS = ["the quick fox 12", "  two  spaces\nand a line", "naïve é 漢字 🙂", "", "a </s> in a text"]
 
@@ -71,7 +71,7 @@ def test_other_sentencepiece_models_are_refused_with_the_place_of_the_model(
 def test_byte_pairs_of_gpt2_have_the_same_ids_there(
     tmp_path: Path, random_whole: Any, save_whole: Any
 ) -> None:
-    from mega_schema.tokenizer_files import bytes_of_letters
+    from mega_schema.tokenizer.files import bytes_of_letters
 
     vocab = {letter: number for number, letter in enumerate(sorted(bytes_of_letters()))}
     vocab |= {"th": 256, "the": 257, "Ġq": 258, "<|endoftext|>": 259}

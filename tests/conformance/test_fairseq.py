@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from mega_ckpt.operations.convert import convert
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 
 PARTS, LAYERS, WIDTH, HEADS, FFN, CONTEXT = 8, 2, 32, 8, 48, 20
 GPT2, ROWS = 21, 64  # ids that dict.txt has words for, and rows of the embedding

@@ -13,12 +13,12 @@ import pytest
 from mega_ckpt.checkpoint.verify import verify
 from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.mega.format import read
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import LATEST
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import MegaError
-from mega_schema.layout import Layout
-from mega_schema.run_folder import LATEST
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import gpt
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 
 @pytest.fixture

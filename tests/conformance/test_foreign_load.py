@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from mega_ckpt.cli import cli as mega_ckpt
 from mega_ckpt.name_maps.alias import whole_slab
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_schema.indexed import DatasetInfo, IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
-from mega_train.metrics import read_events
+from mega_train.telemetry.event_log import read_events
 
 Train = Callable[..., list[str]]
 VOCABULARY = 33

@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from mega_model.generate import generate
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.conformance.theirs import (
     CASES,
     built,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mega_ckpt.tensors import safetensors_io
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.conformance.theirs import (
     CASES,
     byte_level,

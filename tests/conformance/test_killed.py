@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 # One process that forks a child per moment, for the child to save and to die by SIGKILL just before its Nth
 # box, flush, folder, rename or removal. It prints, per moment: how the child ended, what a reader then finds,
@@ -22,8 +22,8 @@ import numpy as np
 from mega_ckpt.checkpoint.writer import rank_shares
 from mega_ckpt.checkpoint.verify import verify
 from mega_schema import commit
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.layout import WHOLE
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.parallel_layout import WHOLE
 
 before, scratch, iteration = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 spec = Checkpoint.open(before).spec

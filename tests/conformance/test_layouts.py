@@ -16,11 +16,11 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Box, Checkpoint
-from mega_schema.commit import Save
-from mega_schema.flat import fragments
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.checkpoint.flat_ranges import fragments
+from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
+from mega_schema.checkpoint.writer import Save
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 
 TP, PP = st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3))

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.operations.convert import convert
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.generate import generate, score
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.tokenizer import open_folder
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.tokenizer.tokenizer import open_folder
 
 BOS = 1
 

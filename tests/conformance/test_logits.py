@@ -20,7 +20,7 @@ from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.registry import format_of
 from mega_ckpt.operations import compare_logits
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
 

@@ -19,16 +19,16 @@ from mega_ckpt.formats.megatron.names import (
     aliases,
     chunk_tensors,
 )
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.loss import IGNORED
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.config import Data
-from mega_train.step import of_samples
+from mega_train.engine.forward_step import of_samples
 
 SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "context": 8}
 WIDE = {**SMALL, "hidden": 48, "ffn": 128, "activation": "swiglu", "positions": "rope"}

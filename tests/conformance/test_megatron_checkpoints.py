@@ -20,12 +20,12 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.formats.registry import writer_of
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.torch_files.pickle_reader import open_file
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
-from mega_schema.layout import Layout
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
 # float32 over sums of at most 128 terms: a few units in the last place of the largest logit

@@ -13,8 +13,8 @@ import torch
 from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_schema.layout import Layout
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, llama
 from tests.conformance.meta_model import logits
 from tests.conformance.theirs import ours

@@ -16,9 +16,9 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.formats.registry import NAMES, format_of
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
-from mega_schema.checkpoint import DTYPES, MODEL, Checkpoint
+from mega_schema.checkpoint.reader import DTYPES, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
-from mega_schema.layout import WHOLE, Layout
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 WRITTEN = [name for name in NAMES if format_of(name).write is not None]

@@ -31,9 +31,9 @@ from mega_ckpt.formats.torch_dist.writer import chunks_to_write
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 
 # what the sample was made with (shared/golden/README.md); its args say nothing

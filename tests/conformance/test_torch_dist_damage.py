@@ -24,7 +24,7 @@ from mega_ckpt.formats.torch_dist.dcp_writer import DcpChunk
 from mega_ckpt.formats.torch_dist.writer import chunks_to_write
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
 

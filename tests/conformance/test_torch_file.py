@@ -17,7 +17,7 @@ from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import GlobalName, Record, open_file
-from mega_schema.checkpoint import DTYPES
+from mega_schema.checkpoint.reader import DTYPES
 
 TORCH = {
     "F64": torch.float64,

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mega_ckpt.name_maps.qkv import qkv_order
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec, gpt, llama

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.conformance.theirs import CASES, byte_level, from_hugging_face, ours, save, to_hugging_face
 
 # it loads all of BLOOM but a head of its own, in folders of transformers' own too

@@ -22,11 +22,11 @@ from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.formats.interface import WriteOptions, WriteResult
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import safetensors_io
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
+from mega_model.decoder import Decoder
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
 LLAMA = {

@@ -24,10 +24,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mega_ckpt.checkpoint.verify import verify
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.tracker import latest_iteration
 from mega_schema.errors import FormatError
-from mega_schema.tracker import latest_iteration
-from mega_train.metrics import read_events
+from mega_train.telemetry.event_log import read_events
 from tests.faults.ranks import start
 
 EVERY = 4  # optimizer steps between checkpoints

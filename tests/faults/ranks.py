@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 import torch._dynamo  # torch imports it with the first optimizer: once here, not in every fork
 
-from mega_model.mesh import World
-from mega_schema.command import run as run_command
-from mega_schema.config import load
+from mega_model.distributed.mesh import World
+from mega_schema.app.cli_runner import run as run_command
+from mega_schema.app.config import load
 from mega_schema.errors import FormatError
-from mega_train import voice
 from mega_train.cli import app
 from mega_train.config import Run
-from mega_train.launch import prepare, train_on
-from mega_train.trainer import Trainer
+from mega_train.engine.train import prepare, train_on
+from mega_train.engine.trainer import Trainer
+from mega_train.fault_tolerance import error_reporting
 from tests.parity.runs import corpus
 
 STEPS, EVERY = 12, 3  # optimizer steps of a run, and between its checkpoints
@@ -124,7 +124,7 @@ def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
         torch.set_num_threads(1)
-        voice.PATIENCE = 1.0  # under torchrun the first rank's end ends the others
+        error_reporting.PATIENCE = 1.0  # under torchrun the first rank's end ends the others
         if fault is not None:
             _inject(fault)
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from mega_ckpt.checkpoint.verify import verify
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_train.metrics import read_events
-from mega_train.watchdog import LOST, TOLD
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_train.fault_tolerance.watchdog import LOST, TOLD
+from mega_train.telemetry.event_log import read_events
 from tests.faults.ranks import EVERY, STEPS, Fault, Running, bad_token_at, poison_at, signal_at, start
 from tests.selection import one_of_each, requested
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mega_ckpt.checkpoint.verify import verify
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_folder import LATEST
+from mega_schema.checkpoint.checkpoint_dir import LATEST
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.faults.hosts import Host, refused, two_hosts
 from tests.faults.ranks import CONFIG
 from tests.parity.runs import corpus

@@ -10,13 +10,13 @@ import numpy as np
 
 from mega_data.preprocess import Options, preprocess
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, boxes
-from mega_schema.commit import Save
-from mega_schema.indexed import beside
-from mega_schema.layout import WHOLE
-from mega_schema.run_folder import LATEST
+from mega_schema.checkpoint.checkpoint_dir import LATEST
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, boxes
+from mega_schema.checkpoint.writer import Save
+from mega_schema.dataset.indexed_dataset import beside
+from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import gpt
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 SPEC = gpt(layers=2, hidden=8, heads=2, vocab=101, context=16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mega_schema.install_hint import install_hint
+from mega_schema.app.install_hint import install_hint
 from tests.house.house import PACKAGES, named, tracked
 
 # a package of ours in quotes, with its extras, after pip's options or a path

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mega_schema.output_option import OutputPath
+from mega_schema.app.output_option import OutputPath
 from tests.house import mistakes
 from tests.house.house import PROGRAMS
 

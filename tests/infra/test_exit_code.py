@@ -17,7 +17,7 @@ from tests.house.house import ROOT
 MEGA_TORCHRUN = ROOT / "infra/docker/mega-torchrun"
 RANKS = ("--standalone", "--nproc-per-node=2")
 LEAVE = """import os, sys, time
-from mega_train.voice import tell_torchrun
+from mega_train.fault_tolerance.error_reporting import tell_torchrun
 if os.environ["RANK"] == "1":
     time.sleep(60)
 if sys.argv[1]:

@@ -22,7 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
-from mega_schema.command import MISTAKE
+from mega_schema.app.cli_runner import MISTAKE
 from tests.house.documents import check_command
 from tests.house.house import PACKAGES, ROOT, named, tracked
 

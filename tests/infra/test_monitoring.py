@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mega_train.watch.gauges import GAUGES, LABEL
-from mega_train.watch.prometheus import PREFIX
+from mega_train.telemetry.gauges import GAUGES, LABEL
+from mega_train.telemetry.prometheus import PREFIX
 from tests.house.house import ROOT
 
 MONITORING = ROOT / "infra/monitoring"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.faults.ranks import CONFIG
 from tests.house.documents import check_command
 from tests.house.house import ROOT

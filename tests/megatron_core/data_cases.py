@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.indexed import IndexedWriter
+from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.data.splits import shares, split_ranges
 
 Case = dict[str, Any]

@@ -9,7 +9,7 @@ import numpy as np
 
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Checkpoint
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER, Checkpoint
 from mega_schema.spec import ModelSpec
 from tests.saved import save_whole
 

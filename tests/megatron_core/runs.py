@@ -16,17 +16,17 @@ from torch import Tensor
 from mega_ckpt.formats.megatron.args import from_spec
 from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
 from mega_ckpt.name_maps.alias import ForeignTensor
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedWriter, smallest_dtype
-from mega_schema.layout import Layout
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, smallest_dtype
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import Family, ModelSpec
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import app
 from mega_train.config import Run
-from mega_train.launch import prepare
-from mega_train.step import of_samples
-from mega_train.trainer import Trainer
+from mega_train.engine.forward_step import of_samples
+from mega_train.engine.train import prepare
+from mega_train.engine.trainer import Trainer
 
 VOCAB = 96  # of ids 0 to 95, the last of them ends a document; it needs no padding on two ranks
 STEPS = 25

@@ -13,12 +13,12 @@ import torch
 
 from mega_ckpt.formats.interface import ReadOptions, WriteOptions
 from mega_ckpt.operations.convert import convert
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import MODEL, Checkpoint
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from tests.megatron_core import theirs
 from tests.megatron_core.ours import LENGTH, LLAMA, OURS, THEIRS, WORDS, save_random

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from mega_data.merge import merge
+from mega_schema.dataset.indexed_dataset import open_dataset, smallest_dtype
 from mega_schema.errors import ConfigError
-from mega_schema.indexed import open_dataset, smallest_dtype
 from mega_train.config import Batch, Data, Run, Train
 from mega_train.data.blend import blend_blocks, normalised
-from mega_train.data.corpora import Corpora
-from mega_train.data.index import Recipe, Stream
-from mega_train.data.samples import Samples, build_index, passes
-from mega_train.data.sources import sources
+from mega_train.data.blend_spec import sources
+from mega_train.data.datasets import Corpora
+from mega_train.data.gpt_dataset import Samples, build_index, passes
+from mega_train.data.sample_index import Recipe, Stream
 from mega_train.data.splits import split_ranges
-from mega_train.precision import LossScale
-from mega_train.rates import LearningRate, WeightDecay
+from mega_train.engine.forward_step import IGNORED, of_samples
+from mega_train.optim.loss_scaler import LossScale
 from mega_train.resolve.batch import batch_course, batch_sizes
-from mega_train.step import IGNORED, of_samples
+from mega_train.schedules.lr import LearningRate, WeightDecay
 from tests.megatron_core import theirs
 from tests.megatron_core.data_cases import Case, drawn
 
@@ -131,7 +131,7 @@ def test_samples_of_documents_of_millions_of_tokens_begin_where_theirs_do(answer
         todo = passes(tokens, length=case["length"], samples=None, extra=extra, keep_partial=not case["drop"])
         assert todo is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mega_train.data.samples._shuffled", lambda numbers, _: numbers)
+            patch.setattr("mega_train.data.gpt_dataset._shuffled", lambda numbers, _: numbers)
             index = build_index(lengths, numbers, todo, 0)
         np.testing.assert_array_equal(index.sample, arrays["sample"], str(case))
         compared += 1

@@ -14,9 +14,9 @@ import torch
 from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
 from mega_ckpt.operations.convert import convert
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
 from tests.megatron_core import theirs
 from tests.megatron_core.ours import LLAMA, OURS, THEIRS, WORDS, save_random

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mega_model.distributed.mesh import Mesh, World
 from mega_model.kernels.reference import cross_entropy
-from mega_model.mesh import Mesh, World
-from mega_schema.layout import Layout, deal
+from mega_schema.parallel_layout import Layout, deal
 from tests.megatron_core import runs, theirs
 from tests.megatron_core.runs import VOCAB, Case, Trained
 

@@ -14,11 +14,11 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils.checkpoint import checkpoint
 
 from mega_model import fp8
-from mega_model.linear import column_linear, row_linear, vocabulary_rows
-from mega_model.mesh import Axis, Mesh, World
+from mega_model.distributed.mesh import Axis, Mesh, World
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.fp8 import Recipe
-from mega_schema.layout import Layout
+from mega_schema.fp8_recipe import Recipe
+from mega_schema.parallel_layout import Layout
 
 TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 12
 

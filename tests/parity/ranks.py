@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from tests import warm
 
 Body = Callable[[World, str, Path], None]  # the world, where to meet, a folder that all ranks share

@@ -16,17 +16,23 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, beside, smallest_dtype
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import (
+    DatasetInfo,
+    IndexedDataset,
+    IndexedWriter,
+    beside,
+    smallest_dtype,
+)
 from mega_schema.params import Param
 from mega_schema.spec import Family
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
-from mega_train.data.answers import Pairs
+from mega_train.data.sft import Pairs
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import resolve
-from mega_train.trainer import Trainer
 
 STEPS = 3  # two of warm-up and the first after it
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 from mega_ckpt.checkpoint.verify import verify
-from mega_model.mesh import World
-from mega_schema.background import Background
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_folder import iterations
+from mega_model.distributed.mesh import World
+from mega_schema.checkpoint.async_writer import Background
+from mega_schema.checkpoint.checkpoint_dir import iterations
+from mega_schema.checkpoint.reader import Checkpoint
 from tests.parity.runs import steps, trainer
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.mesh import World
-from mega_train.leaving import SIGNAL, Leaving
-from mega_train.loop import Loop
-from mega_train.repeatable import repeatable
-from mega_train.watch.observers import Observers
+from mega_model.distributed.mesh import World
+from mega_train.engine.determinism import repeatable
+from mega_train.engine.train_loop import Loop
+from mega_train.fault_tolerance.exit_conditions import SIGNAL, Leaving
+from mega_train.telemetry.observers import Observers
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, trainer
 from tests.selection import every, requested

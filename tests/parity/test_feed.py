@@ -10,13 +10,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import IndexedWriter
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.config import Run
-from mega_train.data.corpora import Corpora
-from mega_train.data.feed import feed
-from mega_train.data.index import Recipe
+from mega_train.data.dataloaders import feed
+from mega_train.data.datasets import Corpora
+from mega_train.data.sample_index import Recipe
 from mega_train.resolve import resolve
 from tests.parity.ranks import on_ranks
 

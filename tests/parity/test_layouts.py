@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.attend import Packed
-from mega_model.context import places
-from mega_model.mesh import Axis, Mesh, World
-from mega_schema.layout import Layout
+from mega_model.attention_backends import Packed
+from mega_model.context_parallel import places
+from mega_model.distributed.mesh import Axis, Mesh, World
+from mega_schema.parallel_layout import Layout
 from tests.parity.linear import fused_products, products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer

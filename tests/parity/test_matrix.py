@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from tests.parity.matrix import MOST, Row, covering, pairs, possible, ranks, sentence, settings
 from tests.parity.ranks import Outcomes
 from tests.parity.runs import same_as_one_process

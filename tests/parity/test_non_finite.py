@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mega_model.mesh import World
-from mega_train.trainer import NotFinite
+from mega_model.distributed.mesh import World
+from mega_train.engine.trainer import NotFinite
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import steps, trainer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mega_model.kernels.choice import choose
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
+from mega_model.kernels.dispatch import choose
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
@@ -42,7 +42,7 @@ def _compiled(model: str, values: dict[str, object], world: World, meet: str, fo
     """By torch.compile, here without a compiler behind it, on ranks; and as it is in one process."""
     one = steps(trainer(model, World(), "", folder), 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mega_train.trainer.choose", partial(choose, backend="aot_eager"))
+        patch.setattr("mega_train.engine.trainer.choose", partial(choose, backend="aot_eager"))
         run = trainer(model, world, meet, folder, train__kernels="compile", **values)
     ranks = steps(run, 3)
     run.mesh.leave()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.mesh import Mesh, World
-from mega_schema.layout import Layout
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.parallel_layout import Layout
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import same_as_one_process, steps, trainer
 from tests.selection import every, requested

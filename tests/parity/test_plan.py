@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mega_model.mesh import World
-from mega_train.buckets import cut
-from mega_train.grads import tied_over_stages
-from mega_train.planning.command import job
-from mega_train.planning.job import Job
+from mega_model.distributed.mesh import World
+from mega_train.commands.plan import job
+from mega_train.distributed.bucket_layout import cut
+from mega_train.distributed.grad_sync import tied_over_stages
+from mega_train.engine.trainer import Trainer
 from mega_train.planning.memory import Memory, memory
-from mega_train.trainer import Trainer
+from mega_train.planning.workload import Job
 from tests.parity.ranks import Body, on_ranks
 from tests.parity.runs import storages, trainer
 

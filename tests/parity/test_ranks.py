@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from tests.parity.ranks import Body, on_ranks
 
 

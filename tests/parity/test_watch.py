@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mega_model.mesh import World
-from mega_train.watch.timers import LEVELS, of_ranks
+from mega_model.distributed.mesh import World
+from mega_train.telemetry.timers import LEVELS, of_ranks
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import trainer
 from tests.selection import requested

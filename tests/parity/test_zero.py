@@ -13,12 +13,12 @@ from torch import nn
 
 from mega_ckpt.checkpoint.verify import verify
 from mega_ckpt.operations.reshard import reshard
-from mega_model.mesh import World
-from mega_schema.checkpoint import Checkpoint
+from mega_model.distributed.mesh import World
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import MegaError
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
-from mega_train.trainer import Trainer
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
+from mega_train.engine.trainer import Trainer
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, storages, trainer
 from tests.selection import one_of_each, requested, without_digits

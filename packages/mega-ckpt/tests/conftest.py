@@ -20,11 +20,11 @@ from mega_ckpt.formats.huggingface.names import aliases
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Box
-from mega_schema.commit import Save
-from mega_schema.layout import WHOLE
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box
+from mega_schema.checkpoint.writer import Save
+from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Folder = Callable[..., Path]
 Mega = Callable[..., Result]

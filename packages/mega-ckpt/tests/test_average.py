@@ -14,9 +14,9 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.average import average, ema_weights
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import dtypes, row_stream
-from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
 

@@ -16,9 +16,9 @@ from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import EnumMember, Record
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Files = dict[tuple[int, int], dict[str, np.ndarray]]
 Write = Callable[..., Path]

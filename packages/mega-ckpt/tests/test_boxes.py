@@ -9,7 +9,7 @@ import pytest
 
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.name_maps.boxes import run_to_boxes, select_box
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -11,10 +11,10 @@ import pytest
 
 from mega_ckpt.operations import diff as differ
 from mega_ckpt.operations.diff import DiffResult, TensorDifference
-from mega_schema.run_folder import FORMAT
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.checkpoint.tracker import latest
 from mega_schema.spec import ModelSpec
-from mega_schema.tracker import latest
 
 Make = Callable[..., Path]
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07\x9b2J\u202e"

@@ -17,13 +17,13 @@ from mega_ckpt.formats.registry import format_of
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.diff import diff_checkpoints
 from mega_ckpt.tensors import safetensors_io
-from mega_schema.checkpoint import DTYPES, MAIN, MODEL, Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import DTYPES, MAIN, MODEL, Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.run_folder import FORMAT
-from mega_schema.shard import Slab
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Tensors = dict[str, np.ndarray]
 C_ATTN = "transformer.h.1.attn.c_attn.weight"

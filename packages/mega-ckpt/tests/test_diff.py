@@ -19,10 +19,10 @@ from mega_ckpt.operations.diff import diff_checkpoints
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.operations.stats import Stats, checkpoint_stats
 from mega_ckpt.tensors import row_stream
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt
 
 

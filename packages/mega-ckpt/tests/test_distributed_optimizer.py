@@ -12,8 +12,8 @@ from mega_ckpt.formats.megatron.names import CORE, CORE_FUSED, Names, chunk_tens
 from mega_ckpt.formats.torch_dist.dcp_reader import DcpPiece, DcpTensor
 from mega_ckpt.formats.torch_dist.distributed_optimizer import KINDS, UnknownLayoutError, optimizer_namespaces
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
-from mega_schema.checkpoint import OPTIMIZER
-from mega_schema.layout import WHOLE
+from mega_schema.checkpoint.reader import OPTIMIZER
+from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import gpt
 
 SPEC = gpt(layers=2, hidden=8, heads=2, vocab=16, context=6, vocab_multiple=1)

@@ -10,10 +10,10 @@ import pytest
 
 from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.operations.convert import convert
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_folder, open_tokenizer
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2, "<s>": 3, "</s>": 4}
 

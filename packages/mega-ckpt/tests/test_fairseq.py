@@ -15,9 +15,9 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import Record
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_folder
 
 Trees = list[dict[str, Any]]
 Write = Callable[..., Path]

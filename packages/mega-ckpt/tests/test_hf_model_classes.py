@@ -17,7 +17,7 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec, gpt, llama
 

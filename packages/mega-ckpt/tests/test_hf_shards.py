@@ -16,7 +16,7 @@ from mega_ckpt.formats.interface import WriteOptions, WriteResult
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec, gpt, llama
 

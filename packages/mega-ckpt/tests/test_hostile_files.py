@@ -17,7 +17,7 @@ from mega_ckpt.torch_files import pickle_reader
 from mega_ckpt.torch_files.pickle_values import PickleFile
 from mega_schema.errors import FormatError, MegaError, escape_controls
 from mega_schema.spec import ModelSpec, gpt
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Folder = Callable[..., Path]
 Mega = Callable[..., Any]

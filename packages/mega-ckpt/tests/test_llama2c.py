@@ -13,9 +13,9 @@ from mega_ckpt.formats.interface import ReadOptions
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer import open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_folder, open_tokenizer
 
 DIM, FFN, LAYERS, HEADS, KEYS, VOCAB, CONTEXT = SIZES = 8, 6, 2, 2, 1, 270, 5
 SHAPES = {

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST, iterations
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.checkpoint.tracker import latest, latest_iteration
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.run_folder import FORMAT, LATEST, iterations
-from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import open_tokenizer
-from mega_schema.tracker import latest, latest_iteration
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
-from mega_schema.commit import Save
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import FormatError
-from mega_schema.layout import WHOLE, Layout
-from mega_schema.run_folder import FORMAT
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 FILE = "model_optim_rng.pt"

@@ -23,10 +23,10 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.torch_files import pickle_reader, zip_writer
 from mega_ckpt.torch_files.pickle_reader import Record
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import LATEST
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
-from mega_schema.layout import Layout
-from mega_schema.run_folder import LATEST
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
 Folder = Callable[..., Path]

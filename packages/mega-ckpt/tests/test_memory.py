@@ -20,7 +20,7 @@ from mega_ckpt.tensors.row_stream import RowChunk, row_slabs
 from mega_ckpt.cli import cli
 from mega_ckpt.checkpoint.writer import rank_shares, saving_checkpoint, write_shares
 from mega_schema.arch import table
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import llama
 
 def make(run, largest):

@@ -18,12 +18,12 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec, gpt, llama
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Parts = list[dict[str, np.ndarray]]
 Write = Callable[..., Path]

@@ -11,7 +11,7 @@ from mega_ckpt.name_maps.alias import TensorAlias, copy_values, split_rows, whol
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 4, "vocab": 11, "context": 6}

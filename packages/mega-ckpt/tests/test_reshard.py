@@ -15,13 +15,13 @@ from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, OPTIMIZER, Box, Checkpoint
-from mega_schema.commit import Save
+from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.checkpoint.side_files import replace_manifest, rewrite_checksums
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.layout import Coordinates, Layout
+from mega_schema.parallel_layout import Coordinates, Layout
 from mega_schema.params import is_layers_matrix
-from mega_schema.run_folder import FORMAT, LATEST
-from mega_schema.side_files import replace_manifest, rewrite_checksums
 from mega_schema.spec import ModelSpec
 
 
@@ -188,7 +188,7 @@ def test_verify_finds_a_trainer_of_another_iteration(run_folder: Any, small_gpt:
 
 
 def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_gpt: ModelSpec) -> None:
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     folder = Checkpoint.open(run_folder(small_gpt)).folder
     open_tokenizer("NullTokenizer", vocab_size=11).save(folder / "tokenizer")

@@ -23,10 +23,10 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
-from mega_schema.commit import Save
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
 
 

@@ -19,10 +19,10 @@ from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.formats.megatron.run_dir import find_checkpoint_dir
 from mega_ckpt.formats.meta import format as meta_format
 from mega_ckpt.formats.torch_dist import format as torch_dist_format
+from mega_schema.checkpoint.foreign_files import MOST_BESIDE, MOST_JSON, MOST_TOKENIZER, read_foreign
 from mega_schema.errors import FormatError
-from mega_schema.foreign_files import MOST_BESIDE, MOST_JSON, MOST_TOKENIZER, read_foreign
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 Read = Callable[[Path, ModelSpec], object]
 

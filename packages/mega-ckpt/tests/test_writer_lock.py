@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mega_ckpt.formats.megatron.run_dir import atomic_checkpoint_dir
+from mega_schema.checkpoint.checkpoint_dir import iterations
+from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.tracker import latest
 from mega_schema.errors import ConfigError
-from mega_schema.run_folder import iterations
-from mega_schema.run_lock import hold_run_folder
 from mega_schema.spec import ModelSpec
-from mega_schema.tracker import latest
 
 BUSY = (
     "another process writes to this folder: found {}, wanted one writer at a time, a run or mega-ckpt; hint: "

@@ -17,11 +17,17 @@ from pathlib import Path
 import pytest
 
 from mega_data.inspect import verify
-from mega_data.lengths import histogram
+from mega_data.length_histogram import histogram
 from mega_data.preprocess import Options, preprocess
+from mega_schema.dataset.indexed_dataset import (
+    FORMS,
+    DatasetInfo,
+    IndexedDataset,
+    IndexedWriter,
+    open_dataset,
+)
 from mega_schema.errors import MegaError
-from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 MEMORY = 256 << 20  # bytes more than when the work begins
 NUMBERS = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1)

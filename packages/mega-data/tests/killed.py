@@ -21,8 +21,8 @@ from pathlib import Path
 from mega_data.inspect import verify
 from mega_data.merge import merge
 from mega_data.preprocess import preprocess
-from mega_schema.indexed import DatasetInfo, IndexedWriter, open_dataset
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, open_dataset
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 SUFFIXES = (".bin", ".idx", ".json")
 TOKENIZER = open_tokenizer("NullTokenizer", vocab_size=60000)

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from mega_data.inspect import contents, verify
-from mega_data.lengths import histogram
+from mega_data.length_histogram import histogram
 from mega_data.merge import merge
-from mega_schema.indexed import IndexedWriter, beside, open_dataset
+from mega_schema.dataset.indexed_dataset import IndexedWriter, beside, open_dataset
 
 MEMORY = 64 << 20  # bytes more than when the work begins
 SEQUENCES, TOKENS = 3_000_000, 30  # of all, and of each: 84 MB of index, 180 MB of ids

@@ -9,7 +9,7 @@ import pytest
 
 from mega_data.cli import commands
 from mega_data.commands.common import Tasks
-from mega_data.extract.dump import dump_pages
+from mega_data.extract.mediawiki import dump_pages
 from mega_schema.errors import FormatError
 
 FLAGS = {
@@ -106,7 +106,7 @@ def test_an_input_that_changes_while_a_task_of_extract_reads_it_ends_the_run_the
                 change(inputs[0], how)
             yield page
 
-    monkeypatch.setattr("mega_data.extract.dump.dump_pages", change_while_it_is_read)
+    monkeypatch.setattr("mega_data.extract.mediawiki.dump_pages", change_while_it_is_read)
     with pytest.raises(FormatError, match=r"0\.xml: changed while it was read"):
         call("extract", tmp_path / "in", tmp_path / "out")
     assert read == inputs[:1]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mega_data.clean.ngrams import Decontaminate, Grams
+from mega_data.clean.decontaminate import Decontaminate, Grams
 from mega_data.clean.registry import from_flag, from_toml
 from mega_data.clean.report import page
-from mega_data.clean.rows import Row
+from mega_data.clean.step import Row
 from mega_data.cli import commands
 from mega_schema.errors import ConfigError, MegaError
 from tests.shared_data import SHARED, require_shared
@@ -50,7 +50,7 @@ def shared(name: str) -> Path:
 
 def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() -> None:
     ftfy = pytest.importorskip("ftfy")
-    from mega_data.clean.text import fixable
+    from mega_data.clean.normalize import fixable
 
     texts = [
         "plain",

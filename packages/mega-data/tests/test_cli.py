@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from mega_data import __version__
 from mega_data.cli import commands
-from mega_schema.command import run
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import open_folder
+from mega_schema.app.cli_runner import run
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.tokenizer.tokenizer import open_folder
 
 
 def call(*words: object) -> str:
@@ -121,10 +121,10 @@ def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
 
 
 def test_a_sample_that_is_smaller_than_asked_says_how_small(tmp_path, monkeypatch):
-    from mega_data import sample
+    from mega_data import python_docs_corpus
 
     (tmp_path / "m.py").write_text(f'"""{"text " * 40}"""', "utf-8")
-    monkeypatch.setattr(sample, "_own_roots", lambda: [tmp_path])
+    monkeypatch.setattr(python_docs_corpus, "_own_roots", lambda: [tmp_path])
     words = ["sample", "--output", str(tmp_path / "c.jsonl"), "--workers", "1"]
     result = CliRunner().invoke(commands, words, catch_exceptions=False)
     assert "1 documents, 0.00 MB" in result.stdout

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.preprocess import Options, preprocess
-from mega_data.vocabulary import train
-from mega_schema.command import run
-from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
+from mega_data.train_tokenizer import train
+from mega_schema.app.cli_runner import run
+from mega_schema.dataset.indexed_dataset import FORMS, DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 DOCS = [[[1, 2], [3]], [], [[65000]], [[5, 6, 7], [], [8]]]
 FLAT = [[sequence] for doc in DOCS for sequence in doc]

@@ -16,7 +16,7 @@ import numpy as np
 from mega_data.inspect import document_text, verify
 from mega_data.merge import merge
 from mega_schema.errors import FormatError
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 prefix, kind = Path(sys.argv[1]), sys.argv[2]
 with IndexedWriter(prefix, np.int32) as writer:
     for _ in range(20):

@@ -20,16 +20,16 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.dedup.columns import column, documents, picked, writing_columns
-from mega_data.dedup.groups import BACK, join, join_alike, root
-from mega_data.dedup.pairs import pairs
+from mega_data.dedup.band_store import column, documents, picked, writing_columns
+from mega_data.dedup.candidates import pairs
+from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, signatures
+from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS, Preset
-from mega_data.dedup.run import Deduplication
 from mega_data.dedup.shingles import HASH_BITS, Shingles
-from mega_data.dedup.signatures import EMPTY, NO_KEY, band_keys, signatures
+from mega_data.dedup.union_find import BACK, join, join_alike, root
 from mega_data.executors.local import run
-from mega_data.shards import lines, shards
-from mega_data.steps import Stage
+from mega_data.jsonl_shards import lines, shards
+from mega_data.task_stages import Stage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 
@@ -238,7 +238,7 @@ def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_pat
 def test_a_column_is_read_as_it_was_written_whatever_the_batches(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_data.dedup.columns.BLOCK", 7)
+    monkeypatch.setattr("mega_data.dedup.band_store.BLOCK", 7)
     rng = np.random.default_rng(count)
     table = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
     with writing_columns(tmp_path / "keys", 3) as put:
@@ -463,7 +463,7 @@ def test_a_corpus_larger_than_the_memory_allowed_is_done(tmp_path: Path) -> None
     allowed = int(0.7 * sum(file.stat().st_size for file in folder.iterdir()))
     code = f"""
 import resource
-import mega_data.dedup.run
+import mega_data.dedup.pipeline
 from mega_data.cli import commands
 used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {allowed}, used + {allowed}))

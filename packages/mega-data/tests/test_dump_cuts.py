@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.executors.local import run
 from mega_data.extract.bzip2 import blocks
-from mega_data.extract.forms import Part, cut, pages, sources
+from mega_data.extract.formats import Part, cut, pages, sources
 from mega_data.extract.packed import pieces
-from mega_data.extract.pages import Gap, LeftOut, Page, Text
-from mega_data.extract.run import Extraction
+from mega_data.extract.pipeline import Extraction
+from mega_data.extract.types import Gap, LeftOut, Page, Text
 from mega_schema.errors import FormatError
 from tests.shared_data import SHARED, needs_shared
 
@@ -236,7 +236,7 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
 FRUGAL = """
 import resource, sys
 from pathlib import Path
-from mega_data.extract.dump import dump_pages
+from mega_data.extract.mediawiki import dump_pages
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]),) * 2)
 assert sum(1 for _ in dump_pages(Path(sys.argv[1]))) == 150

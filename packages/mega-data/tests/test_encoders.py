@@ -19,9 +19,9 @@ from mega_data import encoders, fastest_encoder
 from mega_data.encoders import Fastokens, Gigatoken, Pieces, Plain, WordCache
 from mega_data.fastest_encoder import TRAPS, fastest
 from mega_data.preprocess import preprocess
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import RequestError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
 FILES = SHARED / "data/tokenizers"
@@ -252,7 +252,7 @@ import numpy as np
 
 from mega_data import encoders
 from mega_data.fastest_encoder import fastest
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 encoders.WORDS_BYTES, encoders.ASKED_BYTES = 30 << 20, 0
 tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=Path(sys.argv[1]), merge_file=Path(sys.argv[2]))

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
 from mega_data.error_limit import ErrorLimit, TooManyErrors
-from mega_data.parts import Parts
+from mega_data.resumable_output import Parts
 from mega_schema.errors import ConfigError
 
 NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")

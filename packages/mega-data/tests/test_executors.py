@@ -22,7 +22,7 @@ from mega_data.cli import commands
 from mega_data.commands.common import Tasks
 from mega_data.executors.slurm import place
 from mega_data.output_folder import locked
-from mega_data.steps import Stage, plan
+from mega_data.task_stages import Stage, plan
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"

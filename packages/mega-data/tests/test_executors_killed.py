@@ -157,7 +157,7 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
     # code that only who gives the work has: titles tell whose was run
     for name in ("mega_data", "mega_schema"):
         shutil.copytree(Path(str(import_module(name).__file__)).parent, tmp_path / "code" / name)
-    code = tmp_path / "code/mega_data/extract/run.py"
+    code = tmp_path / "code/mega_data/extract/pipeline.py"
     code.write_text(code.read_text().replace('"title": page.title', '"title": "of the giver"'))
     wanted = {name: re.sub(rb'"title":"\d+"', b'"title":"of the giver"', data) for name, data in once.items()}
     assert wanted != once

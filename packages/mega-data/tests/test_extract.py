@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.forms import Part, cut, form_of, pages, sources
-from mega_data.extract.pages import LONGEST_PAGE, Gap, Page
-from mega_data.extract.run import Extraction
+from mega_data.extract.formats import Part, cut, form_of, pages, sources
+from mega_data.extract.pipeline import Extraction
+from mega_data.extract.types import LONGEST_PAGE, Gap, Page
 from mega_data.extract.wikitext import Wikitext
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from tests.shared_data import SHARED, needs_shared

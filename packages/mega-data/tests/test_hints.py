@@ -13,7 +13,7 @@ import pytest
 from mega_data.cli import commands
 from mega_data.preprocess import preprocess
 from mega_schema.errors import MegaError
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 CUT_OFF = "the file was cut off or written to; copy or preprocess it again"
 

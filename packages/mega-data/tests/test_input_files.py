@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
-from mega_data.extract.forms import sources
+from mega_data.extract.formats import sources
+from mega_data.jsonl_shards import shards
 from mega_data.preprocess import Options, preprocess
 from mega_data.readers.inputs import Input, found
-from mega_data.shards import shards
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
+from mega_data.jsonl_shards import lines, output_name, shards
 from mega_data.readers.packed import opened
-from mega_data.shards import lines, output_name, shards
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 TEXTS = ["one and the same", "another", "one and the same", "çok güzel", ""]
@@ -290,7 +290,7 @@ def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Pa
 
 def test_gopher_quality_without_a_least_count_takes_an_empty_document() -> None:
     from mega_data.clean.registry import from_flag
-    from mega_data.clean.rows import Row
+    from mega_data.clean.step import Row
 
     work = from_flag("gopher-quality:fewest=0").step.start()
     assert work(Row({"text": ""}, "text", 0, 1)) == "fewer than two stop words"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mega_data.inspect import contents, document_text, opened_tokenizer, verify
-from mega_data.vocabulary import train
+from mega_data.train_tokenizer import train
+from mega_schema.dataset.indexed_dataset import HEADER, DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.errors import FormatError
-from mega_schema.indexed import HEADER, DatasetInfo, IndexedDataset, IndexedWriter
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 
 def dataset(prefix: Path, docs: list[list[list[int]]], tokenizer: Tokenizer | None = None) -> IndexedDataset:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from mega_data.error_limit import ErrorLimit, TooManyErrors
-from mega_data.parts import Parts
 from mega_data.preprocess import Options, Outcome, preprocess
 from mega_data.readers.inputs import Input, form_of
+from mega_data.resumable_output import Parts
 from mega_schema.errors import FormatError, MegaError
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from tests.selection import every
 
 SMALL = {"block": 400, "note": 1000}

@@ -21,10 +21,10 @@ from mega_data import merge as module
 from mega_data.cli import commands
 from mega_data.inspect import verify
 from mega_data.merge import merge, prefixes_in
-from mega_schema.command import run
+from mega_schema.app.cli_runner import run
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
 from mega_schema.errors import ConfigError, FormatError, MegaError
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/indexed"

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
+from mega_data.jsonl_shards import shards
 from mega_data.preprocess import preprocess
 from mega_data.readers.hub import Named
 from mega_data.readers.inputs import Input, form_of, found
 from mega_data.readers.streams import blocks
-from mega_data.shards import shards
+from mega_schema.dataset.indexed_dataset import open_dataset
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.indexed import open_dataset
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 ROWS = [f"{number} {number % 7}" for number in range(2500)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mega_data.clean.registry import from_flag
-from mega_data.clean.rows import Row, Verdict
+from mega_data.clean.step import Row, Verdict
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.shingles import Shingles
 

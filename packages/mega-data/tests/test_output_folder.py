@@ -18,7 +18,7 @@ import pytest
 from mega_data.cli import commands
 from mega_data.executors.local import run as run_tasks
 from mega_data.output_folder import check_folder
-from mega_data.steps import PLAN, Stage
+from mega_data.task_stages import PLAN, Stage
 from mega_schema.errors import ConfigError, FormatError
 
 STEP = ("--step", "whitespace")
@@ -169,7 +169,7 @@ def test_a_run_killed_while_it_clears_its_work_folder_can_be_repeated(
             removed.append(folder)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("mega_data.steps.shutil.rmtree", killed)
+    monkeypatch.setattr("mega_data.task_stages.shutil.rmtree", killed)
     with pytest.raises((KeyboardInterrupt, Exception)):
         call(*words)
     assert removed

@@ -11,9 +11,9 @@ import pytest
 from mega_data.preprocess import Options, preprocess
 from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
 CHUNK = 1 << 14

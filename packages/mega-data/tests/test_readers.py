@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_data.readers import streams, tables
+from mega_data.readers import arrow, streams
 from mega_data.readers.blocks import Lines
 from mega_data.readers.inputs import Input, form_of, found
 from mega_data.readers.streams import blocks
@@ -227,5 +227,5 @@ def test_long_rows_of_a_table_are_read_by_bytes_not_by_count(tmp_path, monkeypat
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
     assert texts(Input(tmp_path / "a.parquet", "table")) == list(enumerate(rows))
-    assert [row["text"] for row in tables.rows(tmp_path / "a.parquet")] == rows
+    assert [row["text"] for row in arrow.rows(tmp_path / "a.parquet")] == rows
     assert max(sizes) < 6 << 20

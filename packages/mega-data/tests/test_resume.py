@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from mega_data import preprocess as module
-from mega_data.parts import Parts
 from mega_data.preprocess import Options, preprocess
 from mega_data.readers.inputs import Input
+from mega_data.resumable_output import Parts
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError, MegaError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 BLOCK, NOTE = 2000, 5000
 OPTIONS = Options(("text", "title"), append_eod=True, skip=True)
@@ -92,7 +92,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from mega_data.preprocess import Options, preprocess
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 if __name__ == "__main__":
     options = Options(("text", "title"), append_eod=True, skip=True)
@@ -226,11 +226,11 @@ BOUNDED = """
 import resource, sys
 from pathlib import Path
 from mega_data.preprocess import Options, preprocess
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 tokenizer = open_tokenizer("BertWordPieceCase", vocab_file=Path(sys.argv[3]))
 tokenizer.encode("one")
-import numpy, orjson, mega_data.workers
+import numpy, orjson, mega_data.process_pool
 held = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (held + (48 << 20), held + (48 << 20)))
 done = preprocess([Path(sys.argv[1])], Path(sys.argv[2]), tokenizer)

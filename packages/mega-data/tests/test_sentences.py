@@ -10,9 +10,9 @@ import pytest
 
 from mega_data.preprocess import Options, preprocess
 from mega_data.sentences import Splitter, splitter
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 pytest.importorskip("nltk")
 

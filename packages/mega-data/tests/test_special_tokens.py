@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.documents import Encoder
+from mega_data.encode_worker import Encoder
 from mega_data.encoders import Plain
 from mega_data.preprocess import Options, preprocess
 from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
-from mega_data.vocabulary import train
+from mega_data.train_tokenizer import train
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
-from mega_schema.tokenizer_special import SpecialTokens, post_processor_tokens, with_special_text
+from mega_schema.tokenizer.special_tokens import SpecialTokens, post_processor_tokens, with_special_text
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
 
 TEXTS = ["Hello world", "Second <|endoftext|> one", "", "third"]
 

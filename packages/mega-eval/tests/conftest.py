@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mega_eval.scorer import WindowScores
-from mega_schema.tokenizer import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 
 
 class Words:
@@ -60,7 +60,7 @@ def uniform():
 
 @pytest.fixture(scope="session")
 def gpt2(shared):
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     files = shared / "data/tokenizers/gpt2"
     return open_tokenizer(
@@ -75,11 +75,11 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
     from mega_schema.arch import table
-    from mega_schema.checkpoint import boxes
-    from mega_schema.commit import Save
-    from mega_schema.layout import WHOLE
+    from mega_schema.checkpoint.reader import boxes
+    from mega_schema.checkpoint.writer import Save
+    from mega_schema.parallel_layout import WHOLE
     from mega_schema.spec import gpt
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     spec = gpt(layers=1, hidden=16, heads=2, vocab=vocab, context=16, init_std=0.3)
     rows = [row for row in table(spec) if row.tied_to is None]

@@ -8,9 +8,9 @@ from mega_eval.documents import (
     read_text,
     read_token_stream,
 )
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
 from mega_schema.errors import FormatError
-from mega_schema.indexed import DatasetInfo, IndexedWriter
-from mega_schema.tokenizer import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 
 
 def make_identity(vocab=50, content="0"):

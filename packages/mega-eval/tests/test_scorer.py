@@ -7,7 +7,7 @@ import torch
 import mega_eval.scorer
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window, as_tokens
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import load_model
 from mega_model.init import initial_values
 from mega_schema.arch import table

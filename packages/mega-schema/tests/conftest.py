@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mega_model.mesh import Awaited
+from mega_model.distributed.mesh import Awaited
 
 
 class _Threads:

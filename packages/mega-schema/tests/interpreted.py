@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
+from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, keep, token_keys
 from mega_model.init import initial_values
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.kernels.fused import TRITON, norm
 from mega_model.kernels.reference import IGNORED
-from mega_model.mesh import Axis
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.spec import ModelSpec, gpt, llama

@@ -18,8 +18,8 @@ import triton.language as tl
 from liger_kernel.ops import layer_norm, rms_norm
 from triton.runtime import interpreter
 
-from mega_model.kernels import REFERENCE, others
-from mega_model.kernels.check import checked
+from mega_model.kernels import REFERENCE, third_party
+from mega_model.kernels.verify import checked
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_ligers_kernels_are_the_definitions(dtype: torch.dtype) -> None:
-    part = dict(others.liger())
+    part = dict(third_party.liger())
     results = [each for each in checked(replace(REFERENCE, **part), CPU, dtype) if each.name in part]
     assert {each.name: each.failure or each.error for each in results if not each.ok} == {}
     assert {each.name for each in results} == set(part)
@@ -53,5 +53,5 @@ def test_ligers_kernels_are_the_definitions(dtype: torch.dtype) -> None:
 
 def test_ligers_swiglu_leaves_a_single_row_as_it_is() -> None:
     x_TF = torch.tensor([[1.0, 2.0, 3.0, 4.0]], requires_grad=True)
-    others.liger()["swiglu"](x_TF).sum().backward()
+    third_party.liger()["swiglu"](x_TF).sum().backward()
     assert x_TF.tolist() == [[1.0, 2.0, 3.0, 4.0]]

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint import MODEL, Box, Checkpoint
-from mega_schema.commit import Save
+from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST
+from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
+from mega_schema.checkpoint.shard_file import piece_key
+from mega_schema.checkpoint.side_files import replace_manifest
+from mega_schema.checkpoint.tracker import latest
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import FormatError
-from mega_schema.layout import WHOLE
-from mega_schema.pieces import piece_key
-from mega_schema.run_folder import LATEST, MANIFEST
-from mega_schema.shard import Slab
-from mega_schema.side_files import replace_manifest
+from mega_schema.parallel_layout import WHOLE
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt
-from mega_schema.tracker import latest
 
 
 @pytest.fixture

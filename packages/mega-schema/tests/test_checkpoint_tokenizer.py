@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint import MODEL, Box, Checkpoint
-from mega_schema.checkpoint_tokenizer import open_checkpoint_tokenizer
-from mega_schema.commit import Save
+from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import FormatError
-from mega_schema.layout import WHOLE
-from mega_schema.run_folder import TOKENIZER
-from mega_schema.shard import Slab
+from mega_schema.parallel_layout import WHOLE
+from mega_schema.sharding import Slab
 from mega_schema.spec import gpt
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 
 def write_checkpoint(run: Path, *, vocab: int, tokenizer: Path | None) -> Checkpoint:

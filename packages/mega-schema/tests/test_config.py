@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_schema.config import Words, Wordy, closest, flags, keys, load, option, to_toml, words
+from mega_schema.app.config import Words, Wordy, closest, flags, keys, load, option, to_toml, words
 from mega_schema.errors import ConfigError
 
 

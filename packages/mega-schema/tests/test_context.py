@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mega_model.context import places
-from mega_model.mesh import Axis
+from mega_model.context_parallel import places
+from mega_model.distributed.mesh import Axis
 
 
 @pytest.mark.parametrize("cp", [1, 2, 4, 8])

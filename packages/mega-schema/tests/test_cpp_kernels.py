@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.kernels import choice, cpp, products, reference
+from mega_model.distributed.mesh import Axis
+from mega_model.kernels import cpp, dispatch, products, reference
 from mega_model.kernels.cpp import library
-from mega_model.kernels.record import Visible
-from mega_model.mesh import Axis
+from mega_model.kernels.interface import Visible
 from mega_schema import cpp_library
 
 ALONE = Axis("tp")
@@ -329,10 +329,10 @@ def test_without_a_compiler_that_works_the_definitions_compute(
 ) -> None:
     path = fresh / "nosuch"
     monkeypatch.setenv("CXX", str(path) if text is None else _program(path, text))
-    monkeypatch.setattr(choice, "native", lambda half: True)
+    monkeypatch.setattr(dispatch, "native", lambda half: True)
     with pytest.raises(cpp_library.NotCompiled, match=said):
         library.load()
-    found = choice.choose("auto", torch.device("cpu"))
+    found = dispatch.choose("auto", torch.device("cpu"))
     assert found.kernels.add_product is products.add_product
     assert found.whose["add_product"] == "reference"
     with pytest.raises(cpp_library.NotCompiled, match=said):

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mega_model.distributed.mesh import Axis
 from mega_model.kernels.reference import IGNORED, cross_entropy
-from mega_model.mesh import Axis
 
 ALONE = Axis("tp")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attend import Packed
-from mega_model.context import places
+from mega_model.attention_backends import Packed
+from mega_model.context_parallel import places
+from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
-from mega_model.mesh import Axis
 
 ONE = Axis("tp")
 WHOLE_32, WHOLE_64 = (1 << 32) - 1, (1 << 64) - 1

@@ -15,11 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.dataset.idx_content import CHUNK
+from mega_schema.dataset.indexed_dataset import (
+    FORMS,
+    DatasetInfo,
+    IndexedDataset,
+    IndexedWriter,
+    open_dataset,
+)
 from mega_schema.errors import FormatError
-from mega_schema.index import CHUNK
-from mega_schema.indexed import FORMS, DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
-from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer_identity import TokenizerIdentity
+from mega_schema.tokenizer.identity import TokenizerIdentity
 from tests.shared_data import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/indexed"
@@ -208,7 +214,8 @@ def test_a_writer_removes_what_a_killed_one_left_and_nothing_of_one_that_lives(t
     with IndexedWriter(tmp_path / "p", "int32"):
         assert not any(path.exists() for path in left)
         code = (
-            "import sys; from pathlib import Path; from mega_schema.indexed import IndexedWriter\n"
+            "import sys; from pathlib import Path\n"
+            "from mega_schema.dataset.indexed_dataset import IndexedWriter\n"
             "with IndexedWriter(Path(sys.argv[1]), 'int32') as w: w.add([7]); w.end_document()"
         )
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=True)
@@ -273,7 +280,8 @@ def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
 
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path):
     code = (
-        "import sys, numpy as np; from pathlib import Path; from mega_schema.indexed import IndexedWriter\n"
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from mega_schema.dataset.indexed_dataset import IndexedWriter\n"
         "from mega_schema.errors import MegaError\n"
         "try:\n"
         "    with IndexedWriter(Path(sys.argv[1]), 'int32') as writer:\n"

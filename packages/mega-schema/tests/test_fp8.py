@@ -9,13 +9,13 @@ from torch.utils.checkpoint import checkpoint
 
 from mega_model import fp8
 from mega_model.build import build, fill
+from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.fp8 import E4M3, E5M2, column_linear, product, rounded, row_linear, turned
 from mega_model.init import initial_values
 from mega_model.layers import ColumnLinear, RowLinear
-from mega_model.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.fp8 import Recipe
+from mega_schema.fp8_recipe import Recipe
 from mega_schema.spec import gpt
 
 ALONE = Axis("tp")

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
+from mega_model.decoder import Decoder
 from mega_model.generate import Generated, Stop, beam_search, generate, score
 from mega_model.init import initial_values
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.arch import table
 from mega_schema.errors import RequestError
 from mega_schema.spec import ModelSpec, gpt, llama

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model import loss
+from mega_model.distributed.mesh import Axis
 from mega_model.loss import IGNORED, head_loss
-from mega_model.mesh import Axis
 from mega_model.weight_gradients import WeightGradients
 
 ALONE = Axis("tp")

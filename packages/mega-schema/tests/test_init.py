@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mega_model.init import initial_values
 from mega_schema.arch import table
 from mega_schema.params import Init, Param
-from mega_schema.shard import Slab, Split
+from mega_schema.sharding import Slab, Split
 from mega_schema.spec import gpt
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from mega_schema.errors import ConfigError
 
 

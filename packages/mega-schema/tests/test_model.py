@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.attend import Packed
 from mega_model.attention import rotary_angles
+from mega_model.attention_backends import Packed
 from mega_model.build import build, chunks, fill, load_model, parameters
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.layers import sinusoids
-from mega_model.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.arch import table
-from mega_schema.layout import Layout
-from mega_schema.recompute import Recompute
+from mega_schema.parallel_layout import Layout
+from mega_schema.recompute_policy import Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {

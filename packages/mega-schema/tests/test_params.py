@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mega_schema.arch import table
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param, count
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
 

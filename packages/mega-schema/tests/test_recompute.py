@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mega_model.attend import Packed
+from mega_model.attention_backends import Packed
 from mega_model.build import build, fill
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
-from mega_model.mesh import Axis
 from mega_model.recompute import Recomputed, again, again_from_share
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.arch import table
-from mega_schema.recompute import KEEP_ALL, MODULES, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, MODULES, Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "context": 32, "vocab_multiple": 8}

@@ -15,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
-from mega_schema.tokenizer import (
+from mega_schema.tokenizer.fast import opened
+from mega_schema.tokenizer.files import gpt2
+from mega_schema.tokenizer.identity import content_sha256
+from mega_schema.tokenizer.tokenizer import (
     FastTokenizer,
     Tokenizer,
     TokenizerIdentity,
@@ -23,9 +26,6 @@ from mega_schema.tokenizer import (
     open_folder,
     open_tokenizer,
 )
-from mega_schema.tokenizer_fast import opened
-from mega_schema.tokenizer_files import gpt2
-from mega_schema.tokenizer_identity import content_sha256
 from tests.shared_data import SHARED, needs_shared
 
 GPT2 = SHARED / "data/tokenizers/gpt2"
@@ -347,5 +347,5 @@ def test_an_identity_survives_its_dict():
 
 
 def test_importing_the_module_does_not_import_tokenizers():
-    code = "import sys, mega_schema.tokenizer; sys.exit('tokenizers' in sys.modules)"
+    code = "import sys, mega_schema.tokenizer.tokenizer; sys.exit('tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
-from mega_schema.tokenizer_files import TIK_PATTERNS
+from mega_schema.tokenizer.files import TIK_PATTERNS
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
 from tests.shared_data import SHARED, needs_shared
 
 FILES = SHARED / "data/tokenizers"

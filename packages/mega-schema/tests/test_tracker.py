@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, iteration_folder
+from mega_schema.checkpoint.tracker import latest, latest_iteration
 from mega_schema.errors import DamageError, FormatError
-from mega_schema.run_folder import LATEST, MANIFEST, iteration_folder
-from mega_schema.tracker import latest, latest_iteration
 
 
 def run_of(folder: Path, *iterations: int, tracker: str | None = None) -> Path:

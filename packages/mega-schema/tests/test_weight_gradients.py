@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mega_model.distributed.mesh import Axis
 from mega_model.kernels import products
-from mega_model.linear import column_linear, row_linear, vocabulary_rows
-from mega_model.mesh import Axis
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
 from mega_model.weight_gradients import WeightGradients
 
 ALONE = Axis("tp")

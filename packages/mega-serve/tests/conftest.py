@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Box, boxes
-from mega_schema.commit import Save
-from mega_schema.layout import WHOLE
+from mega_schema.checkpoint.reader import MODEL, Box, boxes
+from mega_schema.checkpoint.writer import Save
+from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import ModelSpec, gpt
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 EOD = "<|endoftext|>"
 

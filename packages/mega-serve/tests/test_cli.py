@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_folder import FORMAT, TOKENIZER
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.checkpoint.checkpoint_dir import FORMAT, TOKENIZER
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
 from tests import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -14,12 +14,12 @@ import torch
 
 from mega_model.build import build
 from mega_model.runtime import Runtime
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import FORMAT, TOKENIZER
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
 from mega_schema.errors import FormatError
-from mega_schema.run_folder import FORMAT, TOKENIZER
-from mega_schema.side_files import rewrite_checksums
 from mega_schema.spec import gpt
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from mega_serve.api.app import ClientDisconnected
 from mega_serve.api.megatron import BadRequest, parse_request
 from mega_serve.engine import ModelEngine, load_engine

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from mega_schema.config import load
-from mega_schema.indexed import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
 from mega_schema.spec import Family, ModelSpec
-from mega_schema.tokenizer import open_tokenizer
-from mega_schema.tokenizer_identity import TokenizerIdentity
+from mega_schema.tokenizer.identity import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
-from mega_train.rates import Courses
 from mega_train.resolve import Plan, resolve
+from mega_train.schedules.lr import Courses
 
 VOCABULARY = 33  # 32 ids and the end of a document
 

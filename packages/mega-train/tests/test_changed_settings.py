@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.indexed import IndexedDataset, beside
-from mega_schema.run_folder import FORMAT
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_train.cli import main
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]

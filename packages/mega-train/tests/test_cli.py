@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.indexed import DatasetInfo, IndexedWriter
-from mega_schema.run_folder import FORMAT
-from mega_schema.side_files import replace_manifest, rewrite_checksums
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.side_files import replace_manifest, rewrite_checksums
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
-from mega_train.metrics import read_events
-from mega_train.voice import PATIENCE
-from mega_train.watch.events import Progress, Validated
+from mega_train.fault_tolerance.error_reporting import PATIENCE
+from mega_train.telemetry.event_log import read_events
+from mega_train.telemetry.events import Progress, Validated
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from mega_model.mesh import Mesh, World
-from mega_schema.checkpoint import Checkpoint
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_schema.indexed import IndexedDataset
-from mega_train.data.samples import Samples
-from mega_train.launch import prepare, train_on
-from mega_train.rates import Courses
-from mega_train.repeatable import check_algorithm, repeatable
+from mega_train.data.gpt_dataset import Samples
+from mega_train.engine.determinism import check_algorithm, repeatable
+from mega_train.engine.train import prepare, train_on
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import Plan
-from mega_train.trainer import Trainer
+from mega_train.schedules.lr import Courses
 
 SAMPLED: dict[str, Any] = {"train__iterations": None, "train__samples": 100}
 RAMP: dict[str, Any] = SAMPLED | {"batch__global_samples": 8, "batch__rampup": "[2, 2, 24]"}

@@ -11,12 +11,12 @@ import torch
 from click.testing import CliRunner
 
 from mega_model import fp8
-from mega_model.kernels import Kernels, choice
-from mega_model.kernels.check import checked_fp8
-from mega_model.kernels.choice import Choice, choose
+from mega_model.kernels import Kernels, dispatch
+from mega_model.kernels.dispatch import Choice, choose
+from mega_model.kernels.verify import checked_fp8
 from mega_schema.errors import ConfigError
-from mega_train import doctor
 from mega_train.cli import app
+from mega_train.commands import doctor
 
 
 def test_it_says_what_there_is_whose_kernels_a_run_takes_and_that_they_are_right() -> None:
@@ -45,7 +45,7 @@ def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pyte
 
 
 def test_kernels_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda module: None)
+    monkeypatch.setattr(dispatch, "find_spec", lambda module: None)
     with pytest.raises(ConfigError, match="--kernels: liger is not installed; hint: pip install"):
         CliRunner().invoke(app, ["doctor", "--kernels", "liger"], catch_exceptions=False)
 

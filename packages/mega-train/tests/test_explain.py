@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from mega_schema.app.config import keys, to_toml
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, boxes
-from mega_schema.commit import Save
-from mega_schema.config import keys, to_toml
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import MODEL, boxes
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Layout
-from mega_schema.run_folder import FORMAT
-from mega_schema.side_files import rewrite_checksums
+from mega_schema.parallel_layout import Layout
 from mega_train.cli import app
+from mega_train.commands.explain import explain
 from mega_train.config import Run
-from mega_train.explain import explain
 from mega_train.resolve import Plan
 
 TINY = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 33"

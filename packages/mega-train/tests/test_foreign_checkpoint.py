@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
 from mega_schema.errors import FormatError, MegaError
-from mega_train import foreign_checkpoint
-from mega_train.compare import validated
+from mega_train.checkpointing import foreign_checkpoint
+from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
+from mega_train.commands.config_diff import validated
 from mega_train.config import Parallel, Run, Save
-from mega_train.foreign_checkpoint import convert_foreign_load
 
 ALONE = World(1)
 

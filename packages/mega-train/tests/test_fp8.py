@@ -11,20 +11,20 @@ import torch
 from click.testing import CliRunner
 
 from mega_model import fp8
-from mega_model.mesh import Mesh
-from mega_schema.checkpoint import Checkpoint
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.fp8 import Recipe
-from mega_schema.indexed import IndexedDataset
-from mega_train import launch
+from mega_schema.fp8_recipe import Recipe
 from mega_train.cli import app
+from mega_train.commands.explain import explain
+from mega_train.compat.flag_translation import in_words, translate_flags
 from mega_train.config import Run
 from mega_train.config.training import Train
-from mega_train.explain import explain
-from mega_train.flag_translation import in_words, translate_flags
-from mega_train.launch import taken
+from mega_train.engine import train
+from mega_train.engine.train import taken
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import Plan
-from mega_train.trainer import Trainer
 
 SIZES = {"model__hidden": 32, "batch__length": 16, "train__iterations": 100, "optimizer__lr": 0.003}
 BF16 = {**SIZES, "train__bf16": True}
@@ -174,7 +174,7 @@ def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     assert fp8.missing(torch.device("cuda")) == "a GPU of compute capability 8.0"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert fp8.missing(torch.device("cuda")) == fp8.missing(torch.device("cpu")) == ""
-    monkeypatch.setattr(launch, "missing", lambda device: "a GPU of compute capability 8.0")
+    monkeypatch.setattr(train, "missing", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
     line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"

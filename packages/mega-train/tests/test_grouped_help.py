@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from mega_schema.config import keys
+from mega_schema.app.config import keys
 from mega_train.cli import app
+from mega_train.commands.grouped_help import EVERYDAY, TITLES
 from mega_train.config import Run
-from mega_train.grouped_help import EVERYDAY, TITLES
 
 SCREEN = 34  # lines of a terminal window
 

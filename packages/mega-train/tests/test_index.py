@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from mega_model.mesh import Mesh
-from mega_schema.dataset_info import DatasetInfo, beside
+from mega_model.distributed.mesh import Mesh
+from mega_schema.dataset.dataset_info import DatasetInfo, beside
+from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.errors import ConfigError, FormatError, MegaError
-from mega_schema.indexed import IndexedWriter
-from mega_schema.tokenizer import open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Data
-from mega_train.data.corpora import Corpora
-from mega_train.data.feed import FOLDER, cache_folders, feed
-from mega_train.data.index import Recipe, Stream
-from mega_train.data.kept import MADE_OF, Arrays, kept
+from mega_train.data.array_cache import MADE_OF, Arrays, kept
+from mega_train.data.dataloaders import FOLDER, cache_folders, feed
+from mega_train.data.datasets import Corpora
+from mega_train.data.sample_index import Recipe, Stream
 from mega_train.resolve import Plan
 
 

@@ -20,10 +20,10 @@ import sentencepiece
 import tokenizers
 
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, boxes
-from mega_schema.commit import Save
-from mega_schema.indexed import IndexedWriter
-from mega_schema.layout import WHOLE
+from mega_schema.checkpoint.reader import MODEL, boxes
+from mega_schema.checkpoint.writer import Save
+from mega_schema.dataset.indexed_dataset import IndexedWriter
+from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import llama
 from mega_train.cli import main
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mega_schema.config import keys
+from mega_schema.app.config import keys
 from mega_train.cli import app
+from mega_train.commands.explain import explain
+from mega_train.compat.flag_translation import MEGATRON_DEFAULTS, refusal_of, suggest_flag, translate_flags
+from mega_train.compat.megatron_flags import find_flag, flag_table
 from mega_train.config import Run
-from mega_train.explain import explain
-from mega_train.flag_translation import MEGATRON_DEFAULTS, refusal_of, suggest_flag, translate_flags
-from mega_train.megatron_flags import find_flag, flag_table
 
 OURS = {name for key in keys(Run) for name in key.declared.split("/")}
 OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.config import load
+from mega_schema.app.config import load
 from mega_schema.errors import ConfigError
 from mega_schema.spec import gpt
 from mega_train.cli import main
 from mega_train.config import Run
 from mega_train.data.mock import MockDataset
-from mega_train.metrics import read_events
 from mega_train.resolve import model_spec
+from mega_train.telemetry.event_log import read_events
 
 SMALL = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2"
 SHORT = "--train-iters 3 --lr 1e-3 --log-interval 1 --eval-iters 0"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.mesh import Axis
+from mega_model.distributed.mesh import Axis
 from mega_schema.params import ONES, Param
-from mega_schema.shard import Split
-from mega_train.buckets import Stretch
-from mega_train.muon import Muon, matrices, orthogonalized
-from mega_train.optim import SGD, STATE, Optimizer
+from mega_schema.sharding import Split
+from mega_train.distributed.bucket_layout import Stretch
+from mega_train.optim.adamw import SGD, STATE, Optimizer
+from mega_train.optim.muon import Muon, matrices, orthogonalized
 
 ROWS = (
     Param("embed.weight", (6, 4), "first", ONES),

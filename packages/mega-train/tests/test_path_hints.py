@@ -8,7 +8,7 @@ import pytest
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_train.config import Data
-from mega_train.data.corpora import Corpora
+from mega_train.data.datasets import Corpora
 from mega_train.data.path_hints import suggest
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mega_model.lines import Lines
+from mega_model.distributed.pipeline_p2p import Lines
 from mega_model.weight_gradients import WeightGradients
-from mega_train.pipeline import run
-from mega_train.schedule import Pipe, Schedule, forward_only, one_forward_one_backward
+from mega_train.pipeline.executor import run
+from mega_train.pipeline.schedules import Pipe, Schedule, forward_only, one_forward_one_backward
 
 
 class Scale:

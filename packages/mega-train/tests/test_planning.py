@@ -13,21 +13,21 @@ from bench.published import FP16_GRADIENTS, PUBLISHED, model
 from bench.published_others import LLAMA_405B, META, OTHERS
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError, MegaError
-from mega_schema.layout import Layout, Stage, deal
-from mega_schema.recompute import Recompute
+from mega_schema.parallel_layout import Layout, Stage, deal
+from mega_schema.recompute_policy import Recompute
 from mega_schema.spec import ModelSpec, gpt, llama
+from mega_train.pipeline.schedules import SCHEDULES, Backward, Pipe
+from mega_train.pipeline.simulator import Costs, simulate
 from mega_train.planning.activations import layers_bytes
-from mega_train.planning.cut import Cut
+from mega_train.planning.communication import traffic
 from mega_train.planning.estimate import estimate
 from mega_train.planning.flops import hardware_flops, model_flops, parameters
 from mega_train.planning.hardware import HARDWARE
-from mega_train.planning.job import BF16, FLOAT32, FP8, Job, Precision, Schedule, Software
 from mega_train.planning.memory import fullest, in_flight, memory
+from mega_train.planning.roofline import Work
 from mega_train.planning.search import search
-from mega_train.planning.traffic import traffic
-from mega_train.planning.work import Work
-from mega_train.schedule import SCHEDULES, Backward, Pipe
-from mega_train.simulate import Costs, simulate
+from mega_train.planning.sharded_sizes import Cut
+from mega_train.planning.workload import BF16, FLOAT32, FP8, Job, Precision, Schedule, Software
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
 FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.comm import COMMON, LAYOUTS, _name
-from mega_schema.config import load
+from mega_schema.app.config import load
+from mega_train.commands.plan import job
 from mega_train.config import Run
-from mega_train.planning.command import job
-from mega_train.planning.traffic import traffic
+from mega_train.planning.communication import traffic
 
 RESULT = Path(__file__).parents[3] / "bench/results/2026-11-21-comm.md"
 CASES = {_name(ranks, values): (ranks, values) for ranks, cases in LAYOUTS.items() for values in cases}

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_model.mesh import Mesh, World
-from mega_schema.config import load
-from mega_schema.indexed import IndexedWriter
+from mega_model.distributed.mesh import Mesh, World
+from mega_schema.app.config import load
+from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.cli import main
 from mega_train.config import Run
-from mega_train.data.corpora import Corpora
-from mega_train.data.index import Stream
-from mega_train.launch import prepare
-from mega_train.metrics import read_events
-from mega_train.trainer import Trainer
+from mega_train.data.datasets import Corpora
+from mega_train.data.sample_index import Stream
+from mega_train.engine.train import prepare
+from mega_train.engine.trainer import Trainer
+from mega_train.telemetry.event_log import read_events
 
 SMALL = {
     "model.layers": 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
 from mega_train.cli import app
 from mega_train.config import Batch, Model, Optimizer, Run, Train

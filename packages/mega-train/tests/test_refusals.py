@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.cli import app
-from mega_train.refusals import Refusals, Refused, parts, show_table
+from mega_train.config.refusals import Refusals, Refused, parts, show_table
 from mega_train.resolve import Plan
 
 SHAPE = "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8"

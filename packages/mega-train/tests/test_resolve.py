@@ -9,11 +9,11 @@ import pytest
 
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.params import Init, Param
-from mega_schema.recompute import KEEP_ALL, Recompute
-from mega_schema.shard import Split
+from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.sharding import Split
 from mega_schema.spec import PRESETS, gpt, preset
-from mega_schema.tokenizer import open_tokenizer
-from mega_schema.tokenizer_identity import TokenizerIdentity
+from mega_schema.tokenizer.identity import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.resolve import Plan
 
 CORPUS = open_tokenizer("NullTokenizer", vocab_size=32).identity

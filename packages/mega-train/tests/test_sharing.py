@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pytest
 
 from mega_schema.errors import ConfigError
-from mega_train.buckets import Sharing
+from mega_train.distributed.bucket_layout import Sharing
 from mega_train.resolve import Plan
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from mega_model.mesh import Mesh
-from mega_schema.checkpoint import Checkpoint
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import FormatError, MegaError
-from mega_schema.indexed import IndexedDataset
-from mega_train.loop import Loop
-from mega_train.metrics import Record, read_events
+from mega_train.engine.train_loop import Loop
+from mega_train.engine.trainer import Trainer
 from mega_train.resolve import Plan
-from mega_train.trainer import Trainer
-from mega_train.watch.events import Event, Said, Stepped
-from mega_train.watch.observers import Observers
+from mega_train.telemetry.event_log import Record, read_events
+from mega_train.telemetry.events import Event, Said, Stepped
+from mega_train.telemetry.observers import Observers
 
 
 class Planned(Protocol):

@@ -20,16 +20,16 @@ from urllib.request import urlopen
 
 import pytest
 
-from mega_model.mesh import World
+from mega_model.distributed.mesh import World
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_schema.install_hint import install_hint
 from mega_train.config import Log, Run, Save
-from mega_train.watch.codecarbon import CodeCarbon
-from mega_train.watch.events import Began, Event, Progress, Saved, Stepped, Validated
-from mega_train.watch.gauges import GAUGES
-from mega_train.watch.opened import opened
-from mega_train.watch.prometheus import PREFIX, Prometheus
-from mega_train.watch.wandb import WeightsAndBiases
+from mega_train.telemetry.codecarbon import CodeCarbon
+from mega_train.telemetry.events import Began, Event, Progress, Saved, Stepped, Validated
+from mega_train.telemetry.factory import opened
+from mega_train.telemetry.gauges import GAUGES
+from mega_train.telemetry.prometheus import PREFIX, Prometheus
+from mega_train.telemetry.wandb import WeightsAndBiases
 
 BEGAN = Began(
     iteration=10,

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 from torch.distributed import HashStore
 
-from mega_model.mesh import Axis
+from mega_model.distributed.mesh import Axis
 from mega_schema.errors import MegaError
-from mega_train.signals import Told
-from mega_train.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
+from mega_train.fault_tolerance.signal_handler import Told
+from mega_train.fault_tolerance.watchdog import LOST, TOLD, Sign, Watchdog, place, stacks, verdict
 
 
 class Rank:
@@ -56,7 +56,7 @@ def _wait_over(axis: Axis, left: threading.Event) -> None:
 
 
 _wait_over = type(_wait_over)(  # what `place` goes by is the module a function says it is of
-    _wait_over.__code__, _wait_over.__globals__ | {"__name__": "mega_model.mesh"}
+    _wait_over.__code__, _wait_over.__globals__ | {"__name__": "mega_model.distributed.mesh"}
 )
 
 

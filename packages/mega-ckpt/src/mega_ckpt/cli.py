@@ -15,9 +15,9 @@ from mega_ckpt.commands.inspect import diff, inspect, verify
 from mega_ckpt.commands.maintenance import export_tokenizer, prune
 from mega_ckpt.commands.reshard import average, reshard
 from mega_ckpt.formats.registry import NAMES, WRITTEN
-from mega_schema import command
+from mega_schema.app import cli_runner
+from mega_schema.app.output_option import OUTPUT_FOLDER
 from mega_schema.errors import escape_controls
-from mega_schema.output_option import OUTPUT_FOLDER
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,7 +94,7 @@ def convert(
     from mega_ckpt.formats.interface import ReadOptions, WriteOptions
     from mega_ckpt.operations.convert import convert as rewrite
     from mega_schema.errors import ConfigError
-    from mega_schema.layout import Layout
+    from mega_schema.parallel_layout import Layout
 
     if have == want == "mega":
         hint = f"mega-ckpt reshard --load {load} --save {save}"
@@ -141,4 +141,4 @@ for subcommand in (reshard, inspect, verify, diff, average, prune, export_tokeni
 
 
 def main() -> NoReturn:
-    command.run(cli)
+    cli_runner.run(cli)

@@ -16,8 +16,8 @@ from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.preprocess import preprocess
 from mega_data.commands.train_tokenizer import train_tokenizer
-from mega_schema.command import raise_at_sigterm, run
-from mega_schema.output_option import OUTPUT_FILE
+from mega_schema.app.cli_runner import raise_at_sigterm, run
+from mega_schema.app.output_option import OUTPUT_FILE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -44,7 +44,7 @@ def sample(
     """Write a corpus of real text that every Python carries: its own and its packages' documentation."""
     import os
 
-    from mega_data.sample import check_outputs, collect, write
+    from mega_data.python_docs_corpus import check_outputs, collect, write
 
     check_outputs(output, held_out)
     size = int(megabytes * 1e6)

@@ -10,10 +10,10 @@ import numpy as np
 import orjson
 
 from mega_data.inspect import opened_tokenizer
-from mega_schema.disk import on_disk, sync_folder
+from mega_schema.atomic_io import on_disk, sync_folder
+from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.indexed import IndexedDataset, beside
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
 def form_named(name: str) -> str:

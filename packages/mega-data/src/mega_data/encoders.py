@@ -1,6 +1,6 @@
 """Texts to ids in arrays: the tokenizer itself, and libraries that are faster.
 
-The tokenizer (mega_schema.tokenizer) is the definition. Which of the others may do its work,
+The tokenizer (mega_schema.tokenizer.tokenizer) is the definition. Which of the others may do its work,
 `mega_data.fastest_encoder` decides.
 """
 
@@ -19,8 +19,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mega_schema.tokenizer import FastTokenizer, Tokenizer
-from mega_schema.tokenizer_sentencepiece import SentencePiece
+from mega_schema.tokenizer.sentencepiece import SentencePiece
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 Flat = tuple[NDArray[Any], NDArray[np.int64]]
 

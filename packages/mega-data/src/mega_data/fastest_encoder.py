@@ -16,8 +16,8 @@ import numpy as np
 
 from mega_data.encoders import Encode, Fastokens, Flat, Gigatoken, Pieces, Plain, WordCache
 from mega_schema.errors import RequestError
-from mega_schema.tokenizer import FastTokenizer, Tokenizer
-from mega_schema.tokenizer_sentencepiece import SentencePiece
+from mega_schema.tokenizer.sentencepiece import SentencePiece
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 log = logging.getLogger("mega.data")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from mega_data.parts import Place
 from mega_data.readers.blocks import DAMAGED, Block, Damage
 from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
+from mega_data.resumable_output import Place
 from mega_data.sentences import SAMPLE
 from mega_schema.errors import DamageError
 

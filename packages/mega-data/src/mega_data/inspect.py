@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mega_data.lengths import at_percentiles
+from mega_data.length_histogram import at_percentiles
+from mega_schema.dataset.idx_content import CHUNK, CUT_OFF, check_pointers
+from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_schema.errors import FormatError
-from mega_schema.index import CHUNK, CUT_OFF, check_pointers
-from mega_schema.indexed import IndexedDataset, beside
-from mega_schema.tokenizer import Tokenizer, check_same, open_folder
+from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_folder
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _AT_A_TIME = 1 << 22  # tokens looked at together

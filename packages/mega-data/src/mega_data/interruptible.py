@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 import click
 
-from mega_schema.command import INTERRUPTED, TERMINATED, Terminated
+from mega_schema.app.cli_runner import INTERRUPTED, TERMINATED, Terminated
 
 T = TypeVar("T")
 SECONDS = 0.2  # between two looks at signals

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.inspect import opened_tokenizer
-from mega_schema.disk import on_disk, write_at
+from mega_schema.atomic_io import on_disk, write_at
+from mega_schema.dataset.atomic_dataset import Staged
+from mega_schema.dataset.idx_content import Contents, check_pointers, code_of, pieces
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, beside, shorter
+from mega_schema.dataset.indexed_writer import write_index
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.index import Contents, check_pointers, code_of, pieces
-from mega_schema.indexed import DatasetInfo, IndexedDataset, beside, shorter
-from mega_schema.indexed_writer import write_index
-from mega_schema.staging import Staged
 
 PIECE = 64 << 20  # bytes of a payload that one thread copies
 # options of PREFIX.json by which the same text has other ids or other sequences

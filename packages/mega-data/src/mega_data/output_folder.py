@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from mega_data.jsonl_shards import output_name, shards
 from mega_data.readers.file_tree import read_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
-from mega_data.shards import output_name, shards
-from mega_data.steps import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
-from mega_schema.disk import reporting_full_disk, sync_folder, write_text
+from mega_data.task_stages import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
+from mega_schema.atomic_io import reporting_full_disk, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output, has_keys
 

@@ -16,27 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from mega_data.documents import Done, Encoder, ids_of
+from mega_data.encode_worker import Done, Encoder, ids_of
 from mega_data.encoders import Encode, Flat
 from mega_data.error_limit import ErrorLimit
 from mega_data.fastest_encoder import Search, Trial
 from mega_data.input_stream import InputStream
-from mega_data.parts import Parts, Place, is_unfinished
+from mega_data.process_pool import Started
 from mega_data.readers.blocks import QUARANTINE_KEYS
 from mega_data.readers.inputs import NAMED, Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS
+from mega_data.resumable_output import Parts, Place, is_unfinished
 from mega_data.sentences import Splitter, splitter
-from mega_data.workers import Started
+from mega_schema.dataset.indexed_dataset import DatasetInfo, beside, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
-from mega_schema.indexed import DatasetInfo, beside, smallest_dtype
 from mega_schema.outputs import check_dataset_output, check_output, has_keys
-from mega_schema.tokenizer import FastTokenizer, Tokenizer
-from mega_schema.tokenizer_special import (
+from mega_schema.tokenizer.special_tokens import (
     SpecialTokens,
     added_tokens,
     post_processor_tokens,
     with_special_text,
 )
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 log = logging.getLogger("mega.data")
 

@@ -1,4 +1,4 @@
-"""The seed of `mega_data.workers`: the process that makes the work once and forks into those that do it.
+"""The seed of `mega_data.process_pool`: the process that makes the work once and forks into those that do it.
 
 It is a program of its own, not a process of `multiprocessing`, which would import the caller's main module
 here and start a second process that looks after the first.

@@ -19,8 +19,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, Final
 
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_schema.install_hint import install_hint
 
 log = logging.getLogger("mega.data")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from mega_eval import __version__
-from mega_schema import command
-from mega_schema.output_option import OUTPUT_FILE
+from mega_schema.app import cli_runner
+from mega_schema.app.output_option import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from mega_eval.result import TaskResult
     from mega_eval.scorer import Scorer
-    from mega_schema.tokenizer import Tokenizer
+    from mega_schema.tokenizer.tokenizer import Tokenizer
 
 PATH = click.Path(path_type=Path)
 
@@ -168,8 +168,8 @@ def _run_task(
     from mega_eval.scorer import ModelScorer
     from mega_model.build import load_model
     from mega_model.devices import resolve_device
-    from mega_schema.checkpoint import Checkpoint
-    from mega_schema.checkpoint_tokenizer import open_checkpoint_tokenizer
+    from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+    from mega_schema.checkpoint.reader import Checkpoint
 
     result.check_writable(output, [*files, load])
     fingerprints = result.fingerprint_files(files)
@@ -205,4 +205,4 @@ def _show_progress(scored: int, total: int) -> None:
 
 def main() -> NoReturn:
     """Run the program `mega-eval`."""
-    command.run(cli)
+    cli_runner.run(cli)

@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 
 from mega_eval.windows import Tokens, as_tokens
+from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_schema.errors import FormatError
-from mega_schema.indexed import IndexedDataset, beside
-from mega_schema.tokenizer import Tokenizer, TokenizerIdentity, check_same
+from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same
 
 _log = logging.getLogger("mega.eval")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import orjson
 
-from mega_schema.disk import replacing
+from mega_schema.atomic_io import replacing
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_local, check_output, has_keys
 

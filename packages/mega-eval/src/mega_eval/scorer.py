@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mega_eval.windows import Window, batch_windows
-from mega_model.attend import Packed
-from mega_model.stage import Decoder
+from mega_model.attention_backends import Packed
+from mega_model.decoder import Decoder
 from mega_schema.errors import FormatError
 
 MAX_LOGITS = 1 << 23  # elements of logits in memory: 32 MiB of float32; larger chunks are slower on a CPU

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mega_model.attend import Attend
+from mega_model.attention_backends import Attend
+from mega_model.attention_mask import Reach
 from mega_model.layers import ColumnLinear, RowLinear, norm
-from mega_model.reach import Reach
 from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec

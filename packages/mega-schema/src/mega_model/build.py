@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mega_model.decoder import Decoder
+from mega_model.distributed.mesh import Mesh
 from mega_model.gpt import GPT
 from mega_model.llama import Llama
-from mega_model.mesh import Mesh
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 from mega_schema.params import Param
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 

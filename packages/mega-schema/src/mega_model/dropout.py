@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mega_model.mesh import Axis
+from mega_model.distributed.mesh import Axis
 
 
 class Drop(Protocol):

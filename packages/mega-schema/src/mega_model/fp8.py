@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mega_model.mesh import Axis
+from mega_model.distributed.mesh import Axis
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.fp8 import MULTIPLE, Recipe
+from mega_schema.fp8_recipe import MULTIPLE, Recipe
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _OF_GRADIENTS = MappingProxyType({"e4m3": E4M3, "hybrid": E5M2})
@@ -90,7 +90,7 @@ def turned(a_MK: Rounded) -> Rounded:
 def column_linear(
     x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
 ) -> Tensor:
-    """x Wᵀ, (T, O), as `mega_model.linear.column_linear` without a bias."""
+    """x Wᵀ, (T, O), as `mega_model.tensor_parallel_ops.column_linear` without a bias."""
     y: Tensor = _Column.apply(x_TI, weight_OI, tp, gradients, recipe)
     return y
 
@@ -98,7 +98,7 @@ def column_linear(
 def row_linear(
     x_TI: Tensor, weight_OI: nn.Parameter, tp: Axis, gradients: WeightGradients, recipe: Recipe
 ) -> Tensor:
-    """x Wᵀ summed over the ranks, (T, O), as `mega_model.linear.row_linear`."""
+    """x Wᵀ summed over the ranks, (T, O), as `mega_model.tensor_parallel_ops.row_linear`."""
     y: Tensor = _Row.apply(x_TI, weight_OI, tp, gradients, recipe)
     return y
 

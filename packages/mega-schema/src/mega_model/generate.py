@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mega_model.attend import Cached
-from mega_model.sample import choose
-from mega_model.stage import Decoder
+from mega_model.attention_backends import Cached
+from mega_model.decoder import Decoder
+from mega_model.sampling import choose
 from mega_schema.errors import RequestError
 
 _LOGITS_AT_ONCE = 1 << 22  # values: 16 MiB in float32, however long a prompt and however large the vocabulary

@@ -15,13 +15,13 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
+from mega_model.attention_backends import Attend
+from mega_model.decoder import Decoder
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, PositionTable, RowLinear, add_and_norm, norm, sinusoids
 from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 
 
 class GPT(Decoder):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mega_schema.params import Param
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 
 Read = Callable[[str, Slab], Tensor]
 

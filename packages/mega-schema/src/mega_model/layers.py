@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mega_model import fp8
 from mega_model.dropout import Drop, keep
-from mega_model.linear import column_linear, row_linear, vocabulary_rows
 from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
 
 Again = Callable[[], Tensor] | None  # computes a layer's input once more, as `recompute.rerun` gives it
 

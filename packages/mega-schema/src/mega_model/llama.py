@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mega_model.attend import Attend
 from mega_model.attention import Angles, Attention
+from mega_model.attention_backends import Attend
+from mega_model.decoder import Decoder
 from mega_model.dropout import Drop
 from mega_model.layers import ColumnLinear, RowLinear, add_and_norm, norm
 from mega_model.recompute import rerun
 from mega_model.runtime import Runtime
-from mega_model.stage import Decoder
 
 
 class Llama(Decoder):

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mega_model.distributed.mesh import Axis
+from mega_model.kernels.interface import CrossEntropy, Linear
 from mega_model.kernels.products import linear
-from mega_model.kernels.record import CrossEntropy, Linear
 from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
-from mega_model.mesh import Axis
-from mega_model.products import computing_dtype
+from mega_model.matmul_precision import computing_dtype
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.chunk import loss_chunk, loss_tokens
+from mega_schema.loss_chunking import loss_chunk, loss_tokens
 
 
 def head_loss(

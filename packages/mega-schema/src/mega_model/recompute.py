@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mega_model.attend import Attend
-from mega_model.mesh import Axis
-from mega_model.reach import PLAIN, Reach
+from mega_model.attention_backends import Attend
+from mega_model.attention_mask import PLAIN, Reach
+from mega_model.distributed.mesh import Axis
 
 
 def again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ from typing import Self
 import torch
 from torch import nn
 
+from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.kernels import REFERENCE, Kernels
-from mega_model.mesh import Axis, Mesh
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
-from mega_schema.fp8 import Recipe
-from mega_schema.layout import WHOLE, Stage
+from mega_schema.fp8_recipe import Recipe
+from mega_schema.parallel_layout import WHOLE, Stage
 from mega_schema.params import Param
-from mega_schema.recompute import KEEP_ALL, Recompute
-from mega_schema.shard import runs
+from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.sharding import runs
 from mega_schema.spec import ModelSpec
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mega_model.kernels.interface import AddProduct
 from mega_model.kernels.products import add_product
-from mega_model.kernels.record import AddProduct
 
 
 class WeightGradients:

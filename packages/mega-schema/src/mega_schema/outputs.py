@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.dataset_info import beside
+from mega_schema.dataset.dataset_info import beside
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer_files import BESIDE
-from mega_schema.tokenizer_identity import IDENTITY
+from mega_schema.tokenizer.files import BESIDE
+from mega_schema.tokenizer.identity import IDENTITY
 
 Kind = Literal["file", "folder"]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.layout import Stage
-from mega_schema.shard import Repeated, Shape, Slab, Split, local_shape, owned, repeated, slabs
+from mega_schema.parallel_layout import Stage
+from mega_schema.sharding import Repeated, Shape, Slab, Split, local_shape, owned, repeated, slabs
 
 Where = Literal["first", "last"] | int
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from mega_schema.command import run
+from mega_schema.app.cli_runner import run
 from mega_schema.errors import ConfigError
 from mega_serve import __version__
 from mega_serve.limits import MAX_BATCH_TOKENS, MAX_BODY_BYTES
@@ -88,7 +88,7 @@ def serve(
     import torch
 
     from mega_model.devices import resolve_device
-    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint.reader import Checkpoint
     from mega_serve.api.app import create_app
     from mega_serve.engine import load_engine
     from mega_serve.server import Server

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from mega_model.build import load_model
+from mega_model.decoder import Decoder
 from mega_model.generate import Stop, beam_search, check_length, generate, score
-from mega_model.stage import Decoder
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import RequestError
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 from mega_serve.api.app import ClientDisconnected
 from mega_serve.api.megatron import BadRequest, BeamSearchRequest, GenerationRequest, SamplingRequest
 from mega_serve.limits import MAX_BATCH_TOKENS

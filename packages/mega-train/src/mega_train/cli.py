@@ -10,16 +10,16 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
-from mega_schema.command import run as run_command
-from mega_schema.config import flags, load
+from mega_schema.app.cli_runner import run as run_command
+from mega_schema.app.config import flags, load
+from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
-from mega_schema.output_option import OUTPUT_FILE
 from mega_schema.spec import Family
 from mega_train import __version__
+from mega_train.commands.grouped_help import GroupedHelp
 from mega_train.config import Run
 from mega_train.config.training import Kernels
-from mega_train.grouped_help import GroupedHelp
-from mega_train.voice import OneVoice
+from mega_train.fault_tolerance.error_reporting import OneVoice
 
 _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
@@ -52,9 +52,9 @@ def _family(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
     @flags(Run)
     def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
-        from mega_model.mesh import World
-        from mega_train.foreign_checkpoint import convert_foreign_load
-        from mega_train.launch import prepare, train_on
+        from mega_model.distributed.mesh import World
+        from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
+        from mega_train.engine.train import prepare, train_on
 
         world = World.from_env()
         run = convert_foreign_load(load(Run, config, given, sets), world)
@@ -90,8 +90,8 @@ def plan(
 
     Takes the flags of training and starts nothing: no GPU, no other process, no corpus.
     """
-    from mega_train.planning.command import found, made
-    from mega_train.planning.show import write
+    from mega_train.commands.plan import found, made
+    from mega_train.planning.render import write
 
     run = load(Run, config, given, sets)
     family = run.model.family
@@ -115,7 +115,7 @@ def validate(
     Takes the flags of training, and opens the corpora and the checkpoint they name. Ends with code 2 where
     training would, after what follows if only checkpoints in --save keep the run from starting.
     """
-    from mega_train.compare import derived, validated
+    from mega_train.commands.config_diff import derived, validated
 
     done = validated(load(Run, config, given, sets), world)
     values = {"start": "refused" if done.refusal else done.start, **derived(done.plan)}
@@ -138,7 +138,7 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
 
     First the values that were said, then what follows from them. Ends with code 1 if anything differs.
     """
-    from mega_train.compare import differences, side
+    from mega_train.commands.config_diff import differences, side
 
     sides = [side(path, family, world) for path in (one, other)]
     for path, each in zip((one, other), sides, strict=True):
@@ -154,8 +154,8 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
 @click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
 def explain(words: tuple[str, ...]) -> None:
     """Say what a key or a flag is, ours or one of Megatron's or fairseq's; without one, list all of ours."""
-    from mega_train.explain import everything
-    from mega_train.explain import explain as of
+    from mega_train.commands.explain import everything
+    from mega_train.commands.explain import explain as of
 
     for line in [line for word in words for line in of(word)] if words else everything():
         click.echo(line)
@@ -164,7 +164,7 @@ def explain(words: tuple[str, ...]) -> None:
 @app.command()
 def presets() -> None:
     """List the models that --preset names."""
-    from mega_train.explain import presets as lines
+    from mega_train.commands.explain import presets as lines
 
     for line in lines():
         click.echo(line)
@@ -175,7 +175,7 @@ def presets() -> None:
 @click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
     """Draw the loss of RUNS (the folders given to --save) as a PNG."""
-    from mega_train.curve import draw
+    from mega_train.reports.loss_plot import draw
 
     draw(runs, output)
     click.echo(f"{output}")
@@ -205,7 +205,7 @@ def report(
     Loss, gradient norm, learning rate, throughput and memory as curves, restarts marked in them; where the
     time of a step goes; the configuration. It can be written while the run goes on.
     """
-    from mega_train.report.document import write
+    from mega_train.reports.html_report import write
 
     write(run, against, output, over)
     click.echo(f"{output}")
@@ -220,7 +220,7 @@ def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bo
 
     The exit code is 1 if a kernel is further from its definition than roundings explain, or fails.
     """
-    from mega_train.doctor import examined, told
+    from mega_train.commands.doctor import examined, told
 
     found = examined(kernels, device)
     click.echo(json.dumps(found, indent=1) if as_json else told(found))

@@ -20,11 +20,11 @@ from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, verify_checksums
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, row_slabs, rows_per_chunk
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES
+from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
-from mega_schema.shard import Shape, Slab, overlap
+from mega_schema.sharding import Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 ReadBox = Callable[[str, str, Slab], np.ndarray]

@@ -9,7 +9,7 @@ from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_schema.errors import FormatError
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 
 @dataclass(frozen=True, slots=True)

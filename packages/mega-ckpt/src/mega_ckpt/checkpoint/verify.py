@@ -22,12 +22,12 @@ from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import CHUNK_BYTES, PieceReader, rows_per_chunk, stream_rows
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, MOMENTS, Checkpoint, Piece
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST, PIECE_FORMAT, RUN_CONFIG, TOKENIZER, TRAINER
+from mega_schema.checkpoint.reader import MAIN, MODEL, MOMENTS, Checkpoint, Piece
+from mega_schema.checkpoint.shard_file import piece_key
 from mega_schema.errors import FormatError
-from mega_schema.pieces import piece_key
-from mega_schema.run_folder import MANIFEST, PIECE_FORMAT, RUN_CONFIG, TOKENIZER, TRAINER
-from mega_schema.shard import Shape, overlap
-from mega_schema.tokenizer import open_folder
+from mega_schema.sharding import Shape, overlap
+from mega_schema.tokenizer.tokenizer import open_folder
 
 # where the parameters are that a namespace of Muon's has not
 _COMPLEMENTS: Mapping[str, str] = MappingProxyType(

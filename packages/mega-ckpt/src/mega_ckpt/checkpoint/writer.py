@@ -14,17 +14,17 @@ from mega_ckpt.checkpoint.output_dir import other_checkpoints_error
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, as_bytes
-from mega_schema import pieces
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, Box, boxes
-from mega_schema.commit import Save
-from mega_schema.disk import on_disk
+from mega_schema.atomic_io import on_disk
+from mega_schema.checkpoint import shard_file
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST, iteration_folder, iterations, replaced_folder
+from mega_schema.checkpoint.reader import MAIN, MODEL, Box, boxes
+from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.writer import Save
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Coordinates, Layout
 from mega_schema.outputs import check_output
-from mega_schema.run_folder import MANIFEST, iteration_folder, iterations, replaced_folder
-from mega_schema.run_lock import hold_run_folder
-from mega_schema.shard import overlap
+from mega_schema.parallel_layout import Coordinates, Layout
+from mega_schema.sharding import overlap
 from mega_schema.spec import ModelSpec
 
 Dtypes = Mapping[str, Mapping[str, str]]  # namespace -> parameter -> safetensors' name of its dtype
@@ -176,7 +176,7 @@ class _RankFileWriter:
         self._rank = share.rank
         self.bytes = self._left = sum(box.bytes for box in self.boxes)
         self._one = threading.Lock()
-        self._file: pieces.PieceFile | None = None
+        self._file: shard_file.PieceFile | None = None
 
     def put(self, number: int, band: RowChunk) -> int:
         """Write a chunk's part of a box; finish the file after its last byte. Return the bytes written."""
@@ -188,7 +188,7 @@ class _RankFileWriter:
         with self._one:
             if self._file is None:
                 records = [box.record() for box in self.boxes]
-                self._file = pieces.PieceFile(self._folder, self.space, self._rank, records)
+                self._file = shard_file.PieceFile(self._folder, self.space, self._rank, records)
         self._file.put(number, data)
         with self._one:
             self._left -= len(data)

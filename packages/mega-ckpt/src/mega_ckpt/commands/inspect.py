@@ -51,8 +51,8 @@ def inspect(
     from mega_ckpt.formats import registry
     from mega_ckpt.operations.inspect import summarize_checkpoint, summarize_source
     from mega_ckpt.operations.stats import checkpoint_stats, source_stats
-    from mega_schema.checkpoint import Checkpoint
-    from mega_schema.checkpoint_formats import detect_format
+    from mega_schema.checkpoint.formats import detect_format
+    from mega_schema.checkpoint.reader import Checkpoint
 
     format_name = have or detect_format(folder)
     if format_name is None:  # an unknown folder is reported as an incomplete Mega checkpoint
@@ -85,7 +85,7 @@ def verify(folder: Path, accepts: bool, as_json: bool) -> None:
 
     from mega_ckpt.checkpoint.verify import verify as check
     from mega_ckpt.operations.accept import accept_edits
-    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint.reader import Checkpoint
 
     accepted = accept_edits(folder) if accepts else []
     checkpoint = Checkpoint.open(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH
-from mega_schema.output_option import OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _iterations(iterations: list[int]) -> str:
 def export_tokenizer(folder: Path, save: Path, force: bool) -> None:
     """Write the tokenizer of the checkpoint FOLDER as files that Hugging Face's libraries load."""
     from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer as export
-    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint.reader import Checkpoint
 
     names = export(Checkpoint.open(folder), save, force=force)
     click.echo(f"{save}: {', '.join(names)}")

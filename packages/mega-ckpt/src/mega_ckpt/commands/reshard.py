@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mega_ckpt.commands.common import DEGREE, FORCE, JSON, PATH, PP, TP, VP, progress
-from mega_schema.output_option import OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
 @click.command()
@@ -43,9 +43,9 @@ def reshard(
 ) -> None:
     """Rewrite a checkpoint with the files of another tensor x pipeline parallel layout."""
     from mega_ckpt.operations.reshard import reshard as rewrite
-    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint.reader import Checkpoint
     from mega_schema.errors import ConfigError
-    from mega_schema.layout import Layout
+    from mega_schema.parallel_layout import Layout
 
     if ep > 1:
         raise ConfigError("--ep", "the model has no experts", found=ep, wanted=1, hint="leave --ep out")
@@ -87,7 +87,7 @@ def average(
     """Average the weights of the checkpoints FOLDERS of one model, without optimizer state."""
     from mega_ckpt.operations.average import average as averaged
     from mega_ckpt.operations.average import ema_weights
-    from mega_schema.checkpoint import Checkpoint
+    from mega_schema.checkpoint.reader import Checkpoint
     from mega_schema.errors import ConfigError
 
     if weights is not None and ema is not None:

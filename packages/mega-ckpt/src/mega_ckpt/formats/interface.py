@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.tensors.parallel_map import Progress, no_progress
-from mega_schema.layout import WHOLE, Layout
+from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
 KEEP = "keep"

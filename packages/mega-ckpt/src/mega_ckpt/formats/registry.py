@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mega_schema.checkpoint_formats import detect_format
+from mega_schema.checkpoint.formats import detect_format
 from mega_schema.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Final
 
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
-from mega_schema.tokenizer import Tokenizer, open_folder, open_tokenizer
-from mega_schema.tokenizer_identity import IDENTITY
+from mega_schema.tokenizer.identity import IDENTITY
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
 
 NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer leaves it behind"
 """The hint for a tokenizer that does not fit the model in the same folder."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mega_schema.params import Param
-from mega_schema.shard import Shape, Slab
+from mega_schema.sharding import Shape, Slab
 
 
 @dataclass(frozen=True, slots=True)

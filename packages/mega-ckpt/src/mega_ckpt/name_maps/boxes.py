@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from mega_ckpt.name_maps.alias import ForeignTensor, consecutive_runs
-from mega_schema.shard import Shape, Slab, overlap
+from mega_schema.sharding import Shape, Slab, overlap
 
 
 def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTensor:

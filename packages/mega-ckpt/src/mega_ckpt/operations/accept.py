@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 from mega_ckpt.checkpoint.verify import check_metadata
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.disk import on_disk, sync_folder
-from mega_schema.errors import DamageError, MegaError
-from mega_schema.run_folder import FORMAT
-from mega_schema.run_lock import hold_run_folder
-from mega_schema.side_files import (
+from mega_schema.atomic_io import on_disk, sync_folder
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.side_files import (
     DIGEST,
     MANIFEST,
     describe_side_files,
@@ -19,7 +18,8 @@ from mega_schema.side_files import (
     read_regular,
     rewrite_checksums,
 )
-from mega_schema.tracker import latest
+from mega_schema.checkpoint.tracker import latest
+from mega_schema.errors import DamageError, MegaError
 
 
 def accept_edits(path: Path) -> list[str]:

@@ -12,10 +12,10 @@ from mega_ckpt.checkpoint.writer import check_run_folder, rank_shares, saving_ch
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.parallel_map import Progress, no_progress
 from mega_ckpt.tensors.row_stream import RowChunk, rows_per_chunk, stream_rows
-from mega_schema.checkpoint import MAIN, MODEL, Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
+from mega_schema.checkpoint.reader import MAIN, MODEL, Checkpoint
 from mega_schema.errors import ConfigError
-from mega_schema.layout import WHOLE
-from mega_schema.run_folder import TOKENIZER
+from mega_schema.parallel_layout import WHOLE
 
 
 def ema_weights(count: int, decay: float) -> list[float]:

@@ -30,12 +30,12 @@ from mega_ckpt.formats.huggingface import config_json
 from mega_ckpt.formats.huggingface import folder as hf_folder
 from mega_ckpt.formats.huggingface.names import aliases
 from mega_ckpt.tensors import dtypes
+from mega_schema.app.install_hint import install_hint
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.install_hint import install_hint
 from mega_schema.params import count
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ def _choose_runner(side: LoadedSide) -> str:
 def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
     import torch
 
-    from mega_model.attend import Packed
+    from mega_model.attention_backends import Packed
     from mega_model.build import build, fill
     from mega_model.runtime import Runtime
 

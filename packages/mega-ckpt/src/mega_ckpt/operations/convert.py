@@ -16,9 +16,9 @@ from mega_ckpt.formats.registry import format_of, writer_of
 from mega_ckpt.operations import compare_logits
 from mega_ckpt.operations.compare_logits import LogitsDifference
 from mega_ckpt.tensors.row_stream import RowChunk
-from mega_schema.checkpoint import MAIN, MODEL
+from mega_schema.checkpoint.reader import MAIN, MODEL
 from mega_schema.errors import ConfigError
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from mega_ckpt.tensors.dtypes import as_float64
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import CHUNK_BYTES, row_slabs
 from mega_schema.arch import table
-from mega_schema.checkpoint import DTYPES, MODEL
-from mega_schema.shard import Shape
+from mega_schema.checkpoint.reader import DTYPES, MODEL
+from mega_schema.sharding import Shape
 from mega_schema.spec import ModelSpec
 
 

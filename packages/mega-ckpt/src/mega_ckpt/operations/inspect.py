@@ -7,10 +7,10 @@ from typing import Any
 
 from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_schema.arch import table
-from mega_schema.checkpoint import Checkpoint, Tensor
+from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
+from mega_schema.checkpoint.reader import Checkpoint, Tensor
 from mega_schema.params import count
-from mega_schema.run_folder import TOKENIZER
-from mega_schema.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_folder
 
 
 def summarize_checkpoint(checkpoint: Checkpoint, *, tensors: bool = False) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_schema import run_folder
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.run_lock import hold_run_folder
-from mega_schema.tracker import latest, latest_iteration
+from mega_schema.checkpoint import checkpoint_dir
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.tracker import latest, latest_iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = Fal
 def _prune_locked(run: Path, last: int, every: int | None, *, dry_run: bool) -> PruneResult:
     newest = latest_iteration(run)
     Checkpoint(latest(run))
-    outdated = run_folder.outdated(run, newest, last=last, every=every)
-    size = sum(_folder_bytes(run_folder.iteration_folder(run, iteration)) for iteration in outdated)
-    remaining = [iteration for iteration in run_folder.iterations(run) if iteration not in outdated]
+    outdated = checkpoint_dir.outdated(run, newest, last=last, every=every)
+    size = sum(_folder_bytes(checkpoint_dir.iteration_folder(run, iteration)) for iteration in outdated)
+    remaining = [iteration for iteration in checkpoint_dir.iterations(run) if iteration not in outdated]
     if not dry_run:
-        run_folder.prune(run, newest, last=last, every=every)
+        checkpoint_dir.prune(run, newest, last=last, every=every)
     return PruneResult(outdated, remaining, size)
 
 

@@ -16,10 +16,10 @@ from mega_ckpt.checkpoint.writer import (
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.parallel_map import Progress, no_progress
 from mega_ckpt.tensors.row_stream import RowChunk, stream_rows
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
+from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Layout
-from mega_schema.run_folder import TOKENIZER
+from mega_schema.parallel_layout import Layout
 
 
 def reshard(

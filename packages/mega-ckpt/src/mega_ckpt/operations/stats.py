@@ -15,7 +15,7 @@ from mega_ckpt.tensors.dtypes import as_float64
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, stream_rows
 from mega_schema.arch import table
-from mega_schema.checkpoint import Checkpoint
+from mega_schema.checkpoint.reader import Checkpoint
 
 
 @dataclass(slots=True)

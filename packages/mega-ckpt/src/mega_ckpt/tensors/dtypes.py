@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mega_schema.checkpoint import DTYPES
+from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
 
 NAMES: Mapping[str, str] = MappingProxyType({"fp32": "F32", "bf16": "BF16", "fp16": "F16"})

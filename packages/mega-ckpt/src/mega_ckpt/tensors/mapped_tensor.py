@@ -14,9 +14,9 @@ import numpy as np
 from mega_ckpt.tensors.dtypes import FLOATS
 from mega_ckpt.tensors.parallel_map import UpdateProgress, parallel_map
 from mega_ckpt.tensors.storage import DAMAGED, Storage, read_blocks
-from mega_schema.checkpoint import DTYPES
+from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 # bytes per number of every dtype that files use; the unusual ones are of buffers
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(

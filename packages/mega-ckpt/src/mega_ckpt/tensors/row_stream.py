@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mega_schema.checkpoint import DTYPES, Checkpoint, Piece
+from mega_schema.checkpoint.reader import DTYPES, Checkpoint, Piece
 from mega_schema.errors import DamageError, FormatError
-from mega_schema.shard import Shape, Slab
+from mega_schema.sharding import Shape, Slab
 
 CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a band of its own
 

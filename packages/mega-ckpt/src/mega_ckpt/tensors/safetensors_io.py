@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
-from mega_schema.checkpoint import DTYPES
+from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import FormatError
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 _MOST_DIMS = 64
 _LONGEST = 100_000_000  # bytes of a header; the `safetensors` package refuses more

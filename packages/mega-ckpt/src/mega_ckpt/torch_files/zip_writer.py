@@ -19,8 +19,8 @@ from mega_ckpt.tensors.parallel_map import UpdateProgress, prefetch
 from mega_ckpt.tensors.row_stream import as_bytes
 from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files.pickle_writer import dumps
-from mega_schema.checkpoint import DTYPES
-from mega_schema.disk import begin_flush
+from mega_schema.atomic_io import begin_flush
+from mega_schema.checkpoint.reader import DTYPES
 
 _ROOT = "archive"
 _ALIGNMENT = 64  # bytes

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mega_data.clean.rows import Row, Verdict, Work, library
+from mega_data.clean.step import Row, Verdict, Work, library
 from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mega_data.clean.rows import Row, Verdict, Work
+from mega_data.clean.step import Row, Verdict, Work
 from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
 

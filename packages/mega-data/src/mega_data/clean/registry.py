@@ -15,13 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from mega_data.clean.decontaminate import Decontaminate
 from mega_data.clean.language import Language
-from mega_data.clean.ngrams import Decontaminate
+from mega_data.clean.normalize import FixText, Punctuation, Whitespace
 from mega_data.clean.quality import C4, GopherQuality, GopherRepetition, Javascript, Length, Tokens
-from mega_data.clean.spans import Spans
-from mega_data.clean.text import FixText, Punctuation, Whitespace
+from mega_data.clean.sentence_dedup import Spans
 from mega_data.clean.urls import Urls
-from mega_schema.config import closest
+from mega_schema.app.config import closest
 from mega_schema.errors import ConfigError
 
 

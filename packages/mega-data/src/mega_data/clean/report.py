@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mega_schema import page as frame
+from mega_schema.app import html_page as frame
 
 _LANGUAGES = 12  # shown; the others are one row
 _WIDTH, _HEIGHT, _FOOT = 640, 150, 34

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mega_data.clean.rows import Row, Verdict, Work, library
+from mega_data.clean.step import Row, Verdict, Work, library
 from mega_data.readers.packed import Version, file_version
 from mega_schema.errors import ConfigError
 

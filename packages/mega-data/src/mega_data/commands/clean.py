@@ -23,10 +23,10 @@ from mega_data.commands.common import (
     unchanged_inputs,
     work_folder,
 )
-from mega_schema.output_option import OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
-    from mega_data.clean.run import Cleaning
+    from mega_data.clean.pipeline import Cleaning
 
 
 @click.command(cls=Spreading)
@@ -67,8 +67,8 @@ def clean(
     gopher-repetition, urls, decontaminate, duplicates, spans. The same documents stay whatever the
     workers; a run that was killed goes on where its finished tasks end.
     """
+    from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import from_flag, from_toml
-    from mega_data.clean.run import Cleaning
     from mega_data.error_limit import ErrorCount
     from mega_data.output_folder import checked_shards, mark, staging
     from mega_schema.errors import ConfigError
@@ -124,7 +124,7 @@ def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
     from mega_data.clean.report import page
     from mega_data.output_folder import PAGE, publish
     from mega_data.readers.inputs import QUARANTINE, REPORT
-    from mega_data.steps import remove_folder, write
+    from mega_data.task_stages import remove_folder, write
 
     report, skipped = job.report(), job.skipped()
     values = {"skipped": skipped, "steps": report}

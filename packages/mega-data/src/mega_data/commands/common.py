@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
-    from mega_data.steps import Result, Stage
+    from mega_data.task_stages import Result, Stage
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
@@ -143,8 +143,8 @@ def unchanged_inputs(folder: Path) -> Iterator[None]:
     Raises:
         FormatError: an input is not what it was when the run began.
     """
-    from mega_data.shards import check_identity
-    from mega_data.steps import planned_inputs
+    from mega_data.jsonl_shards import check_identity
+    from mega_data.task_stages import planned_inputs
 
     inputs = planned_inputs(folder)
     try:
@@ -175,8 +175,8 @@ def run_stages(
     """
     import os
 
-    from mega_data.executors.execute import execute
-    from mega_data.steps import result
+    from mega_data.executors.dispatch import execute
+    from mega_data.task_stages import result
 
     def progress(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], None]:
         for task in set(stage.mine).difference(tasks):

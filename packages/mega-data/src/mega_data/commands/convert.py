@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar, tell_replaced
-from mega_schema.output_option import OUTPUT_PREFIX
+from mega_schema.app.output_option import OUTPUT_PREFIX
 
 TARGETS = ("mmap", "cached", "lazy", "fairseq-mmap", "fairseq-cached", "jsonl")
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
@@ -41,9 +41,9 @@ def convert(
 
     from mega_data.convert import check_form, form_named, loses_documents, to_json_lines
     from mega_data.merge import merge
-    from mega_schema.indexed import open_dataset
+    from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.outputs import check_dataset_output, check_output, dataset_files, has_keys
-    from mega_schema.tokenizer import open_tokenizer
+    from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     data = open_dataset(prefix, multimodal=multimodal)
     check_form(data, source)

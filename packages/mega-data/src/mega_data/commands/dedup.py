@@ -23,10 +23,10 @@ from mega_data.commands.common import (
     unchanged_inputs,
     work_folder,
 )
-from mega_schema.output_option import OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_FOLDER
 
 if TYPE_CHECKING:
-    from mega_data.steps import Result
+    from mega_data.task_stages import Result
 
 
 @click.command(cls=Spreading)
@@ -69,12 +69,12 @@ def dedup(
     """
     from dataclasses import replace
 
+    from mega_data.dedup.pipeline import Deduplication
     from mega_data.dedup.presets import PRESETS
-    from mega_data.dedup.run import Deduplication
     from mega_data.error_limit import ErrorCount
     from mega_data.output_folder import checked_shards, mark, publish, staging
     from mega_data.readers.inputs import DROPPED, QUARANTINE
-    from mega_data.steps import remove_folder
+    from mega_data.task_stages import remove_folder
     from mega_schema.errors import ConfigError
 
     errors = ErrorCount(error_limit(on_error, max_errors))

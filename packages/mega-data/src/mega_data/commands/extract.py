@@ -22,7 +22,7 @@ from mega_data.commands.common import (
     unchanged_inputs,
     work_folder,
 )
-from mega_schema.output_option import OUTPUT_ANY, OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
 @click.command(cls=Spreading)
@@ -80,10 +80,10 @@ def extract(
     from collections import Counter
 
     from mega_data.error_limit import ErrorCount
-    from mega_data.extract.forms import cut, sources
-    from mega_data.extract.run import Extraction, check_outputs, dropped_path, is_one_file
+    from mega_data.extract.formats import cut, sources
+    from mega_data.extract.pipeline import Extraction, check_outputs, dropped_path, is_one_file
     from mega_data.output_folder import mark, publish, staging
-    from mega_data.steps import remove_folder
+    from mega_data.task_stages import remove_folder
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     files = sources(inputs)

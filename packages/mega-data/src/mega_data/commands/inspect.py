@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH
-from mega_schema.output_option import OUTPUT_FILE
+from mega_schema.app.output_option import OUTPUT_FILE
 
 
 @click.command()
@@ -19,8 +19,8 @@ from mega_schema.output_option import OUTPUT_FILE
 def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, multimodal: bool) -> None:
     """Print what is in the indexed dataset PREFIX (the path without .idx)."""
     from mega_data.inspect import PERCENTILES, contents, document_text, opened_tokenizer
-    from mega_data.lengths import as_lines, draw, histogram
-    from mega_schema.indexed import open_dataset
+    from mega_data.length_histogram import as_lines, draw, histogram
+    from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.outputs import check_output, dataset_files, is_image
 
     data = open_dataset(prefix, multimodal=multimodal)
@@ -56,7 +56,7 @@ def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, mu
 def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
     """Look at every index entry and token of the indexed dataset PREFIX; exit code 2 with the first fault."""
     from mega_data.inspect import verify as look
-    from mega_schema.indexed import open_dataset
+    from mega_schema.dataset.indexed_dataset import open_dataset
 
     data = open_dataset(prefix, multimodal=multimodal)
     compared = look(data, vocab_size)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar, tell_replaced
-from mega_schema.output_option import OUTPUT_PREFIX
+from mega_schema.app.output_option import OUTPUT_PREFIX
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -39,8 +39,8 @@ def merge(
     from mega_data.convert import form_named
     from mega_data.merge import merge as join
     from mega_data.merge import prefixes_in
+    from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.errors import ConfigError
-    from mega_schema.indexed import open_dataset
     from mega_schema.outputs import check_dataset_output, dataset_files
 
     if bool(datasets) == bool(folder):

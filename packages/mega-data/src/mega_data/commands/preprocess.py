@@ -18,7 +18,7 @@ from mega_data.commands.common import (
     tell_replaced,
     tell_skipped,
 )
-from mega_schema.output_option import OUTPUT_PREFIX
+from mega_schema.app.output_option import OUTPUT_PREFIX
 
 if TYPE_CHECKING:
     from mega_data.preprocess import Outcome
@@ -28,7 +28,7 @@ INPUT = (
     "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
 )
 
-_MODULES = ("mega_data.documents", "mega_data.encoders")  # what the workers need
+_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # what the workers need
 _BYTE_PAIRS = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
 
 
@@ -125,11 +125,11 @@ def preprocess(
     **accepted: object,  # flags of Megatron's without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
-    from mega_data.workers import Started
+    from mega_data.process_pool import Started
 
     with Started(workers, _modules(tokenizer_type)) as processes:
         from mega_data.readers.inputs import found
-        from mega_schema.tokenizer import open_tokenizer
+        from mega_schema.tokenizer.tokenizer import open_tokenizer
 
         inputs = found(words, input_format)
         tokenizer = open_tokenizer(

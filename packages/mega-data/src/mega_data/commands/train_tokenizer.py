@@ -8,7 +8,7 @@ import click
 
 from mega_data.commands.common import Spreading
 from mega_data.commands.preprocess import INPUT
-from mega_schema.output_option import OUTPUT_FOLDER
+from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
 @click.command("train-tokenizer", cls=Spreading)
@@ -29,9 +29,9 @@ def train_tokenizer(
     tokenizer.model.
     """
     from mega_data.interruptible import run_interruptible
-    from mega_data.jsonl import texts
     from mega_data.readers.inputs import found
-    from mega_data.vocabulary import describe, save, train
+    from mega_data.texts import texts
+    from mega_data.train_tokenizer import describe, save, train
     from mega_schema.outputs import check_output, is_tokenizer
 
     inputs = found(words)

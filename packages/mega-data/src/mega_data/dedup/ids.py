@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.shards import writing
+from mega_data.jsonl_shards import writing
 
 
 @contextmanager

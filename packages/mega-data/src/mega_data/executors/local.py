@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mega_data.executors.pool import TaskPool
-from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
+from mega_data.task_stages import Progress, Result, Stage, left, perform, results, silent
 
 
 def run(

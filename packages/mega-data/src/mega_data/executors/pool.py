@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from mega_data.steps import Result, Stage, perform
+from mega_data.task_stages import Result, Stage, perform
 from mega_data.worker_errors import portable_error
 from mega_schema.errors import MegaError
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_data.steps import Progress, Result, Stage, left, perform, results, silent
+from mega_data.task_stages import Progress, Result, Stage, left, perform, results, silent
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.install_hint import install_hint
 
 _SECONDS = 10.0  # to wait for a cluster to answer
 _HINT = "the same command goes on where this one ended"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from mega_data.steps import Stage
+from mega_data.task_stages import Stage
 from mega_schema.errors import ConfigError
 
 _ID, _FIRST, _STEP, _COUNT = (f"SLURM_ARRAY_TASK_{word}" for word in ("ID", "MIN", "STEP", "COUNT"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from mega_data.extract.pages import Gap, Text
+from mega_data.extract.types import Gap, Text
 
 _BLOCK, _END = 0x314159265359, 0x177245385090  # of a block, and of the end of a stream: pi and its root
 _BITS = 48

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mega_data.extract.bzip2 import blocks
-from mega_data.extract.pages import Gap, Text
+from mega_data.extract.types import Gap, Text
 from mega_data.readers.magic import compression
 from mega_data.readers.packed import library
 

@@ -14,7 +14,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
 from mega_data.extract.packed import Joined, packing, pieces
-from mega_data.extract.pages import LONGEST_PAGE, Gap, LeftOut, Page
+from mega_data.extract.types import LONGEST_PAGE, Gap, LeftOut, Page
 from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")

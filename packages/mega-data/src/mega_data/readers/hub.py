@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.install_hint import install_hint
 
 PREFIX = "hf:"
 _KEYS = ("split", "config", "revision")
@@ -47,7 +47,7 @@ class Named:
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
-                from mega_schema.config import closest  # costs a tenth of the start, and few need it
+                from mega_schema.app.config import closest  # costs a tenth of the start, and few need it
 
                 hint = (closest(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from mega_data.readers.magic import HEAD_BYTES, head_compression, name_compression
+from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, DamageError, FormatError
-from mega_schema.install_hint import install_hint
 
 Version = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
 

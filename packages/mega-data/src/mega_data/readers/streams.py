@@ -33,11 +33,11 @@ def blocks(
         ConfigError: a library that the form needs is not installed.
     """
     if given.form == "table":
-        from mega_data.readers.tables import batches
+        from mega_data.readers.arrow import batches
 
         yield from batches(given.path, start, keys, size)
     elif given.form == NAMED:
-        from mega_data.readers.tables import named_batches
+        from mega_data.readers.arrow import named_batches
 
         yield from named_batches(given.named, start, keys, size)
     elif given.form == "jsonl" and not given.stream and not given.packing:

@@ -14,7 +14,7 @@ from mega_eval.result import TaskResult
 from mega_eval.scorer import Scorer
 from mega_eval.windows import Window, suffix_window
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 MAX_EXPONENT = 700.0  # nats; exp of more overflows a float64
 

@@ -23,7 +23,7 @@ from mega_eval.scorer import Scorer
 from mega_eval.tasks.lambada import MAX_EXPONENT, build_windows, split_last_word
 from mega_eval.windows import Tokens, Window, sliding_windows
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
 def evaluate(

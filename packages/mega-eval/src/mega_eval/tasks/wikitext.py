@@ -14,7 +14,7 @@ from mega_eval.result import TaskResult
 from mega_eval.scorer import Scorer
 from mega_eval.windows import as_tokens, sliding_windows
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 MAX_EXPONENT = 20.0  # nats
 

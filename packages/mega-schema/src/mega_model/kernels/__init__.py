@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mega_model.dropout import add_dropped
 from mega_model.kernels import reference
+from mega_model.kernels.interface import Kernels, Visible
 from mega_model.kernels.products import add_product, linear
-from mega_model.kernels.record import Kernels, Visible
 
 __all__ = ["REFERENCE", "Kernels", "Visible"]
 

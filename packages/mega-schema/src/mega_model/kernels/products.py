@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.products import computing_dtype, exact_in
+from mega_model.matmul_precision import computing_dtype, exact_in
 
 _CONVERTED = 1 << 20  # numbers of a gradient that a CPU has in float32 at once: 4 MiB stay in its cache
 _ROUNDED = 1 << 22  # numbers of a product that are there before they are added

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mega_model.kernels.record import Visible
-from mega_model.mesh import Axis
+from mega_model.distributed.mesh import Axis
+from mega_model.kernels.interface import Visible
 
 IGNORED = -100  # target of a token that does not count
 

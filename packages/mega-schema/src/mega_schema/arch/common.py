@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from mega_schema.params import ONES, ZEROS, Init, Param, Where
-from mega_schema.shard import Shape, Split
+from mega_schema.sharding import Shape, Split
 from mega_schema.spec import ModelSpec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mega_schema.arch.common import attention, bias, embedding, head, matrix, norm
 from mega_schema.params import Param
-from mega_schema.shard import Split
+from mega_schema.sharding import Split
 from mega_schema.spec import ModelSpec
 
 

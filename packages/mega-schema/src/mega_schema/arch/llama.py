@@ -9,7 +9,7 @@ from types import MappingProxyType
 from mega_schema.arch.common import attention, embedding, head, matrix, norm
 from mega_schema.errors import ConfigError
 from mega_schema.params import Param
-from mega_schema.shard import Split
+from mega_schema.sharding import Split
 from mega_schema.spec import ModelSpec
 
 _FIXED: Mapping[str, object] = MappingProxyType(

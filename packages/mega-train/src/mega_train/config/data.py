@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.config import Words, option, words
+from mega_schema.app.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.config import option
+from mega_schema.app.config import option
 from mega_schema.spec import Activation, Family
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.config import Words, option, words
+from mega_schema.app.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

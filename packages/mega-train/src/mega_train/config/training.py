@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.config import Words, option, words
-from mega_train.rates import AnnealStyle, IncreaseStyle, Style
+from mega_schema.app.config import Words, option, words
+from mega_train.schedules.lr import AnnealStyle, IncreaseStyle, Style
 
 Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_schema.indexed import IndexedDataset
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_train.config import Data
-from mega_train.data.answers import Pairs
-from mega_train.data.corpora import Corpora
+from mega_train.data.datasets import Corpora
+from mega_train.data.sft import Pairs
 
 _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would take hours
 

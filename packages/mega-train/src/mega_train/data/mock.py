@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
-from mega_schema.indexed import IndexedDataset
 
 PREFIX = Path("mock-data")
 _SEED = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mega_schema import path_hints
+from mega_schema.app import path_hints
+from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_schema.errors import FormatError
-from mega_schema.indexed import IndexedDataset, beside
 
 
 def open_dataset(prefix: Path) -> IndexedDataset:

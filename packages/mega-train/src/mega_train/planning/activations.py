@@ -27,9 +27,9 @@ statistics out; its other 2 are masks of dropout, which ours does not keep.
 
 from __future__ import annotations
 
-from mega_schema.chunk import loss_tokens
-from mega_schema.layout import Stage
-from mega_train.planning.job import Job
+from mega_schema.loss_chunking import loss_tokens
+from mega_schema.parallel_layout import Stage
+from mega_train.planning.workload import Job
 
 
 def layers_bytes(job: Job, stage: Stage) -> float:

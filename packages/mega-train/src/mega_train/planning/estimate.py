@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mega_train.planning.communication import Traffic, data_parallel_bytes, stage_bytes, tie_bytes, traffic
 from mega_train.planning.flops import hardware_flops, model_flops
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.job import Job, check
 from mega_train.planning.memory import Memory, fullest, memory
-from mega_train.planning.traffic import Traffic, data_parallel_bytes, stage_bytes, tie_bytes, traffic
-from mega_train.planning.work import Pass, Work
+from mega_train.planning.roofline import Pass, Work
+from mega_train.planning.workload import Job, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

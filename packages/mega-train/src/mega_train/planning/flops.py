@@ -10,7 +10,7 @@ from __future__ import annotations
 from mega_schema.arch import table
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_train.planning.job import Job
+from mega_train.planning.workload import Job
 
 
 def parameters(spec: ModelSpec) -> int:

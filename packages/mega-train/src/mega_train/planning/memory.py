@@ -7,13 +7,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from mega_train.planning.activations import (
-    embedding_bytes,
-    layers_bytes,
-    loss_bytes,
-    working_bytes,
-)
-from mega_train.planning.job import Job
+from mega_train.planning.activations import embedding_bytes, layers_bytes, loss_bytes, working_bytes
+from mega_train.planning.workload import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

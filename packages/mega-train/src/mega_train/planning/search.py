@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mega_schema.errors import MegaError
-from mega_schema.layout import Layout
-from mega_schema.recompute import KEEP_ALL, Recompute
+from mega_schema.parallel_layout import Layout
+from mega_schema.recompute_policy import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
-from mega_train.planning.cut import Cut, Shares, Stages, stages
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
-from mega_train.planning.job import Job, Schedule
 from mega_train.planning.memory import fullest
+from mega_train.planning.sharded_sizes import Cut, Shares, Stages, stages
+from mega_train.planning.workload import Job, Schedule
 
 
 def search(job: Job, world: int, hardware: Hardware, *, most: int = 10) -> list[Estimate]:

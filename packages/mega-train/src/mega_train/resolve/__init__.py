@@ -12,17 +12,14 @@ from typing import Literal
 
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.fp8 import Recipe
-from mega_schema.layout import Layout
-from mega_schema.recompute import Recompute
+from mega_schema.fp8_recipe import Recipe
+from mega_schema.parallel_layout import Layout
+from mega_schema.recompute_policy import Recompute
 from mega_schema.spec import Family, ModelSpec
-from mega_schema.tokenizer import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 from mega_train.config import Run
-from mega_train.curriculum import Lengths
-from mega_train.dealing import dealt
-from mega_train.rampup import BatchSizes
-from mega_train.rates import Courses
-from mega_train.refusals import Refusals
+from mega_train.config.refusals import Refusals
+from mega_train.pipeline.stage_assignment import dealt
 from mega_train.resolve.batch import (
     batch_course,
     batch_sizes,
@@ -34,7 +31,6 @@ from mega_train.resolve.batch import (
     length_course,
     passed_over,
 )
-from mega_train.resolve.begins import only_validates
 from mega_train.resolve.checks import (
     check_data,
     check_dropout,
@@ -47,11 +43,15 @@ from mega_train.resolve.checks import (
 )
 from mega_train.resolve.flag_names import with_flag_names
 from mega_train.resolve.fp8 import fp8_recipe
+from mega_train.resolve.logging import check_log, check_profile
 from mega_train.resolve.model import model_spec
 from mega_train.resolve.optimizer import check_optimizer, courses, peak_rate
-from mega_train.resolve.plan import Plan
 from mega_train.resolve.record import recorded_model
-from mega_train.resolve.watching import check_log, check_profile
+from mega_train.resolve.resolved_config import Plan
+from mega_train.resolve.run_mode import only_validates
+from mega_train.schedules.batch_size import BatchSizes
+from mega_train.schedules.lr import Courses
+from mega_train.schedules.seq_length import Lengths
 
 __all__ = ["Plan", "model_spec", "resolve"]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError, MegaError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 from mega_train.config import Curriculum, Run, Train
-from mega_train.curriculum import Lengths
-from mega_train.rampup import BatchSizes
-from mega_train.resolve.given import wanted
+from mega_train.resolve.required import wanted
+from mega_train.schedules.batch_size import BatchSizes
+from mega_train.schedules.seq_length import Lengths
 
 
 def check_length(run: Run, spec: ModelSpec, length: int, layout: Layout) -> Iterator[MegaError]:

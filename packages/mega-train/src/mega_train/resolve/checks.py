@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from mega_schema.errors import ConfigError, LayoutError, MegaError
-from mega_schema.layout import Layout
 from mega_schema.outputs import check_output
-from mega_schema.recompute import MODULES, Module, Recompute
+from mega_schema.parallel_layout import Layout
+from mega_schema.recompute_policy import MODULES, Module, Recompute
 from mega_train.config import Data, Parallel, Run, Save, Train
 from mega_train.data.splits import shares
 

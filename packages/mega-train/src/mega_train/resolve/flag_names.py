@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from mega_schema.config import keys
+from mega_schema.app.config import keys
 from mega_schema.errors import MegaError
 from mega_train.config import Model, Run
 

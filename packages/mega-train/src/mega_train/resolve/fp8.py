@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.fp8 import MULTIPLE, Recipe
-from mega_schema.layout import Layout
+from mega_schema.fp8_recipe import MULTIPLE, Recipe
+from mega_schema.parallel_layout import Layout
 from mega_schema.params import is_layers_matrix
 from mega_schema.spec import ModelSpec
 from mega_train.config import Run

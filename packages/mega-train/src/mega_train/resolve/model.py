@@ -11,8 +11,8 @@ from typing import Any
 from mega_schema.errors import ConfigError
 from mega_schema.spec import GATED, Family, ModelSpec, gpt, llama, preset
 from mega_train.config import Model, Run
-from mega_train.refusals import Refusals
-from mega_train.resolve.given import wanted
+from mega_train.config.refusals import Refusals
+from mega_train.resolve.required import wanted
 
 
 def model_spec(run: Run, family: Family, *, vocab: int | None, loaded: ModelSpec | None) -> ModelSpec:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.config import Optimizer, Run
-from mega_train.rampup import BatchSizes
-from mega_train.rates import Courses, LearningRate, WeightDecay
-from mega_train.resolve.given import wanted
+from mega_train.resolve.required import wanted
+from mega_train.schedules.batch_size import BatchSizes
+from mega_train.schedules.lr import Courses, LearningRate, WeightDecay
 
 
 def check_optimizer(run: Run) -> Iterator[MegaError]:

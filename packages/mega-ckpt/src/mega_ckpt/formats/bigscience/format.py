@@ -32,9 +32,9 @@ from mega_ckpt.formats.megatron import args as megatron_args
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.torch_files.pickle_reader import Record, Unpickler
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.foreign_files import MOST_BESIDE, read_foreign
 from mega_schema.spec import GATED, ModelSpec
 
 _LATEST, _STEP = "latest", "global_step*"

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, read_foreign
 from mega_schema.errors import FormatError
-from mega_schema.foreign_files import MOST_TOKENIZER, read_foreign
 
 FILE: Final = "dict.txt"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

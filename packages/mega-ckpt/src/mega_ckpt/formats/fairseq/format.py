@@ -25,12 +25,12 @@ from mega_ckpt.formats.fairseq.names import EMBEDDING, part_tensors
 from mega_ckpt.formats.interface import Format, ReadOptions
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_ckpt.torch_files.pickle_reader import PickleFile, Unpickler
-from mega_schema.checkpoint import DTYPES, MODEL
+from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, check_foreign
+from mega_schema.checkpoint.reader import DTYPES, MODEL
 from mega_schema.errors import FormatError, LayoutError
-from mega_schema.foreign_files import MOST_TOKENIZER, check_foreign
-from mega_schema.shard import Slab
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 _PART = re.compile(r"(?P<stem>.*)-model_part-(?P<rank>\d{1,4})\.pt")
 _TIED = ("decoder.output_projection.weight", "decoder.embed_out")

@@ -11,8 +11,8 @@ from typing import Any
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
 from mega_ckpt.formats.huggingface.folder import has_tokenizer
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, repeats_config
-from mega_schema.tokenizer import FastTokenizer, Tokenizer
-from mega_schema.tokenizer_files import BESIDE, read_beside
+from mega_schema.tokenizer.files import BESIDE, read_beside
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 # key -> the rate that transformers takes where the key is missing
 _DROPOUT: Mapping[str, float] = MappingProxyType(

@@ -21,14 +21,14 @@ from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_ckpt.torch_files.pickle_reader import Unpickler
-from mega_schema.disk import on_disk
+from mega_schema.atomic_io import on_disk
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST
+from mega_schema.checkpoint.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
+from mega_schema.dataset.atomic_dataset import replacing_folder
 from mega_schema.errors import FormatError
-from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
-from mega_schema.run_folder import MANIFEST
 from mega_schema.spec import ModelSpec
-from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
-from mega_schema.tokenizer_sentencepiece import MODEL
+from mega_schema.tokenizer.sentencepiece import MODEL
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = "config.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

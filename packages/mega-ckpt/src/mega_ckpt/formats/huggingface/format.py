@@ -20,10 +20,10 @@ from mega_ckpt.formats.interface import KEEP, Format, ReadOptions, WriteOptions,
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.row_stream import RowChunk
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:

@@ -25,8 +25,8 @@ from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
 from mega_ckpt.tensors.row_stream import RowChunk, as_bytes
 from mega_ckpt.tensors.safetensors_io import TensorHeader
-from mega_schema.checkpoint import DTYPES
-from mega_schema.disk import begin_flush, on_disk, write_at, write_text
+from mega_schema.atomic_io import begin_flush, on_disk, write_at, write_text
+from mega_schema.checkpoint.reader import DTYPES
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

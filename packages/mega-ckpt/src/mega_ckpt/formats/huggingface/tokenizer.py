@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mega_ckpt.checkpoint.output_dir import check_output_dir, contains_file
-from mega_schema.checkpoint import Checkpoint
-from mega_schema.disk import on_disk, write_text
+from mega_schema.atomic_io import on_disk, write_text
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.atomic_dataset import replacing_folder
 from mega_schema.errors import FormatError
-from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer import FastTokenizer, Tokenizer, open_folder
-from mega_schema.tokenizer_sentencepiece import MODEL, SentencePiece
+from mega_schema.tokenizer.sentencepiece import MODEL, SentencePiece
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, GENERATION = "special_tokens_map.json", "generation_config.json"

@@ -25,11 +25,11 @@ from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.formats.meta.names import aliases
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec, llama
-from mega_schema.tokenizer import Tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer
 
 _MAGIC, _BEGIN = b"24ka", 256  # the tensors of version 1 begin there
 _SIZES, _SHARED = struct.Struct("<7i"), struct.Struct("<4s8iB")

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, read_foreign
 from mega_schema.errors import FormatError
-from mega_schema.foreign_files import MOST_TOKENIZER, read_foreign
-from mega_schema.tokenizer import FastTokenizer, TokenizerIdentity
-from mega_schema.tokenizer_identity import content_sha256
+from mega_schema.tokenizer.identity import content_sha256
+from mega_schema.tokenizer.tokenizer import FastTokenizer, TokenizerIdentity
 
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))

@@ -20,11 +20,11 @@ from mega_ckpt.formats import user_overrides
 from mega_ckpt.formats.interface import KEEP, Format, ReadOptions, WriteOptions, WriteResult
 from mega_ckpt.tensors.row_stream import RowChunk, stream_rows
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL, Checkpoint
+from mega_schema.checkpoint.checkpoint_dir import TOKENIZER, TRAINER
+from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.params import count
-from mega_schema.run_folder import TOKENIZER, TRAINER
-from mega_schema.tokenizer import Tokenizer, open_folder
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:

@@ -26,12 +26,12 @@ from mega_ckpt.formats.megatron.run_dir import check_run_dir, is_release
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:

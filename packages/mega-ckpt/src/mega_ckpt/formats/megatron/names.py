@@ -16,7 +16,7 @@ from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
 from mega_ckpt.name_maps.qkv import qkv_order
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 from mega_schema.params import Param
 from mega_schema.spec import ModelSpec
 

@@ -19,7 +19,7 @@ from mega_ckpt.checkpoint.checkpoint_source import MatchedTensors
 from mega_ckpt.formats.megatron.rank_files import RankFile
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
-from mega_schema.checkpoint import OPTIMIZER
+from mega_schema.checkpoint.reader import OPTIMIZER
 
 MAIN, FIRST, SECOND = OPTIMIZER
 _MOMENTS = ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq"))

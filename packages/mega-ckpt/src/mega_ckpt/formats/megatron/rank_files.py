@@ -20,7 +20,7 @@ from mega_ckpt.formats.megatron.run_dir import find_checkpoint_dir
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.torch_files.pickle_reader import PickleFile, Record, Unpickler
 from mega_schema.errors import FormatError
-from mega_schema.layout import Layout
+from mega_schema.parallel_layout import Layout
 
 FILE, DISTRIBUTED = "model_optim_rng.pt", "distrib_optim.pt"
 _FILES = (FILE, "model_rng.pt")  # the second of 2022-03 to 2023-05, where the optimizer was distributed

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mega_ckpt.checkpoint.output_dir import other_checkpoints_error
-from mega_schema.disk import on_disk, replacing, sync_folder, sync_tree
+from mega_schema.atomic_io import on_disk, replacing, sync_folder, sync_tree
+from mega_schema.checkpoint.checkpoint_dir import LATEST as TRACKER
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST
+from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.checkpoint.run_lock import hold_run_folder
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.foreign_files import MOST_BESIDE, read_foreign
 from mega_schema.outputs import check_output
-from mega_schema.run_folder import LATEST as TRACKER
-from mega_schema.run_folder import MANIFEST
-from mega_schema.run_lock import hold_run_folder
 
 RELEASE = "release"
 

@@ -26,11 +26,11 @@ from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import GlobalName, Record
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL
+from mega_schema.checkpoint.checkpoint_dir import TRAINER
+from mega_schema.checkpoint.reader import MAIN, MODEL
 from mega_schema.errors import FormatError
-from mega_schema.layout import WHOLE, Layout
-from mega_schema.run_folder import TRAINER
-from mega_schema.shard import Slab
+from mega_schema.parallel_layout import WHOLE, Layout
+from mega_schema.sharding import Slab
 
 VERSION = 3.0
 SCALE = TensorHeader("scale", "F32", (1,))

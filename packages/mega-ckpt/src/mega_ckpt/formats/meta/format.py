@@ -37,14 +37,14 @@ from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import Unpickler
 from mega_schema.arch import table
-from mega_schema.checkpoint import MODEL
-from mega_schema.disk import on_disk
+from mega_schema.atomic_io import on_disk
+from mega_schema.checkpoint.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
+from mega_schema.checkpoint.reader import MODEL
+from mega_schema.dataset.atomic_dataset import replacing_folder
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_schema.staging import replacing_folder
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 PARAMS, PART, TOKENIZER = "params.json", "consolidated.{:02d}.pth", "tokenizer.model"
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"

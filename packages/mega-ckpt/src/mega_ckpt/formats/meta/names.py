@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mega_ckpt.name_maps.alias import ForeignTensor, TensorAlias
 from mega_schema.arch import table
-from mega_schema.shard import Split
+from mega_schema.sharding import Split
 from mega_schema.spec import ModelSpec
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 from mega_schema.spec import ModelSpec, llama
 
 # Llama 3.2 is the only release with a tied head, and the only one whose angles are scaled by more than 8

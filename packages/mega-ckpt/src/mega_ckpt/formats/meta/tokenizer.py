@@ -16,9 +16,9 @@ from typing import Final
 
 from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer import FastTokenizer, TokenizerIdentity
-from mega_schema.tokenizer_files import byte_level, content_of
-from mega_schema.tokenizer_identity import content_sha256
+from mega_schema.tokenizer.files import byte_level, content_of
+from mega_schema.tokenizer.identity import content_sha256
+from mega_schema.tokenizer.tokenizer import FastTokenizer, TokenizerIdentity
 
 _PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -20,7 +20,7 @@ from mega_ckpt.name_maps.boxes import run_to_boxes
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_ckpt.torch_files.pickle_reader import Unpickler
 from mega_schema.errors import FormatError
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 METADATA = ".metadata"
 _ORIGINAL = "nd_reformulated_orig_global_shape"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mega_ckpt.tensors.parallel_map import UpdateProgress
-from mega_schema.checkpoint import DTYPES
+from mega_schema.app.install_hint import install_hint
+from mega_schema.checkpoint.reader import DTYPES
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.install_hint import install_hint
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 if TYPE_CHECKING:
     import torch

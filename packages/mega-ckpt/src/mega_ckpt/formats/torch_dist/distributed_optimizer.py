@@ -25,10 +25,10 @@ from mega_ckpt.name_maps.boxes import run_to_boxes, select_box
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.mapped_tensor import DTYPE_BYTES, MappedTensor
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import MegaError
-from mega_schema.layout import Layout
-from mega_schema.shard import Slab
+from mega_schema.parallel_layout import Layout
+from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 KINDS: Mapping[str, str] = MappingProxyType(

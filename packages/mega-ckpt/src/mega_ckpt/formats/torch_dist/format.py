@@ -48,11 +48,11 @@ from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.name_maps.boxes import select_box
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.torch_files.pickle_reader import Unpickler
-from mega_schema.checkpoint import MODEL
+from mega_schema.checkpoint.foreign_files import MOST_JSON, read_foreign
+from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import FormatError
-from mega_schema.foreign_files import MOST_JSON, read_foreign
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer import Tokenizer, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 _OF_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(?P<kind>[a-z0-9_]+)\.(?P<of>.+)|.*)")
 Tensors = Mapping[str, DcpTensor]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from mega_ckpt.formats.megatron.names import Names, aliases
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_schema.arch import table
-from mega_schema.checkpoint import OPTIMIZER
+from mega_schema.checkpoint.reader import OPTIMIZER
 from mega_schema.spec import ModelSpec
 
 COMMON = "common.pt"

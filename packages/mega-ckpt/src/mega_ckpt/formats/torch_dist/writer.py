@@ -47,11 +47,11 @@ from mega_ckpt.tensors.row_stream import RowChunk, rows_per_chunk
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.arch import table
-from mega_schema.checkpoint import MAIN, MODEL, OPTIMIZER
-from mega_schema.disk import write_text
+from mega_schema.atomic_io import write_text
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError
 from mega_schema.params import count
-from mega_schema.shard import Shape
+from mega_schema.sharding import Shape
 
 _RESHARDABLE = "fully_reshardable"
 _CONTENT: Mapping[str, object] = MappingProxyType(

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mega_model.kernels import blocked, products, reference
+from mega_model.kernels import cpu_attention, products, reference
 from mega_model.kernels.cpp.library import load
-from mega_model.kernels.others import Part
-from mega_model.kernels.record import Visible
+from mega_model.kernels.interface import Visible
+from mega_model.kernels.third_party import Part
 from mega_schema.cpp_library import NotCompiled, vendor
 
 __all__ = ["NotCompiled", "part"]
@@ -105,7 +105,7 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
     given, queries = (q_BNsH, k_BKSH, v_BKSH), q_BNsH.shape[2]
     usual = q_BNsH.dtype in _KINDS and not isinstance(visible, Tensor) and 1 < queries <= k_BKSH.shape[2]
     if not usual or (q_BNsH.dtype == torch.bfloat16 and q_BNsH.shape[3] % 2):
-        return blocked.attention(q_BNsH, k_BKSH, v_BKSH, visible)
+        return cpu_attention.attention(q_BNsH, k_BKSH, v_BKSH, visible)
     out: Tensor = _Attention.apply(*given, visible == "before")
     return out
 
@@ -116,7 +116,7 @@ class _Attention(torch.autograd.Function):
         given = [_dense_rows(x) for x in (q_BNsH, k_BKSH, v_BKSH)]
         ctx.save_for_backward(*given)
         ctx.causal = causal
-        out_BNsH = blocked.token_major(q_BNsH)
+        out_BNsH = cpu_attention.token_major(q_BNsH)
         _attend("mega_attention", (out_BNsH, *given), given, causal)
         return out_BNsH
 
@@ -124,7 +124,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BNsH: Tensor) -> tuple[Tensor | None, ...]:
         given = ctx.saved_tensors
-        grads = [blocked.token_major(x) for x in given]
+        grads = [cpu_attention.token_major(x) for x in given]
         _attend("mega_attention_backward", (*grads, _dense_rows(grad_BNsH), *given), given, ctx.causal)
         return *grads, None
 

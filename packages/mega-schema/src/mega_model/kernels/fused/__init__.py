@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mega_model.kernels import products, reference
 from mega_model.kernels.fused import dropout, feedforward, norm, probability, rotary
-from mega_model.kernels.record import Kernels
+from mega_model.kernels.interface import Kernels
 
 TRITON = Kernels(
     rms_norm=norm.rms_norm,

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mega_model.distributed.mesh import Axis
 from mega_model.kernels.reference import IGNORED
-from mega_model.mesh import Axis
 
 _COLUMNS = 4096  # of the vocabulary at a time
 

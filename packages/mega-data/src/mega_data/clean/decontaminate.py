@@ -1,0 +1,263 @@
+"""Words of evaluation tasks out of training text: tools/openwebtext/filter_ngrams.py, with its windows.
+
+A task's text gives its 13-grams of words, or itself where it has 8 to 12. Where one of them stands in a
+document, it is cut out together with about 200 characters on each side, up to a sentence's end. N-grams that
+the corpus has 10 times or more are phrases of the language and stay: so the corpus is counted before it is
+cut.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, chain
+from pathlib import Path
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from mega_data.clean.step import Row, Verdict, Work
+from mega_data.jsonl_shards import lines, output_name
+from mega_schema.errors import ConfigError, FormatError
+
+_WORD = re.compile(r"\w+")
+_KEYS = ("text", "question", "goal", "sentence", "content", "premise", "context")
+_TABLE_BITS, _STEP = 24, np.uint64(0x9E3779B97F4A7C15)
+_SENTENCE_END = re.compile(r"[.!?]")
+
+
+@dataclass(frozen=True, slots=True)
+class Decontaminate:
+    """Cut n-grams of task files out of documents.
+
+    Attributes:
+        tasks: JSON lines with the text under text, question, goal, sentence, content, premise or context; or
+        plain
+            text, a line each.
+        longest: words of an n-gram.
+        shortest: a shorter task text is passed over.
+        phrase: an n-gram seen so often is a phrase, and stays.
+        window: characters to cut on each side; a piece left of no more than so many goes too.
+        pieces: a document that falls into more goes whole.
+        counts: how often the corpus has each n-gram; filled in by the run.
+    """
+
+    tasks: tuple[str, ...] = ()
+    longest: int = 13
+    shortest: int = 8
+    phrase: int = 10
+    window: int = 200
+    pieces: int = 10
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def start(self) -> Work:
+        phrases = (gram for gram, count in self.counts.items() if count >= self.phrase)
+        grams = self._table().without(phrases)
+        name = "-".join(Path(output_name(Path(task))).stem for task in self.tasks)
+
+        def work(row: Row) -> Verdict:
+            if not grams.may_have(row.text):
+                return [row]
+            pieces = self.cut(row.text, grams)
+            if pieces == [row.text]:
+                return [row]
+            if len(pieces) > self.pieces:
+                return f"falls into more than {self.pieces} pieces"
+            if not pieces:
+                return "nothing left beside task text"
+            old = f"{row.values['split_id']}-" if "split_id" in row.values else ""
+            made = f"{old}{name}-{row.shard:05d}-{row.line:010d}"
+            return [
+                row.having(**{row.key: piece, "split_id": f"{made}-{number:04d}"})
+                for number, piece in enumerate(pieces)
+            ]
+
+        return work
+
+    def count(self, texts: Iterable[str]) -> dict[str, int]:
+        """How often each n-gram of the tasks stands in the texts; those that do not are left out."""
+        grams, counted = self._table(), Counter[str]()
+        for text in texts:
+            if grams.may_have(text):
+                counted.update(gram for _, gram in grams.hits(text))
+        return dict(sorted(counted.items()))
+
+    def _table(self) -> Grams:
+        """The n-grams of all tasks; a process makes them once, and again where a file has changed."""
+        paths = [Path(task) for task in self.tasks]
+        versions = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths)
+        return _grams_of(self.tasks, self.longest, self.shortest, versions)
+
+    def texts(self) -> Iterator[list[str]]:
+        """The words of each task text that is long enough."""
+        if not self.tasks:
+            raise ConfigError("step decontaminate: tasks", "missing", hint='tasks = ["lambada_test.jsonl"]')
+        for task in self.tasks:
+            for text in _texts(Path(task)):
+                words = _words(text)
+                if len(words) >= self.shortest:
+                    yield words
+
+    def cut(self, text: str, grams: Grams) -> list[str]:
+        """The clean pieces of a text; beyond `pieces` of them the rest is not looked at.
+
+        After each hit the rest of the text begins at a sentence's end. The text is cut into words once.
+        """
+        ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+        pieces, base = list[str](), 0  # where the rest begins, in characters
+        hits = grams.hits(text)
+        while len(pieces) <= self.pieces and (hit := hits.find(base)) is not None:
+            at, gram = hit
+            last = bisect_left(ends, at - self.window + 1) - 1
+            left = text[base : ends[last] + 1] if last >= 0 and ends[last] > base else ""
+            if len(left) > self.window:
+                pieces.append(left)
+            after = bisect_left(ends, at + len(gram) + self.window)
+            base = ends[after] + 1 if after < len(ends) else len(text)
+            if len(text) - base <= self.window:
+                return pieces
+        return [*pieces, text[base:]]
+
+
+class Grams:
+    """The n-grams of task texts, words joined by one space, looked for in other texts.
+
+    A table of hashes of their first words tells at which few places of a text to look; there the strings
+    decide.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[str]], longest: int) -> None:
+        """Those of `longest` words of each text, given as its words; the whole of one that has fewer."""
+        self.longest = longest
+        self._phrases = frozenset[str]()
+        given = [words for words in texts if words]
+        self._all = frozenset(chain.from_iterable(_grams(words, longest) for words in given))
+        sizes = {min(len(words), longest) for words in given}
+        self._sizes = sorted(sizes - {longest})
+        self._first = min(sizes, default=longest)  # words that are hashed
+        self._table = np.zeros(1 << _TABLE_BITS, bool)
+        # each word is hashed once, in whichever n-grams it is; none reaches beyond its text
+        lengths = np.fromiter(map(len, given), np.int64, len(given))
+        hashes = np.fromiter(map(hash, chain.from_iterable(given)), np.int64, int(lengths.sum()))
+        left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(hashes))
+        begins = np.flatnonzero(left >= np.repeat(np.minimum(lengths, longest), lengths))
+        self._table[_mix(hashes.view(np.uint64)[begins + offset] for offset in range(self._first))] = True
+
+    def without(self, phrases: Iterable[str]) -> Grams:
+        """The same but for these n-grams; the table is shared."""
+        less = copy(self)
+        less._phrases = frozenset(phrases)
+        return less
+
+    def may_have(self, text: str) -> bool:
+        """False is certain, True is not."""
+        words = _words(text)
+        return len(words) >= self.longest and bool(self._table[self._hashes(words)].any())
+
+    def hits(self, text: str) -> Hits:
+        """Where n-grams begin in a text."""
+        words = _words(text)
+        return Hits(self, text, words, np.flatnonzero(self._table[self._hashes(words)]).tolist())
+
+    def at(self, words: Sequence[str], place: int) -> str | None:
+        """The n-gram that begins at a word: the longest size, else the shortest there is."""
+        whole = place + self.longest <= len(words)
+        for size in [self.longest, *self._sizes] if whole else self._sizes:
+            gram = " ".join(words[place : place + size])
+            if place + size <= len(words) and gram in self._all and gram not in self._phrases:
+                return gram
+        return None
+
+    def _hashes(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """Of each so many words that follow each other, a place in the table."""
+        one = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
+        count = max(0, len(one) - self._first + 1)
+        return _mix(one[offset : offset + count] for offset in range(self._first))
+
+
+class Hits:
+    """The n-grams of one text.
+
+    As in filter_ngrams.py a text of fewer than 13 words has none, and one of 13 none but at its first word.
+
+    Args:
+        places: the words where one may begin, ascending.
+    """
+
+    def __init__(self, grams: Grams, text: str, words: Sequence[str], places: Sequence[int]) -> None:
+        self._grams, self._words, self._places = grams, words, places
+        self._starts = [match.start() for match in _WORD.finditer(text)] if places else []
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Where each begins, in characters, and which it is."""
+        if len(self._words) < self._grams.longest:
+            return
+        only_first = len(self._words) == self._grams.longest
+        for place in self._places[: 1 if only_first else None]:
+            if not (only_first and place) and (gram := self._grams.at(self._words, place)) is not None:
+                yield self._starts[place], gram
+
+    def find(self, start: int) -> tuple[int, str] | None:
+        """The first in the rest of the text from character `start` on, as if the rest were the text."""
+        first = bisect_left(self._starts, start)
+        left = len(self._words) - first
+        if left < self._grams.longest:
+            return None
+        for at in range(bisect_left(self._places, first), len(self._places)):
+            place = self._places[at]
+            if left == self._grams.longest and place > first:
+                return None
+            if (gram := self._grams.at(self._words, place)) is not None:
+                return self._starts[place], gram
+        return None
+
+
+@lru_cache(maxsize=1)
+def _grams_of(tasks: tuple[str, ...], longest: int, shortest: int, versions: tuple[int, ...]) -> Grams:
+    """The n-grams of the tasks; other `versions` of their files are another key."""
+    return Grams(Decontaminate(tasks, longest, shortest).texts(), longest)
+
+
+def _grams(words: Sequence[str], longest: int) -> Iterator[str]:
+    """Each run of `longest` words of a text, or all of its words where they are fewer."""
+    joined, size = " ".join(words), min(len(words), longest)
+    ends = list(accumulate((len(word) + 1 for word in words), initial=0))  # one beyond the space after a word
+    return (joined[first : end - 1] for first, end in zip(ends, ends[size:], strict=False))
+
+
+def _mix(columns: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
+    """Places in the table of runs of words, given the hashes of their first words, their second and so on."""
+    found = np.zeros(1, np.uint64)
+    for column in columns:
+        found = found * _STEP + column
+    return (found * _STEP >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
+
+
+def _words(text: str) -> list[str]:
+    # a capital letter may be several characters in lower case, which are no word: so words first
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _texts(task: Path) -> Iterator[str]:
+    if not task.is_file():
+        raise ConfigError("step decontaminate: tasks", "no such file", found=task)
+    for number, line in enumerate(lines(task), 1):
+        if not line.strip():
+            continue
+        if not output_name(task).endswith((".jsonl", ".json")):
+            yield line.decode("utf-8", "replace")
+            continue
+        try:
+            values = orjson.loads(line)
+            yield next(values[key] for key in _KEYS if isinstance(values.get(key), str))
+        except (orjson.JSONDecodeError, AttributeError, StopIteration):
+            wanted = f"an object with a string under {' or '.join(_KEYS)}"
+            raise FormatError(f"{task}:{number}", "not a task's line", wanted=wanted) from None

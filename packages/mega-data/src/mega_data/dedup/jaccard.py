@@ -1,0 +1,81 @@
+"""Shingle sets kept on disk, for the documents that have a pair, and what they say of a pair."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_data.dedup.shingles import HASH_BITS, Keys
+from mega_data.jsonl_shards import writing
+
+Sets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
+
+
+def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[np.bool_]]]) -> None:
+    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted, equal ones once.
+
+    Args:
+        batches: of consecutive documents which are wanted, and the keys of those, numbered from 0.
+    """
+    at, offsets = 0, [np.zeros(1, np.uint64)]
+    with writing(folder / f"{shard:05d}.sets") as out:
+        for keys, wanted in batches:
+            hashes = (keys >> np.uint64(HASH_BITS - 32)).astype("<u4")
+            numbers = (keys >> np.uint64(HASH_BITS)).view(np.int64)
+            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(wanted) + 1))
+            for start, end in pairwise(bounds.tolist()):
+                hashes[start:end].sort()
+            kept = np.ones(len(hashes) + 1, bool)
+            np.not_equal(hashes[1:], hashes[:-1], out=kept[1:-1])
+            kept[bounds] = True
+            out.write(hashes[kept[:-1]].data)
+            sizes = np.zeros(len(wanted), np.int64)
+            sizes[wanted] = np.add.reduceat(kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
+            ends = at + np.cumsum(sizes)
+            offsets.append(ends.astype(np.uint64))
+            at = int(ends[-1])
+    with writing(folder / f"{shard:05d}.offsets") as out:
+        out.write(np.concatenate(offsets).astype("<u8").tobytes())
+
+
+class SetReader:
+    """The shingle sets of documents by their number, through all shards."""
+
+    def __init__(self, folder: Path, firsts: Sequence[int]) -> None:
+        """
+        Args:
+            firsts: number of the first document of each shard.
+        """
+        self.firsts = firsts
+        self._shards = [_mapped(folder, shard) for shard in range(len(firsts))]
+
+    def alike(self, a: int, b: int, least: float) -> bool:
+        """Whether two sets' intersection over their union is `least` or more; no set is like an empty one."""
+        one, other = self._set(a), self._set(b)
+        small, large = sorted((len(one), len(other)))
+        if not small or small < least * large:  # as much as the sizes allow
+            return False
+        together = np.concatenate([one, other])
+        together.sort()
+        shared = int(np.count_nonzero(together[1:] == together[:-1]))
+        return shared >= least * (len(together) - shared)
+
+    def _set(self, document: int) -> NDArray[np.uint32]:
+        shard = bisect_right(self.firsts, document) - 1
+        sets, offsets = self._shards[shard]
+        place = document - self.firsts[shard]
+        return sets[int(offsets[place]) : int(offsets[place + 1])]
+
+
+def _mapped(folder: Path, shard: int) -> Sets:
+    sets, offsets = folder / f"{shard:05d}.sets", folder / f"{shard:05d}.offsets"
+    empty = np.empty(0, np.uint32)
+    return (
+        np.memmap(sets, "<u4", "r").view(np.ndarray) if sets.stat().st_size else empty,
+        np.memmap(offsets, "<u8", "r").view(np.ndarray),
+    )

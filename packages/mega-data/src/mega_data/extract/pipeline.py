@@ -1,0 +1,205 @@
+"""Files of the web or of a wiki to JSON lines {"id", "url", "title", "text"}: a task per file or part."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from mega_data.error_limit import errors_of
+from mega_data.extract.formats import Part, pages
+from mega_data.extract.types import Gap, LeftOut, Page
+from mega_data.jsonl_shards import identity, writing
+from mega_data.output_folder import check_file, check_folder, check_stale, is_ours
+from mega_data.readers.packed import unchanged, unpacked_name
+from mega_data.task_stages import Result, Reuse, Stage, plan
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.outputs import check_output
+
+log = logging.getLogger("mega.data")
+LOGGED = 20  # places of one part that are told; all are counted
+_LINE = orjson.OPT_APPEND_NEWLINE
+
+
+def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, keep_dropped: bool) -> None:
+    """Refuse outputs that are inputs, hold inputs, or hold files of other programs.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    dropped = dropped_path(output)
+    if not is_one_file(output):
+        check_folder(output, work, inputs)
+        check_stale(output, (f"{unpacked_name(path)}.jsonl" for path in inputs))
+        if keep_dropped:
+            check_output(
+                "--keep-dropped", dropped, "folder", inputs=inputs, is_ours=lambda _: is_ours(output)
+            )
+        return
+    check_file("--output", output, inputs)
+    if keep_dropped:
+        check_output("--keep-dropped", dropped, "file", inputs=inputs, is_ours=lambda _: output.exists())
+
+
+def is_one_file(output: Path) -> bool:
+    return output.suffix == ".jsonl"
+
+
+def dropped_path(output: Path) -> Path:
+    """Beside the output, for what reads a folder reads all that is in it."""
+    if is_one_file(output):
+        return output.with_suffix(".dropped.jsonl")
+    return output.with_name(f"{output.name}.dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """One run.
+
+    Attributes:
+        parts: as `forms.cut` gives them, those of a file one after the other.
+        output: folder of a file per input, or one file of all when its name ends with .jsonl.
+        work: folder of the markers, and of what is to be joined.
+        form: one of forms.FORMS, or `auto`.
+        whole: keep navigation and footers of HTML.
+        skip: leave out what is damaged, and count it; else the first damaged place ends the run.
+        keep_dropped: write what is left out, with the reason under "dropped", beside the output.
+        dropped_to: where; None: `dropped_path` of the output.
+    """
+
+    parts: tuple[Part, ...]
+    output: Path
+    work: Path
+    form: str = "auto"
+    whole: bool = False
+    skip: bool = False
+    keep_dropped: bool = False
+    dropped_to: Path | None = None
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(part.path for part in self.parts))
+
+    def begin(self) -> None:
+        """Make the work folder, or go on in one of the same run.
+
+        Raises:
+            ConfigError: it holds another run, or two inputs would have one output.
+        """
+        if not self.one_file:
+            found = dict[str, Path]()
+            for path in self.inputs:
+                other = found.setdefault(unpacked_name(path), path)
+                if other != path:
+                    hint = "name one output file: --output all.jsonl"
+                    raise ConfigError("--input", f"two files of one name: {other} and {path}", hint=hint)
+        options = {"from": self.form, "whole-page": self.whole, "output": str(self.output.resolve())}
+        options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
+        numbers = {path: number for number, path in enumerate(self.inputs)}
+        owners = [numbers[part.path] for part in self.parts]
+        reuse = Reuse("done/extract", owners, "skip", self.work / "parts" if self.one_file else self.output)
+        plan(self.work, {"inputs": identity(self.inputs), **options, "skip": self.skip}, reuse)
+
+    @property
+    def one_file(self) -> bool:
+        return is_one_file(self.output)
+
+    @property
+    def dropped(self) -> Path:
+        return self.dropped_to or dropped_path(self.output)
+
+    def stages(self) -> list[Stage]:
+        """The stages, each to be done whole before the next begins."""
+        sizes = tuple(map(_size, self.parts))
+        first = Stage("extract", len(self.parts), self.run, sizes=sizes)
+        return [first, Stage("join", len(self._joins()), self.join, after=first)]
+
+    def run(self, task: int) -> Result:
+        """Write the pages of a part; what it had, what was left out by reason, and bytes lost to damage.
+
+        Raises:
+            FormatError: it is damaged, and that is not to be left out.
+        """
+        part, reasons = self.parts[task], Counter[str]()
+        documents = size = lost = gaps = 0
+        first = ""
+        with ExitStack() as stack:
+            out = stack.enter_context(writing(self._written(task, self.output)))
+            gone = None
+            if self.keep_dropped:
+                gone = stack.enter_context(writing(self._written(task, self.dropped)))
+            stack.enter_context(unchanged(part.path))
+            for page in pages(part, self.form, whole=self.whole):
+                if isinstance(page, Page):
+                    row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}
+                    size += out.write(orjson.dumps(row, option=_LINE))
+                    documents += 1
+                    continue
+                reasons[page.reason] += 1
+                if isinstance(page, Gap):
+                    lost += page.until - page.at
+                    gaps += 1
+                    first = first or f"{part.path}: {page.reason} at byte {page.at:,}: {page.why}"
+                    self._damaged(page, part.path, told=reasons[page.reason] <= LOGGED)
+                if gone is not None:
+                    gone.write(orjson.dumps(_row(page, part.path), option=_LINE))
+        counts = dict(sorted(reasons.items()))
+        read = {"read": _size(part), "lost": lost}
+        errors = errors_of(gaps, first, documents + sum(reasons.values()))
+        return {"documents": documents, "bytes": size, **read, "reasons": counts, **errors}
+
+    def _damaged(self, gap: Gap, path: Path, *, told: bool) -> None:
+        what = f"{gap.reason} at byte {gap.at:,}"
+        if not self.skip:
+            hint = "copy the file again, or leave out what is lost: --on-error skip"
+            raise FormatError(path, what, found=gap.why, hint=hint)
+        if told:
+            log.warning("%s: %s to %s: %s", path, what, f"{gap.until:,}", gap.why)
+
+    def join(self, number: int) -> Result:
+        """Write one file from its parts."""
+        output, tasks = self._joins()[number]
+        folder = self.dropped if output.is_relative_to(self.dropped) else self.output
+        with writing(output) as out:
+            for task in tasks:
+                with self._written(task, folder).open("rb") as part:
+                    shutil.copyfileobj(part, out, 1 << 20)
+        return {}
+
+    def _joins(self) -> list[tuple[Path, list[int]]]:
+        """The files that are written from parts, and the tasks whose parts they are."""
+        joined = dict[Path, list[int]]()
+        for base in [self.output, *([self.dropped] if self.keep_dropped else [])]:
+            for task in range(len(self.parts)):
+                if self._apart(task):
+                    joined.setdefault(self._final(task, base), []).append(task)
+        return list(joined.items())
+
+    def _apart(self, task: int) -> bool:
+        """Whether a task has but a part of an output."""
+        return self.one_file or self.parts[task].start > 0 or self.parts[task].end is not None
+
+    def _final(self, task: int, base: Path) -> Path:
+        return base if self.one_file else base / f"{unpacked_name(self.parts[task].path)}.jsonl"
+
+    def _written(self, task: int, base: Path) -> Path:
+        """Where a task writes what goes to `base`, the output or what is dropped from it."""
+        if self._apart(task):
+            return self.work / ("parts" if base == self.output else "dropped") / f"{task:05d}.jsonl"
+        return self._final(task, base)
+
+
+def _size(part: Part) -> int:
+    return (part.path.stat().st_size if part.end is None else part.end) - part.start
+
+
+def _row(page: LeftOut | Gap, path: Path) -> dict[str, str | int]:
+    if isinstance(page, Gap):
+        return {"dropped": page.reason, "file": str(path), "byte": page.at, "to": page.until, "why": page.why}
+    return {"dropped": page.reason, "id": page.id, "url": page.url, "title": page.title}

@@ -1,0 +1,257 @@
+"""Shards: files of documents, read line by line as JSON whatever their form, and written whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, Self
+
+import orjson
+
+from mega_data.error_limit import errors_of
+from mega_data.readers.arrow import rows
+from mega_data.readers.blocks import Fault, parse_json
+from mega_data.readers.inputs import NAMED, form_of, found
+from mega_data.readers.packed import changed_error, opened, unchanged, unpacked_name
+from mega_data.texts import dump_line, exact_numbers, text_of
+from mega_schema.atomic_io import own_partial_file, replacing, reporting_full_disk
+from mega_schema.errors import ConfigError, DamageError, FormatError
+
+
+def shards(words: Iterable[str | Path]) -> list[Path]:
+    """The files that the words name, see `readers.inputs.found`, in the order of their outputs' names.
+
+    Raises:
+        ConfigError: two files have one output, or there is no file.
+    """
+    given = {one.path: one for one in found([str(word) for word in words])}
+    for one in given.values():
+        if one.form == NAMED:
+            hint = f"datasets.load_dataset({one.named.name!r}, ...).save_to_disk('saved'), then --input saved"
+            raise ConfigError("--input", "tasks are files, and this is a name", found=one.path, hint=hint)
+        if one.stream:
+            name = "stdin" if one.stdin else "a pipe"
+            what, hint = f"{name} is read once, and this command reads twice", "name a file"
+            raise ConfigError("--input", what, hint=hint)
+    files = sorted(given, key=lambda path: (output_name(path), path))
+    for file, other in zip(files, files[1:], strict=False):
+        if output_name(file) == output_name(other):
+            raise ConfigError("--input", f"two files of one name: {file} and {other}", hint="rename one")
+    return files
+
+
+def output_name(path: Path) -> str:
+    """The name of what is written from a file: JSON lines, not compressed."""
+    return f"{path.stem}.jsonl" if form_of(path) == "table" else unpacked_name(path)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a shard, each with its line break where it has one; a row of a table as JSON.
+
+    Raises:
+        ConfigError: a library that the form needs is not installed.
+        FormatError: the file is damaged.
+    """
+    if form_of(path) == "table":
+        with unchanged(path):
+            for row in rows(path):
+                yield orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    else:
+        with opened(path) as file:
+            yield from file
+
+
+def _plain(value: Any) -> str:
+    """A value of a table that JSON has no form for: bytes as text, any other as Python prints it."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+Faults = Callable[[int, FormatError, bytes], object]
+"""What is done with a line that is no document, given its number from 1 and what is wrong with it."""
+
+
+def refuse(number: int, error: FormatError, line: bytes) -> None:
+    """End the run at the first of them."""
+    raise error
+
+
+def pass_over(number: int, error: FormatError, line: bytes) -> None:
+    """Leave it out: whoever read the shard before has dealt with it."""
+
+
+class Quarantine:
+    """The lines of a shard that are no documents, kept as `preprocess` keeps them.
+
+    The file is made where there are any, and gets its name when the block ends well.
+
+    Attributes:
+        count: of those lines.
+        first: place of the first, and what is wrong with it.
+    """
+
+    def __init__(self, path: Path, shard: Path) -> None:
+        self.path, self.shard, self.count, self.first = path, shard, 0, ""
+        self._stack = ExitStack()
+        self._out: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.path.unlink(missing_ok=True)  # of a task that ended before it was noted
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        self._stack.__exit__(*ended)
+
+    def __call__(self, number: int, error: FormatError, line: bytes) -> None:
+        self._out = self._out or self._stack.enter_context(writing(self.path))
+        row = line.decode("utf-8", "replace").rstrip("\r\n")
+        fault = Fault(0, error.what, str(error.found), str(error.wanted), row)
+        self._out.write(dump_line(fault.told(self.shard, number)))
+        self.first = self.first or f"{self.shard}:{number}, {error.what}"
+        self.count += 1
+
+    def places(self) -> set[int]:
+        """The numbers of those lines, from 0, as an earlier task wrote them."""
+        if not self.path.exists():
+            return set()
+        with self.path.open("rb") as file:
+            return {orjson.loads(line)["line"] - 1 for line in file}
+
+
+def errors_in(wrong: Quarantine | None, rows: int) -> dict[str, Any]:
+    """What the result of a task says of the lines it has set apart, beside so many documents."""
+    count, first = (wrong.count, wrong.first) if wrong else (0, "")
+    return {"skipped": count, **errors_of(count, first, rows + count)}
+
+
+def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
+    """The object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
+
+    Raises:
+        FormatError: it is something else; the message begins with file and line.
+    """
+    where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
+    try:
+        values = parse_json(line)
+    except orjson.JSONDecodeError as error:
+        at = f"{error.msg} at column {error.colno}"
+        raise FormatError(
+            where, "not JSON", found=at, wanted="one object a line, in UTF-8", hint=hint
+        ) from None
+    if not isinstance(values, dict):
+        found, wanted = type(values).__name__, f"an object with {key!r}"
+        raise FormatError(where, "not a JSON object", found=found, wanted=wanted, hint=hint)
+    keys = ", ".join(list(values)[:8]) or "no keys"
+    if not _is_text(values.get(key)):
+        wanted = "a string there (see --json-key)"
+        raise FormatError(where, f"no text under {key!r}", found=keys, wanted=wanted, hint=hint)
+    if id_key and not isinstance(values.get(id_key), str | int):
+        wanted = "a string or a number there (see --id-key)"
+        raise FormatError(where, f"no id under {id_key!r}", found=keys, wanted=wanted, hint=hint)
+    return values
+
+
+def whole_lines(path: Path, faults: Faults) -> Iterator[bytes]:
+    """The lines of a shard up to damage, which is a fault of the line that would come next."""
+    number = 0
+    try:
+        for line in lines(path):
+            number += 1
+            yield line
+    except DamageError as error:
+        faults(number + 1, error, b"")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(s, str) for s in value))
+
+
+def documents(
+    path: Path, key: str, faults: Faults, id_key: str = ""
+) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """The documents of a shard: the number of the line from 1, the line, the object on it."""
+    for number, line in enumerate(whole_lines(path, faults), 1):
+        if (values := _document(line, path, number, key, id_key, faults)) is not None:
+            yield number, line, exact_numbers(line, values)
+
+
+def batches(
+    path: Path, key: str, characters: int, faults: Faults, id_key: str = ""
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Texts and ids, one per line of a shard, in lists of about so many characters.
+
+    A line that is blank or no document has an empty text; without an `id_key` there are no ids.
+    """
+    texts, ids, size = list[str](), list[str](), 0
+    for number, line in enumerate(whole_lines(path, faults), 1):
+        values = _document(line, path, number, key, id_key, faults) or {key: "", id_key: ""}
+        texts.append(text_of(values, key))
+        if id_key:
+            ids.append(str(values[id_key]))
+        size += len(texts[-1]) + 1
+        if size >= characters:
+            yield texts, ids
+            texts, ids, size = [], [], 0
+    if texts:
+        yield texts, ids
+
+
+def _document(
+    line: bytes, path: Path, number: int, key: str, id_key: str, faults: Faults
+) -> dict[str, Any] | None:
+    """The object on a line; None for a blank one, and for one that is no document."""
+    try:
+        return document(line, path, number, key, id_key)
+    except FormatError as error:
+        if line.strip():
+            faults(number, error, line)
+        return None
+
+
+def identity(files: Sequence[Path]) -> list[list[str | int]]:
+    """What tells that the inputs of a run are still the same: names, sizes and times of change."""
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def check_identity(inputs: Iterable[Sequence[Any]]) -> None:
+    """See that files are still what `identity` told.
+
+    Raises:
+        FormatError: one was written, replaced or removed since.
+    """
+    for name, size, time in inputs:
+        path = Path(name)
+        stat = path.stat() if path.exists() else None
+        if stat is None or (stat.st_size, stat.st_mtime_ns) != (size, time):
+            raise changed_error(path, size, None if stat is None else stat.st_size)
+
+
+def size(file: Path) -> int:
+    """Bytes on disk; 0 where the stage that writes the file is still to run."""
+    return file.stat().st_size if file.exists() else 0
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when the block ends well; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        reporting_full_disk(path),
+        replacing(path, own_partial_file(path)) as partial,
+        partial.open("wb", buffering=1 << 20) as out,
+    ):
+        yield out
+
+
+@contextmanager
+def parted(
+    shard: Path, output: Path, dropped: Path | None, quarantine: Path | None
+) -> Iterator[tuple[IO[bytes], IO[bytes] | None, Quarantine | None]]:
+    """Where a shard's lines go, a file in each folder that is named: what stays, what goes, what is wrong."""
+    name = output_name(shard)
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(writing(output / name)),
+            None if dropped is None else stack.enter_context(writing(dropped / name)),
+            None if quarantine is None else stack.enter_context(Quarantine(quarantine / name, shard)),
+        )

@@ -1,0 +1,215 @@
+"""Real text that every Python environment carries: what its libraries say about themselves.
+
+Documents are docstrings of the standard library and of installed packages, and the topics of `help()`.
+Sources are parsed, never imported. Order and choice depend on hashes of names and texts alone, so the same
+packages give the same corpus, and any beginning of it is a fair sample.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import orjson
+
+from mega_data.process_pool import in_order
+from mega_schema.atomic_io import reporting_full_disk
+from mega_schema.errors import ConfigError
+from mega_schema.outputs import check_output, has_keys
+
+SHORTEST = 100  # characters: below it a docstring is a label, not text
+TOPICS = "pydoc_data.topics"
+_FILES_AT_A_TIME = 16
+_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text, and the dotted name of the module it stands in."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was found: training text, and text of other modules held out from it."""
+
+    train: list[Document]
+    held_out: list[Document]
+
+    @property
+    def train_bytes(self) -> int:
+        return sum(len(document.text.encode()) for document in self.train)
+
+    @property
+    def held_out_bytes(self) -> int:
+        return sum(len(document.text.encode()) for document in self.held_out)
+
+
+def collect(
+    size: int,
+    *,
+    held_out_share: float = 0.0,
+    roots: Sequence[Path] | None = None,
+    workers: int = 1,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Sample:
+    """About `size` bytes of training text, or all there is.
+
+    Whole modules are held out, chosen by their names, so that a text and its close relatives are on one side;
+    a held-out text that also stands in a training module is dropped.
+
+    Args:
+        size: bytes of UTF-8, of training text alone.
+        held_out_share: of the modules.
+        roots: folders that hold modules; None takes those of this Python.
+        progress: told the bytes of training text found since it was last called.
+
+    Raises:
+        ConfigError: the share is not one.
+    """
+    if not 0 <= held_out_share < 1:
+        raise ConfigError(
+            "--held-out-share", "not a share", found=held_out_share, wanted="0 or more, below 1"
+        )
+    train: dict[bytes, Document] = {}
+    held_out: dict[bytes, Document] = {}
+    found = 0
+    for documents in in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
+        before = found
+        for document in documents:
+            # not the hash that orders modules: by that one, those held out would all come first
+            held = int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+            digest = _hash(document.text)
+            if held:
+                held_out.setdefault(digest, document)
+            elif digest not in train:
+                train[digest] = document
+                found += len(document.text.encode())
+        progress(found - before)
+        if found >= size:
+            break
+    apart = {digest: document for digest, document in held_out.items() if digest not in train}
+    return Sample(_up_to(size, _by_hash(train)), _by_hash(apart))
+
+
+def check_outputs(output: Path, held_out: Path | None) -> None:
+    """Refuse outputs that are one file, or would replace a file that `write` did not write.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    for option, path in (("--output", output), ("--held-out", held_out)):
+        if path is not None:
+            check_output(option, path, "file", is_ours=has_keys(("text", "source")))
+    if held_out is not None and (held_out.resolve() == output.resolve() or _same(held_out, output)):
+        raise ConfigError("--held-out", "is --output", found=held_out, hint="name another file")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def write(path: Path, documents: Iterable[Document]) -> None:
+    """One JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with reporting_full_disk(path), temporary.open("wb") as file:
+            for document in documents:
+                file.write(orjson.dumps({"text": document.text, "source": document.source}) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _own_roots() -> list[Path]:
+    paths = sysconfig.get_paths()
+    return [Path(paths[name]) for name in ("stdlib", "purelib", "platlib")]
+
+
+def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Dotted names and files: the topics first, the rest in an order that no package decides."""
+    modules: dict[str, Path] = {}
+    for root in roots:
+        for folder, inner, files in os.walk(root):
+            inner[:] = sorted(name for name in inner if name.isidentifier() and name not in _SKIPPED)
+            for name in sorted(files):
+                path = Path(folder) / name
+                parts = path.relative_to(root).with_suffix("").parts
+                if path.suffix == ".py" and path.stem.isidentifier():
+                    dotted = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                    modules.setdefault(dotted, path)
+    return sorted(modules.items(), key=lambda module: (module[0] != TOPICS, _hash(module[0])))
+
+
+def _batches(modules: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:
+    for at in range(0, len(modules), _FILES_AT_A_TIME):
+        yield modules[at : at + _FILES_AT_A_TIME]
+
+
+def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
+    """Texts of some modules; one that is not Python of our version has none."""
+    documents = []
+    for name, path in modules:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an author's escapes, which are not ours to mend
+                tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        texts = _topics(tree) if name == TOPICS else ((name, text) for text in _docstrings(tree))
+        documents += [Document(text, source) for source, text in texts if _is_text(text)]
+    return documents
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of the module and of every class and function in it, without their indentation."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+        # definitions stand in statements, so expressions, most of the tree, need no visit
+        kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
+        pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)]
+
+
+def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The entries of the dictionary that `help()` looks topics up in, each its own source."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            for topic, text in ast.literal_eval(statement.value).items():
+                yield f"{TOPICS}:{topic}", str(text).strip()
+
+
+def _is_text(text: str) -> bool:
+    """Whether it is long enough, and UTF-8 can hold it: a literal may have half of a surrogate pair."""
+    return len(text) >= SHORTEST and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _by_hash(documents: dict[bytes, Document]) -> list[Document]:
+    return [documents[digest] for digest in sorted(documents)]
+
+
+def _up_to(size: int, documents: list[Document]) -> list[Document]:
+    """The first documents, until they hold `size` bytes."""
+    held = 0
+    for count, document in enumerate(documents):
+        if held >= size:
+            return documents[:count]
+        held += len(document.text.encode())
+    return documents
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()

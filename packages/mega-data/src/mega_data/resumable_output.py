@@ -1,0 +1,352 @@
+"""What an unfinished run has written: files that only grow, and a journal of how far they are whole.
+
+    PREFIX.unfinished/
+        journal.json     which run this is, the place it got to, the size of each file there
+        0.ids            of the first key: ids end to end
+        0.lengths        int32, tokens of each sequence
+        0.documents      int64, sequence at which each document begins; ends with that of the next
+        quarantine       JSON lines of what was passed over
+        inputs           JSON lines, of each input that was begun: its state, and place and sizes before it
+
+A run that was killed cuts the files back to those sizes and goes on from the place. Where an input has since
+changed, as when a wrong line in it was mended, the next run cuts them back to where that input began. No
+reader looks there; when all is read, the files become a dataset under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.atomic_io import sync_folder
+from mega_schema.dataset.idx_content import CHUNK, Contents
+from mega_schema.dataset.indexed_dataset import DatasetInfo, beside
+from mega_schema.dataset.indexed_writer import write_index
+from mega_schema.errors import ConfigError
+
+FORMAT: Final = 2
+JOURNAL: Final = "journal.json"
+LOCK: Final = "lock"
+QUARANTINE: Final = "quarantine"
+INPUTS: Final = "inputs"
+State = (
+    list[str | int] | None
+)  # what tells an input from others and from other versions of it; None: nothing does
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a run got.
+
+    Attributes:
+        input: number of the input that is being read.
+        position: of it, where the next block begins.
+        rows: of it, before that.
+        size: bytes read, of all inputs.
+        consumed: the same on disk, where files may be compressed.
+        skipped: rows that were passed over.
+    """
+
+    input: int = 0
+    position: int = 0
+    rows: int = 0
+    size: int = 0
+    consumed: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Documents under one key.
+
+    Attributes:
+        ids: of all of them, end to end.
+        lengths: int32, tokens of each sequence.
+        sequences: of each document, 0 for an empty one.
+    """
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int32]
+    sequences: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Part:
+    """The files of one key."""
+
+    files: dict[str, IO[bytes]]
+    sequences: int = 0
+    tokens: int = 0
+    documents: int = 0
+
+
+@dataclass(slots=True)
+class Parts:
+    """The files of a run, open for more.
+
+    Attributes:
+        run: what tells that the options are the same as before.
+        inputs: state of each.
+        skip: wrong rows are passed over.
+    """
+
+    folder: Path
+    run: str
+    dtype: np.dtype[Any]
+    inputs: Sequence[State] = ()
+    skip: bool = False
+    place: Place = field(default_factory=Place)
+    resumed: bool = False
+    _parts: list[_Part] = field(default_factory=list)
+    _quarantine: IO[bytes] | None = None
+    _begun: IO[bytes] | None = None
+    _inputs_begun: int = 0
+    _lock: IO[bytes] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        run: str,
+        dtype: np.dtype[Any],
+        keys: int,
+        inputs: Sequence[State] = (),
+        *,
+        skip: bool = False,
+    ) -> Parts:
+        """The files in `folder`, as far as they are whole; empty ones where they are of another run.
+
+        Raises:
+            ConfigError: a process that lives writes there.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = cls(folder, run, dtype, inputs, skip)
+        parts._lock = (folder / LOCK).open("ab")
+        try:
+            fcntl.flock(parts._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parts._lock.close()
+            hint = "wait for it to end, or choose another prefix"
+            raise ConfigError(
+                "--output-prefix", "another run writes there", found=folder, hint=hint
+            ) from None
+        noted, parts._inputs_begun = parts._noted(inputs)
+        sizes = noted.get("sizes", {})
+        if noted:
+            parts.place, parts.resumed = Place(**noted["place"]), True
+        for key in range(keys):
+            names = ("ids", "lengths", "documents")
+            files = {name: parts._grown(f"{key}.{name}", sizes) for name in names}
+            parts._parts.append(_Part(files, **(noted["parts"][key] if noted else {})))
+            if not noted:
+                files["documents"].write(np.zeros(1, np.int64).tobytes())
+        parts._quarantine = parts._grown(QUARANTINE, sizes)
+        parts._begun = parts._grown(INPUTS, sizes)
+        return parts
+
+    @property
+    def tokens(self) -> int:
+        """Of all keys."""
+        return sum(part.tokens for part in self._parts)
+
+    @property
+    def documents(self) -> int:
+        """Of each key."""
+        return self._parts[0].documents
+
+    def begin(self, input: int) -> None:
+        """Keep where an input begins, and those before it that had no rows, unless that was done."""
+        assert self._begun is not None
+        for number in range(self._inputs_begun, input + 1):
+            at = Place(number, size=self.place.size, consumed=self.place.consumed, skipped=self.place.skipped)
+            line = {"input": self.inputs[number], **self._at(at)}
+            self._begun.write(json.dumps(line).encode() + b"\n")
+        self._inputs_begun = max(self._inputs_begun, input + 1)
+
+    def add(self, key: int, encoded: Encoded) -> None:
+        """Write documents; `note` says later how far they are whole."""
+        part = self._parts[key]
+        ends = np.cumsum(encoded.sequences, dtype=np.int64) + part.sequences
+        part.files["ids"].write(encoded.ids.astype(self.dtype, copy=False).data)
+        part.files["lengths"].write(encoded.lengths.astype(np.int32, copy=False).data)
+        part.files["documents"].write(ends.data)
+        part.sequences += len(encoded.lengths)
+        part.documents += len(encoded.sequences)
+        part.tokens += len(encoded.ids)
+
+    def quarantine(self, row: dict[str, object]) -> None:
+        """Keep a row that was passed over, and why."""
+        assert self._quarantine is not None
+        self._quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+
+    def first_fault(self) -> str:
+        """The place of the first row that was passed over, and what is wrong with it."""
+        assert self._quarantine is not None
+        self._quarantine.flush()
+        with (self.folder / QUARANTINE).open("rb") as file:
+            row = json.loads(file.readline())
+        what, _, _ = row["reason"].partition(": found ")
+        return f"{row['file']}:{row['line']}, {what}"
+
+    def note(self) -> None:
+        """Everything written so far outlasts the process: a later run may go on from `place`."""
+        for _, file in self._named():
+            _sync(file)
+        journal = {"format": FORMAT, "run": self.run, "skip": self.skip, **self._at(self.place)}
+        new = self.folder / f"{JOURNAL}.new"
+        with new.open("wb") as written:
+            written.write(json.dumps(journal).encode())
+            _sync(written)
+        new.replace(self.folder / JOURNAL)
+
+    def keep(self, unchanged: int) -> None:
+        """After an error, leave what was done to the next run; nothing where that can use nothing of it.
+
+        Args:
+            unchanged: so many inputs, the first ones, are still as they were.
+        """
+        self.note()
+        if not self._noted(self.inputs[:unchanged])[0]:
+            self.discard()
+
+    def publish(
+        self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
+    ) -> None:
+        """Give the files their names as datasets, in place of earlier ones; the folder goes.
+
+        Args:
+            form: of the index, mmap or cached.
+            quarantine: name for the rows that were passed over, where there are any.
+        """
+        for number, (part, info) in enumerate(zip(self._parts, infos, strict=True)):
+            for file in part.files.values():
+                file.flush()
+            counts = (part.sequences, part.documents + 1)
+            lengths, documents = (self._stream(number, n) for n in ("lengths", "documents"))
+            with (self.folder / f"{number}.idx").open("wb") as index:
+                write_index(index, form, Contents(self.dtype, *counts, lengths, documents))
+                _sync(index)
+            info = dataclasses.replace(
+                info, documents=part.documents, sequences=part.sequences, tokens=part.tokens
+            )
+            with (self.folder / f"{number}.json").open("wb") as told:
+                told.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+                _sync(told)
+            _sync(part.files["ids"])
+        for number, prefix in enumerate(prefixes):
+            # The index is what readers open first: without one there is no dataset. So the old one goes
+            # before the new payload comes, and the new one comes last.
+            for suffix in (".idx", ".json"):
+                beside(prefix, suffix).unlink(missing_ok=True)
+            for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
+                (self.folder / f"{number}.{name}").replace(beside(prefix, suffix))
+        if self.place.skipped and self._quarantine is not None:
+            _sync(self._quarantine)
+            (self.folder / QUARANTINE).replace(quarantine)
+        else:
+            quarantine.unlink(missing_ok=True)  # of an earlier run
+        sync_folder(self.folder.parent)
+        self.discard()
+
+    def close(self) -> None:
+        """Leave the files for a later run."""
+        for _, file in self._named():
+            with contextlib.suppress(OSError):  # what a full disk did not take is not in the journal either
+                file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _named(self) -> Iterator[tuple[str, IO[bytes]]]:
+        for number, part in enumerate(self._parts):
+            for name, file in part.files.items():
+                yield f"{number}.{name}", file
+        for name, grown in ((QUARANTINE, self._quarantine), (INPUTS, self._begun)):
+            if grown is not None:
+                yield name, grown
+
+    def _at(self, place: Place) -> dict[str, Any]:
+        """A place, with what was written before it."""
+        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._parts]
+        sizes = {name: file.tell() for name, file in self._named()}
+        return {"place": dataclasses.asdict(place), "parts": counts, "sizes": sizes}
+
+    def _noted(self, inputs: Sequence[State]) -> tuple[dict[str, Any], int]:
+        """The last place of an earlier process up to which a run of these inputs writes the same.
+
+        Returns:
+            the place as `_at` gives it, empty where there is none; how many inputs were begun before it.
+        """
+        journal = self._journal()
+        if not journal:
+            return {}, 0
+        lines = (self.folder / INPUTS).read_bytes()[: journal["sizes"][INPUTS]].splitlines()
+        begun = [json.loads(line) for line in lines]
+        pairs = zip(begun, inputs, strict=False)
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[1] is not None and pair[0]["input"] == pair[1], pairs)
+        )
+        places = [*enumerate(begun[: same + 1])]
+        if same == len(begun):
+            places.append((same, journal))
+        for count, place in reversed(places):
+            # rows that one run passes over end another
+            if place["place"]["size"] and (journal["skip"] == self.skip or not place["place"]["skipped"]):
+                return place, count
+        return {}, 0
+
+    def _journal(self) -> dict[str, Any]:
+        """What an earlier process noted with these options; nothing where its files are not as noted."""
+        try:
+            journal = json.loads((self.folder / JOURNAL).read_bytes())
+            if journal["format"] != FORMAT or journal["run"] != self.run:
+                return {}
+            for name, size in journal["sizes"].items():
+                if (self.folder / name).stat().st_size < size:
+                    return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        assert isinstance(journal, dict)
+        return journal
+
+    def _grown(self, name: str, sizes: dict[str, int]) -> IO[bytes]:
+        file = (self.folder / name).open("ab", buffering=1 << 16)
+        file.truncate(sizes.get(name, 0))
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def _stream(self, number: int, name: str) -> Callable[[], Iterator[NDArray[Any]]]:
+        dtype = np.dtype(np.int32 if name == "lengths" else np.int64)
+
+        def chunks() -> Iterator[NDArray[Any]]:
+            with (self.folder / f"{number}.{name}").open("rb") as file:
+                while part := file.read(CHUNK * dtype.itemsize):
+                    yield np.frombuffer(part, dtype)
+
+        return chunks
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is that of a run, its first files perhaps not written yet."""
+    return (folder / LOCK).is_file()
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,222 @@
+"""Training tokenizers, and writing them the way Megatron's flags and Hugging Face's libraries ask for them.
+
+bpe        byte-level, GPT-2's (Sennrich et al. 2016, Radford et al. 2019): any text has ids and comes back
+wordpiece  BERT's (Schuster and Nakajima 2012, Devlin et al. 2019): words cut at spaces and punctuation
+unigram    SentencePiece's (Kudo 2018), with a piece for every byte: any text has ids and comes back
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mega_data.sentencepiece_model import model_proto
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError
+from mega_schema.tokenizer.fast import CONTENT
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer, save_folder
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TYPES = ("bpe", "wordpiece", "unigram")
+EOD = "<|endoftext|>"
+SMALLEST = 1 + 256  # the end of a document, and every byte, so that any text has ids
+WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNIGRAM_SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
+_PRIVATE = 0xF0000  # the first code point of Unicode's plane 15
+_SPACE = "\u2581"
+# The `tokenizers` library looks for special pieces in text too. With such a score, and the letters they are
+# spelled with in the vocabulary, it never takes one: `<s>` in a text is three letters, as in SentencePiece.
+_LAST, _SPELLING = -1000.0, "".join(sorted({*"".join(UNIGRAM_SPECIALS), *"0123456789ABCDEFx"}))
+
+
+def train(
+    texts: Iterable[str], vocab_size: int, *, kind: str = "bpe", lowercase: bool = False
+) -> FastTokenizer:
+    """A tokenizer of at most `vocab_size` ids, the same for the same texts.
+
+    It has fewer ids where the texts have too few pairs to merge. `<|endoftext|>` is id 0 of a bpe; the first
+    ids of the others are WORDPIECE_SPECIALS and UNIGRAM_SPECIALS.
+
+    Args:
+        kind: one of TYPES.
+        lowercase: fold case and accents before the words are cut; for wordpiece alone.
+
+    Raises:
+        ConfigError: `vocab_size` leaves no room for what every tokenizer of the kind has.
+    """
+    if kind not in TYPES:
+        raise ConfigError("--type", "unknown", found=kind, wanted=" | ".join(TYPES))
+    if lowercase and kind != "wordpiece":
+        raise ConfigError("--lowercase", "is wordpiece's", found=f"--type {kind}", hint="--type wordpiece")
+    library = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind](texts, vocab_size, lowercase)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(library.to_str(), "utf-8")
+        trained = open_tokenizer("HuggingFaceTokenizer", model=path)
+    assert isinstance(trained, FastTokenizer)
+    return trained
+
+
+def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < SMALLEST:
+        wanted = f"{SMALLEST} or more: every byte, and {EOD}"
+        raise ConfigError("--vocab-size", "too small for byte-level BPE", found=vocab_size, wanted=wanted)
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    return library
+
+
+def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """The pairs of byte-pair encoding, as in Hugging Face's trainer, but the same ones every time.
+
+    That trainer numbers the letters inside of words in the order of a hash table, and so breaks ties by
+    chance. Here each of them is a letter of its own while we train, from Unicode's planes for private use,
+    which the normalizer keeps out of words.
+    """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer, cut = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    inside: dict[str, str] = {}  # a letter that is not its word's first, as a letter of its own
+
+    def words() -> Iterator[str]:
+        for text in texts:
+            found = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
+            yield " ".join(
+                word[0] + "".join(inside.setdefault(c, chr(_PRIVATE + len(inside))) for c in word[1:])
+                for word in found
+            )
+        yield " ".join(inside)  # any of them may begin a word of another text
+
+    trained = Library(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    specials = list(WORDPIECE_SPECIALS)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
+    trained.train_from_iterator(words(), trainer)
+    if (size := trained.get_vocab_size()) > vocab_size:
+        wanted = f"{size} or more: each letter as a word's first and inside of words"
+        raise ConfigError("--vocab-size", "too small for wordpiece", found=vocab_size, wanted=wanted)
+    letters = {letter: c for c, letter in inside.items()}
+    vocab = {}
+    for token, number in sorted(trained.get_vocab().items(), key=itemgetter(1)):
+        prefix = "##" if token[:1] in letters else ""
+        vocab[prefix + "".join(letters.get(c, c) for c in token)] = number
+    library = Library(models.WordPiece(vocab, unk_token="[UNK]"))
+    library.add_special_tokens(specials)
+    library.normalizer, library.pre_tokenizer = normalizer, cut
+    library.decoder = decoders.WordPiece(prefix="##")
+    return library
+
+
+def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer:
+    """SentencePiece's own training; what it finds as a tokenizer.json that gives the same ids."""
+    try:
+        import sentencepiece
+    except ImportError:
+        hint = install_hint("mega-data", "sentencepiece")
+        raise ConfigError("--type unigram", "needs sentencepiece", hint=hint) from None
+    from tokenizers import AddedToken, decoders, models, normalizers
+    from tokenizers import Tokenizer as Library
+
+    model = BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_short(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            required_chars=_SPELLING,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        wanted = f"more: {len(UNIGRAM_SPECIALS)} special tokens, 256 bytes, and the letters of the text"
+        reason = str(error).rpartition("] ")[2]
+        raise ConfigError(
+            "--vocab-size", "not one for a unigram", found=f"{vocab_size} ({reason})", wanted=wanted
+        ) from None
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    special = [i < len(UNIGRAM_SPECIALS) or pieces.is_byte(i) for i in range(pieces.get_piece_size())]
+    vocab = [(pieces.id_to_piece(i), _LAST if s else pieces.get_score(i)) for i, s in enumerate(special)]
+    library = Library(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    library.add_special_tokens([AddedToken(name, special=True) for name in UNIGRAM_SPECIALS])
+    library.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return library
+
+
+def _short(texts: Iterable[str]) -> Iterator[str]:
+    """Lines of at most 1,000 characters: SentencePiece passes over those of more than 4,192 bytes."""
+    for text in texts:
+        for line in text.replace("\0", " ").split("\n"):
+            for at in range(0, len(line), 1000):
+                yield line[at : at + 1000]
+
+
+def save(tokenizer: FastTokenizer, folder: Path) -> list[str]:
+    """Write the tokenizer's folder, and in it the files that Megatron and `transformers` take it from.
+
+    bpe: vocab.json and merges.txt; wordpiece: vocab.txt; unigram: tokenizer.model. All: tokenizer.json with
+    tokenizer_config.json. The folder appears whole, in place of an earlier one.
+
+    Returns:
+        Names of the files beside tokenizer.json and identity.json.
+    """
+    content = json.loads(tokenizer.source)
+    files = _foreign(content)
+    save_folder(folder, tokenizer.identity, {CONTENT: tokenizer.source.encode(), **files})
+    return sorted(files)
+
+
+def _foreign(content: dict[str, Any]) -> dict[str, bytes]:
+    model, special = content["model"], [token["content"] for token in content["added_tokens"]]
+    if model["type"] == "BPE":
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        vocab = json.dumps(model["vocab"], ensure_ascii=False).encode()
+        lines = "\n".join(["#version: 0.2", *merges, ""]).encode()
+        names = dict.fromkeys(("eos_token", "bos_token", "unk_token"), EOD)
+        files = {"vocab.json": vocab, "merges.txt": lines}
+    elif model["type"] == "WordPiece":
+        ordered = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        files = {"vocab.txt": "".join(f"{token}\n" for token in ordered).encode()}
+        kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        names = dict(zip(kinds, special, strict=True))
+    else:
+        files = {"tokenizer.model": model_proto(model["vocab"], len(special))}
+        names = dict(zip(("unk_token", "bos_token", "eos_token", "pad_token"), special, strict=True))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "clean_up_tokenization_spaces": False}
+    files["tokenizer_config.json"] = (json.dumps(config, indent=1) + "\n").encode()
+    return files
+
+
+def describe(tokenizer: Tokenizer) -> str:
+    """Its size, its eod and its hash, for people."""
+    identity = tokenizer.identity
+    return f"{identity.vocab_size:,} ids, eod {identity.eod}, sha256 {identity.sha256[:12]}"

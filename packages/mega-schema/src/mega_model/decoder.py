@@ -1,0 +1,88 @@
+"""The part of a decoder that one pipeline stage holds: embedding, blocks, final norm and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from mega_model.attention import Angles, rotary_angles
+from mega_model.attention_backends import Attend
+from mega_model.dropout import Drop, keep
+from mega_model.layers import Head, VocabEmbedding, norm
+from mega_model.recompute import again, again_from_share
+from mega_model.runtime import Runtime
+
+
+class Decoder(nn.Module):
+    """A decoder-only model, or one pipeline stage of it.
+
+    A family gives it the block and, where positions are added to embeddings, its own `embedded`. Layers keep
+    their global numbers, so a parameter has one name on every layout.
+    """
+
+    def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
+        super().__init__()
+        self.spec, self.stage, self.tp, self.kernels = rt.spec, rt.stage, rt.tp, rt.kernels
+        self.groups, self.cut = rt.recompute.groups(rt.stage.layers), rt.recompute.cut
+        if rt.stage.first:
+            self.embed = VocabEmbedding(rt, "embed")
+        self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
+        if rt.stage.last:
+            self.final_norm = norm(rt, "final_norm")
+            self.head = Head(rt, "head")
+            if rt.stage.first and rt.spec.tied:
+                self.head.weight = rt.weight_gradients.again(self.embed.weight)
+
+    def forward(
+        self,
+        x: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        drop: Drop = keep,
+        target_T: Tensor | None = None,
+        gradient: float | None = None,
+    ) -> Tensor:
+        """One stage's share of the work.
+
+        Args:
+            x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
+            position_T: place of every token in its document, whole on every rank.
+            drop: what training drops of the branches.
+            target_T: the token after each, or IGNORED; whole on every rank of tp. Without it, logits.
+            gradient: of the sum of the losses, as `head_loss` takes it.
+
+        Returns:
+            (T, D) for the next stage; on the last one the sum of the tokens' losses in nats, or this rank's
+            (T, V) logits.
+        """
+        x_TD = self.hidden(x, position_T, attend, drop)
+        return self.head(x_TD, target_T, gradient) if self.stage.last else x_TD
+
+    def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
+        """Everything but the head: (T, D), normed on the last stage."""
+        x_TD = drop("embed", self.embedded(x, position_T)) if self.stage.first else x
+        angles = rotary_angles(position_T, self.spec) if self.spec.turning else None
+        for layers, recomputed in self.groups:
+            run = partial(self._through, layers, angles, attend, drop)
+            x_TD = self._again(run, x_TD) if recomputed else run(x_TD)
+        return self.final_norm(x_TD) if self.stage.last else x_TD
+
+    def _through(
+        self, layers: Sequence[int], angles: Angles, attend: Attend, drop: Drop, x_TD: Tensor
+    ) -> Tensor:
+        for layer in layers:
+            x_TD = self.layers[str(layer)](x_TD, angles, attend, drop)
+        return x_TD
+
+    def _again(self, run: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
+        return again_from_share(run, x_TD, self.tp) if self.cut else again(run, x_TD)
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """This rank's slice of the scores, (T, V): columns past the true vocabulary mean nothing."""
+        return self.head(x_TD)
+
+    def embedded(self, token_T: Tensor, position_T: Tensor) -> Tensor:
+        """(T, D) of the tokens, before the first block."""
+        return self.embed(token_T)

@@ -1,0 +1,1 @@
+"""Device mesh, pipeline channels and rendezvous."""

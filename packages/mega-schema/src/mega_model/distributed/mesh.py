@@ -1,0 +1,268 @@
+"""Ranks that work together, as values that are handed down.
+
+An `Axis` is a process group and the few things the model does with one; an axis of size 1 is the identity, so
+the one-process model is the same code. A `Mesh` holds the axes of a run. Layers never call
+torch.distributed, and `World.from_env` is the only reader of RANK, WORLD_SIZE and LOCAL_RANK.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
+
+from mega_model.distributed.pipeline_p2p import Lines
+from mega_model.distributed.rendezvous import of_this_start
+from mega_schema.errors import ConfigError
+from mega_schema.parallel_layout import Coordinates, Layout, Stage
+
+Reduction = Literal["sum", "max", "min"]
+# torch 2.13 gave these two new names and warns of the old ones, which are all that 2.11 has
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_OPS = MappingProxyType({"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A tensor that other ranks still have to fill."""
+
+    tensor: Tensor
+    work: dist.Work | None = None
+    source: Tensor | None = None  # what is being read, kept until it has been
+
+    def wait(self) -> Tensor:
+        """The tensor, filled."""
+        if self.work is not None:
+            self.work.wait()
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One direction of the mesh as one rank sees it.
+
+    Attributes:
+        sequence: between the tensor-parallel regions, each rank holds only its share of the tokens
+            (arXiv:2205.05198). Then `enter` gathers tokens where it would pass them on, and `leave` keeps
+            this rank's tokens where it would keep all.
+        group: None when the axis has one rank.
+        fused: with sequence parallelism on GPUs, an exchange and the product beside it are one operation over
+            symmetric memory.
+    """
+
+    name: str
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    sequence: bool = False
+    fused: bool = False
+
+    def enter(self, x: Tensor) -> Awaited:
+        """Begin to enter a tensor-parallel region: with sequence parallelism the tokens of all ranks.
+
+        Carries no gradient; `mega_model.tensor_parallel_ops` does.
+        """
+        if self.group is None or not self.sequence:
+            return Awaited(x)
+        whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return Awaited(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
+
+    def leave(self, x: Tensor) -> Awaited:
+        """Begin to leave one: the sum over the ranks, with sequence parallelism of this rank's tokens only.
+
+        `x` is given up: the sum may be made in its place. Carries no gradient.
+        """
+        if self.group is None:
+            return Awaited(x)
+        x = x.contiguous()
+        if not self.sequence:
+            return Awaited(x, dist.all_reduce(x, group=self.group, async_op=True))
+        share = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return Awaited(share, _scatter(share, x, group=self.group, async_op=True), x)
+
+    def own(self, x: Tensor) -> Tensor:
+        """This rank's share of something there is one of per token, outside the tensor-parallel regions."""
+        return x.chunk(self.size)[self.rank] if self.sequence and self.group is not None else x
+
+    def reduce(self, x: Tensor, how: Reduction = "sum") -> Tensor:
+        """`x` of all ranks put together, in place. Carries no gradient."""
+        if self.group is not None:
+            dist.all_reduce(x, _OPS[how], group=self.group)
+        return x
+
+    def all_reduce(self, x: Tensor) -> Awaited:
+        """Begin to sum `x` over the ranks, in its place. This and the two below carry no gradient."""
+        return Awaited(x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True))
+
+    def reduce_scatter(self, share: Tensor, whole: Tensor) -> Awaited:
+        """Begin to sum `whole` over the ranks, this rank's part of it into `share`, which may lie in it."""
+        return Awaited(share, _scatter(share, whole, group=self.group, async_op=True), whole)
+
+    def all_gather(self, whole: Tensor, share: Tensor) -> Awaited:
+        """Begin to put the ranks' shares one after another into `whole`, in which this rank's may lie."""
+        return Awaited(whole, _gather(whole, share, group=self.group, async_op=True), share)
+
+    def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
+        """Send and receive at once, each tensor with the place of its peer on this axis; wait for all.
+
+        Posted as one batch, so that two ranks that send to each other cannot wait for each other.
+        """
+        if not sends and not receives:
+            return
+        assert self.group is not None
+        peer: Callable[[int], int] = lambda place: dist.get_global_rank(self.group, place)  # type: ignore[arg-type]  # noqa: E731
+        ops = [dist.P2POp(dist.isend, x.contiguous(), peer(to), self.group) for x, to in sends]
+        ops += [dist.P2POp(dist.irecv, x, peer(source), self.group) for x, source in receives]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many processes there are, and which of them this one is."""
+
+    size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+
+    @classmethod
+    def from_env(cls) -> World:
+        """What torchrun says of this process; one process alone without torchrun.
+
+        Raises:
+            ConfigError: a variable holds something else than a number.
+        """
+        return cls(_from_env("WORLD_SIZE", 1), _from_env("RANK", 0), _from_env("LOCAL_RANK", 0))
+
+
+def _from_env(name: str, absent: int) -> int:
+    text = os.environ.get(name, str(absent))
+    if not text.isdecimal():
+        hint = f"unset {name}, or start with torchrun"
+        raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The axes of a run as this rank sees them.
+
+    Attributes:
+        cp: ranks that share every sequence, each with its own tokens of it.
+        replicas: dp and cp together: the ranks that hold the same weights, and whose gradients are parts of
+            one. `replicas.rank` is dp.rank · cp.size + cp.rank.
+        lines: to the neighbours in the pipeline.
+        store: where the processes met; None where there is one.
+    """
+
+    layout: Layout = field(default_factory=Layout)
+    rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tp: Axis = field(default_factory=lambda: Axis("tp"))
+    dp: Axis = field(default_factory=lambda: Axis("dp"))
+    pp: Axis = field(default_factory=lambda: Axis("pp"))
+    cp: Axis = field(default_factory=lambda: Axis("cp"))
+    replicas: Axis = field(default_factory=lambda: Axis("replicas"))
+    lines: Lines = field(default_factory=Lines)
+    store: Store | None = None
+
+    @classmethod
+    def join(
+        cls,
+        layout: Layout,
+        world: World,
+        *,
+        device: str = "cpu",
+        sequence: bool = False,
+        fused: bool = False,
+        meet: str = "env://",
+        timeout_minutes: float = 10,
+    ) -> Mesh:
+        """Meet the other processes and form the axes; alone, nothing is started.
+
+        Args:
+            device: "cpu" (gloo) or "cuda" (NCCL).
+            sequence: sequence parallelism on the tp axis.
+            fused: exchanges of the tp axis in one operation with the products beside them.
+            meet: where the processes find each other, a torch.distributed init_method.
+            timeout_minutes: a collective of any axis that takes longer is an error.
+        """
+        assert layout.world == world.size
+        timeout = timedelta(minutes=timeout_minutes)
+        here = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
+        if here.type == "cuda":
+            torch.cuda.set_device(here)
+        if world.size == 1:
+            return cls(layout, 0, here)
+        store = of_this_start(meet, world.rank, world.size, timeout)
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            store=PrefixStore("ranks", store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
+            device_id=here if device == "cuda" else None,
+        )
+        # slowest first, as Layout numbers ranks
+        sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
+        mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if layout.dp > 1 and layout.cp > 1:
+            mesh["dp", "cp"]._flatten("replicas")
+
+        def axis(name: str, size: int, rank: int, sequence: bool = False, fused: bool = False) -> Axis:
+            if size == 1:
+                return Axis(name)
+            group = mesh.get_group(name)
+            _set_pg_timeout(timeout, group)  # init_device_mesh gives its groups torch's default
+            return Axis(name, size, rank, group, sequence, fused)
+
+        at: Coordinates = layout.coordinates(world.rank)
+        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
+        replicas = dp if cp.size == 1 else cp
+        if layout.dp > 1 and layout.cp > 1:
+            replicas = axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
+        return cls(
+            layout,
+            world.rank,
+            here,
+            axis("tp", layout.tp, at.tp, sequence, fused),
+            dp,
+            axis("pp", layout.pp, at.pp),
+            cp,
+            replicas,
+            Lines.join(layout, world.rank, timeout=timeout),
+            store,
+        )
+
+    def stage(self, layers: int, chunk: int = 0) -> Stage:
+        """The pipeline stage that this rank's chunk `chunk` is, in a model of this many layers."""
+        return self.layout.stage(self.pp.rank, layers, chunk)
+
+    def largest(self, number: int) -> int:
+        """The largest of all ranks' numbers, on every rank."""
+        if self.layout.world == 1:
+            return number
+        x = torch.tensor(number, device=self.device)
+        for axis in (self.tp, self.replicas, self.pp):
+            axis.reduce(x, "max")
+        return int(x)
+
+    def barrier(self) -> None:
+        """Wait until every rank of the run is here."""
+        if self.layout.world > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Part from the other processes. The axes are of no use afterwards."""
+        if self.layout.world > 1:
+            dist.destroy_process_group()

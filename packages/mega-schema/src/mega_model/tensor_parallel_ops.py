@@ -1,0 +1,202 @@
+"""The products of tensor parallelism, an autograd function each: arXiv:1909.08053 §3, arXiv:2205.05198 §4.2.
+
+Between forward and backward a layer keeps its input as this rank holds it: with sequence parallelism a share
+of the tokens, which backward gathers once more. Backward asks for the exchange first and computes while it
+runs: tokens are gathered during the input's gradient, that gradient is summed over the ranks during the
+weight's. Weight gradients go where `WeightGradients` says. On a fused axis (--tp-comm-overlap) an exchange
+that nothing else could run beside is one operation with its product, which torch cuts up to overlap them.
+
+Legend: T tokens (with sequence parallelism, outside a region, this rank's share of them); I, O this rank's
+widths; V its rows of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mega_model.distributed.mesh import Axis
+from mega_model.kernels.interface import Linear
+from mega_model.kernels.products import linear
+from mega_model.weight_gradients import WeightGradients
+
+
+def column_linear(
+    x_TI: Tensor,
+    weight_OI: nn.Parameter,
+    bias_O: Tensor | None,
+    tp: Axis,
+    gradients: WeightGradients,
+    product: Linear = linear,
+    again: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """x Wᵀ + b, (T, O): every rank gets every token, and gives its slice of the output.
+
+    Megatron's f; with sequence parallelism its g.
+
+    Args:
+        again: computes x once more; with it backward calls it and x is not kept.
+    """
+    if not torch.is_grad_enabled():
+        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
+    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients, product, again)
+
+
+def row_linear(
+    x_TI: Tensor,
+    weight_OI: nn.Parameter,
+    tp: Axis,
+    gradients: WeightGradients,
+    product: Linear = linear,
+    again: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """x Wᵀ summed over the ranks, (T, O): a rank brings its slice of the input.
+
+    Megatron's g; with sequence parallelism its ḡ, and a rank gets its own share of the tokens.
+
+    Args:
+        again: as `column_linear` takes it.
+    """
+    if not torch.is_grad_enabled():
+        return _scattered_product(x_TI, weight_OI, tp, product)
+    return _apply(_Row, x_TI, weight_OI, tp, gradients, product, again)
+
+
+def vocabulary_rows(
+    local_T: Tensor, mine_T: Tensor, weight_VD: nn.Parameter, tp: Axis, gradients: WeightGradients
+) -> Tensor:
+    """The row of the whole table for each token, (T, D); a rank brings the rows it holds.
+
+    Args:
+        local_T: row of this rank's share of the table; any row of it for a token of another rank's.
+        mine_T: whether the token is in this rank's share.
+    """
+    return _apply(_Rows, local_T, mine_T, weight_VD, tp, gradients)
+
+
+def _gathered_product(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis, product: Linear
+) -> tuple[Tensor, Tensor]:
+    """The tokens of all ranks, and x Wᵀ + b of them."""
+    if not tp.fused:
+        whole_TI = tp.enter(x_TI).wait()
+        return whole_TI, product(whole_TI, weight_OI, bias_O)
+    assert tp.group is not None
+    symmetric = torch.ops.symm_mem
+    whole_TI, (y_TO,) = symmetric.fused_all_gather_matmul(x_TI, [weight_OI.t()], 0, tp.group.group_name)
+    return whole_TI, y_TO if bias_O is None else y_TO + bias_O
+
+
+def _scattered_product(x_TI: Tensor, weight_OI: Tensor, tp: Axis, product: Linear) -> Tensor:
+    """x Wᵀ summed over the ranks, this rank's tokens of it."""
+    if not tp.fused:
+        return tp.leave(product(x_TI, weight_OI)).wait()
+    assert tp.group is not None
+    return torch.ops.symm_mem.fused_matmul_reduce_scatter(x_TI, weight_OI.t(), "sum", 0, tp.group.group_name)
+
+
+def _apply(function: type[torch.autograd.Function], *given: object) -> Tensor:
+    return function.apply(*given)
+
+
+def _save_input(ctx: Any, x_TI: Tensor, again: Callable[[], Tensor] | None) -> None:
+    """Keep the layer's input for backward, or what computes it again."""
+    ctx.again = again
+    if again is None:
+        ctx.save_for_backward(x_TI)
+
+
+def _saved_input(ctx: Any) -> Callable[[], Tensor]:
+    """Return what gives the layer's input in backward; the layer drops its own reference to it."""
+    if ctx.again is None:
+        (x_TI,) = ctx.saved_tensors
+        return lambda: x_TI
+    again, ctx.again = ctx.again, None
+    return again
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: nn.Parameter,
+        bias_O: Tensor | None,
+        tp: Axis,
+        gradients: WeightGradients,
+        product: Linear,
+        again: Callable[[], Tensor] | None,
+    ) -> Tensor:
+        _save_input(ctx, x_TI, again)
+        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
+        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI = _saved_input(ctx)
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        tp, gradients, weight = ctx.tp, ctx.gradients, ctx.weight
+        x: Callable[[], Tensor] = lambda: tp.enter(x_TI()).wait()  # noqa: E731
+        if needs_weight and not gradients.deferring:
+            x = tp.enter(x_TI()).wait
+        grad_x = tp.leave(ctx.product(grad_TO, weight.t())) if needs_x else None
+        grad_weight = gradients.add(weight, x, grad_TO) if needs_weight else None
+        grad_bias = grad_TO.sum(0) if needs_bias else None
+        return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, *[None] * 4
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: nn.Parameter,
+        tp: Axis,
+        gradients: WeightGradients,
+        product: Linear,
+        again: Callable[[], Tensor] | None,
+    ) -> Tensor:
+        _save_input(ctx, x_TI, again)
+        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
+        return _scattered_product(x_TI, weight_OI, tp, product)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI = _saved_input(ctx)
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        if needs_x:
+            grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp, ctx.product)
+        else:
+            grad_TO, grad_x = ctx.tp.enter(grad_TO).wait(), None
+        grad_weight = ctx.gradients.add(ctx.weight, x_TI, grad_TO) if needs_weight else None
+        return grad_x, grad_weight, *[None] * 4
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        local_T: Tensor,
+        mine_T: Tensor,
+        weight_VD: nn.Parameter,
+        tp: Axis,
+        gradients: WeightGradients,
+    ) -> Tensor:
+        ctx.save_for_backward(local_T, mine_T)
+        ctx.weight, ctx.tp, ctx.gradients = weight_VD, tp, gradients
+        x_TD = F.embedding(local_T, weight_VD)
+        return tp.leave(x_TD.mul_(mine_T[:, None])).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+        local_T, mine_T = ctx.saved_tensors
+        grad_TD = ctx.tp.enter(grad_TD).wait() * mine_T[:, None]
+        return None, None, ctx.gradients.add_rows(ctx.weight, local_T, grad_TD), None, None

@@ -1,0 +1,1 @@
+"""What the command-line programs share: configuration, exit codes, hints, the frame of an HTML page."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: manifest, shard files, atomic commit, asynchronous writer."""

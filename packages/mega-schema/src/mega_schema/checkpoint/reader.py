@@ -1,0 +1,340 @@
+"""The checkpoint format: safetensors pieces and a manifest, committed whole, read into any layout.
+
+    RUN/latest_checkpointed_iteration.txt     "10"
+    RUN/iter_0000010/manifest.json            format number, model, every tensor and where its pieces lie
+                     trainer.json             iteration, consumed samples, schedule: what a resumed run needs
+                     tokenizer/               the tokenizer's files
+                     run.toml                 the run's configuration
+                     model-00000.safetensors  one file per writing rank and namespace
+                     optim.exp_avg-00000.safetensors …
+
+A piece is a box of a whole tensor in global coordinates, so a reader asks for the boxes its own layout wants
+and never learns which layout wrote them. Padding is not on disk. docs/formats/checkpoint.md is the
+specification.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mega_schema.checkpoint.checkpoint_dir import MANIFEST, READABLE, RUN_CONFIG, TOKENIZER, TRAINER
+from mega_schema.checkpoint.side_files import (
+    DIGEST,
+    OTHER_ITERATION,
+    check_manifest,
+    check_regular,
+    check_side_files,
+    read_regular,
+)
+from mega_schema.checkpoint.tracker import latest
+from mega_schema.errors import ConfigError, DamageError, FormatError
+from mega_schema.sharding import Overlap, Shape, Slab, overlap
+from mega_schema.spec import ModelSpec
+
+MODEL = "model"
+MAIN = "optim.main"  # the weights in float32, where the model's are narrower
+MOMENTS = ("optim.exp_avg", "optim.exp_avg_sq")  # the first and the second
+OPTIMIZER = (MAIN, *MOMENTS)
+NAMESPACES = (MODEL, *OPTIMIZER, "optim.momentum")
+
+# safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "F64": np.dtype("<f8"),
+        "F32": np.dtype("<f4"),
+        "F16": np.dtype("<f2"),
+        "BF16": np.dtype("<u2"),
+        "I64": np.dtype("<i8"),
+        "I32": np.dtype("<i4"),
+        "U8": np.dtype("u1"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor in a file.
+
+    Attributes:
+        file: name of the file in the checkpoint's folder.
+        offset, bytes: where the values lie in it, in C order, little endian.
+        start, shape: the box in the whole tensor.
+        crc32: checksum of those bytes.
+    """
+
+    file: str
+    offset: int
+    bytes: int
+    start: Shape
+    shape: Shape
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A whole tensor: its shape, its safetensors dtype, and the pieces that make it up."""
+
+    shape: Shape
+    dtype: str
+    pieces: tuple[Piece, ...]
+
+
+class Checkpoint:
+    """A committed checkpoint, open for reading. Files are mapped as they are asked for; nothing is unpickled.
+
+    Attributes:
+        folder: where its files are.
+        spec: the model.
+        iteration: optimizer steps done.
+        tensors: namespace -> name -> tensor.
+        files: name -> size in bytes of every file with pieces.
+        written_by: tp and pp of the layout that wrote it; for people, readers do not need it.
+        trainer: what trainer.json says.
+        format: version of its format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the one in this folder; `open` finds the latest of a run.
+
+        Raises:
+            FormatError: the folder holds no whole checkpoint; a DamageError where it once did.
+        """
+        self.folder = folder
+        where = folder / MANIFEST
+        content = read_regular(where)
+        has_digest = check_manifest(folder, content)
+        manifest = _json_object(where, content)
+        number = manifest.get("format")
+        if type(number) is not int or number not in READABLE:
+            raise FormatError(where, "format", found=number, wanted=" or ".join(map(str, READABLE)))
+        self.format = number
+        if self.format > 1 and not has_digest:
+            read_regular(folder / DIGEST)  # raises: it is missing
+        self.trainer = _json_object(folder / TRAINER, read_regular(folder / TRAINER))
+        try:
+            if self.format > 1:
+                check_side_files(folder, manifest["side_files"])
+            self.spec = ModelSpec.from_dict(manifest["model"], f"{where}: model")
+            (self.iteration,) = _counts([manifest["iteration"]])
+            self.written_by: dict[str, int] = dict(manifest["layout"])
+            self.files: dict[str, int] = dict(manifest["files"])
+            _counts([*self.files.values()])
+            self.tensors = {
+                space: {name: _tensor(entry) for name, entry in entries.items()}
+                for space, entries in manifest["tensors"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DamageError(where, "is not a manifest", found=f"{type(error).__name__} {error}") from error
+        except ConfigError as error:
+            raise DamageError(where, str(error)) from error
+        for space in self.tensors:
+            if space not in NAMESPACES and Path(space).name == space:  # a path is refused as one below
+                raise DamageError(where, "unknown namespace", found=space, wanted=" | ".join(NAMESPACES))
+        most = max(map(len, self.tensors.values()), default=0)
+        if self.spec.layers > most:  # or the table of a layer count gone wrong would fill the memory
+            raise DamageError(
+                where, "more layers than tensors", found=self.spec.layers, wanted=f"at most {most}"
+            )
+        self._check_files()
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """The checkpoint at `path`: one iteration's folder, or a run's folder, whose latest is meant.
+
+        Raises:
+            FormatError: there is none, or it is not whole.
+        """
+        if (path / MANIFEST).is_file():
+            return cls(path)
+        return cls(latest(path))
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer is.
+
+        Raises:
+            FormatError: it has none; the hint gives it that of a dataset PREFIX.
+        """
+        folder = self.folder / TOKENIZER
+        if not folder.is_dir():
+            hint = f"cp -r PREFIX.tokenizer {folder} && mega-ckpt verify {self.folder} --accept"
+            raise FormatError(folder, "the checkpoint has no tokenizer", hint=hint)
+        return folder
+
+    def model_slab(self, name: str, slab: Slab) -> np.ndarray:
+        """A box of a model weight, bfloat16 as float32."""
+        return self.read(MODEL, name, slab)
+
+    def read(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
+        """A box of a tensor as numbers; bfloat16 becomes float32, which holds each of its values."""
+        raw = self.read_raw(namespace, name, slab)
+        if self.tensors[namespace][name].dtype == "BF16":
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw
+
+    def read_raw(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
+        """A box of a tensor as it is stored, bfloat16 as its bits.
+
+        Raises:
+            FormatError: the checkpoint has no such tensor, or its pieces do not cover the box.
+        """
+        tensor = self.tensors.get(namespace, {}).get(name)
+        if tensor is None:
+            raise DamageError(self.folder, "has no such tensor", wanted=f"{namespace} {name}")
+        out = np.empty(slab.shape, DTYPES[tensor.dtype])
+        covered = 0
+        for piece in tensor.pieces:
+            met = overlap(slab.start, slab.shape, piece.start, piece.shape)
+            if met is not None:
+                self._read_part(tensor, piece, met, out)
+                covered += math.prod(met.shape)
+        if covered != math.prod(slab.shape):
+            raise DamageError(
+                f"{self.folder}: {namespace} {name}",
+                "elements covered by pieces",
+                found=covered,
+                wanted=math.prod(slab.shape),
+            )
+        return out
+
+    def _read_part(self, tensor: Tensor, piece: Piece, met: Overlap, out: np.ndarray) -> None:
+        """Whole rows are read, which is faster than mapping them and leaves no pages; columns are mapped."""
+        place = out[met.a]
+        if met.shape[1:] != piece.shape[1:] or not place.flags.c_contiguous:
+            place[...] = self.values(tensor, piece)[met.b]
+            return
+        path = self.folder / piece.file
+        row = math.prod(piece.shape[1:]) * out.itemsize
+        with path.open("rb", buffering=0) as file:
+            file.seek(piece.offset + met.in_b[0] * row)
+            left = place.reshape(-1).view(np.uint8).data
+            while len(left):
+                count = file.readinto(left)
+                if not count:
+                    raise DamageError(path, "ends early", found=f"{file.tell()} bytes", hint=OTHER_ITERATION)
+                left = left[count:]
+
+    def values(self, tensor: Tensor, piece: Piece) -> np.ndarray:
+        """The values of one piece, mapped from its file."""
+        return np.memmap(self.folder / piece.file, DTYPES[tensor.dtype], "r", piece.offset, piece.shape)
+
+    def pieces(self) -> Iterator[tuple[str, str, Tensor, Piece]]:
+        """Every piece with its namespace, its tensor's name and its tensor."""
+        for space, entries in self.tensors.items():
+            for name, tensor in entries.items():
+                for piece in tensor.pieces:
+                    yield space, name, tensor, piece
+
+    @property
+    def run_config(self) -> str | None:
+        """The run's configuration as TOML; None where it has none.
+
+        Raises:
+            DamageError: it is not UTF-8.
+        """
+        file = self.folder / RUN_CONFIG
+        if not file.exists():
+            return None
+        try:
+            return read_regular(file).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamageError(file, "is not UTF-8", found=error, hint=OTHER_ITERATION) from error
+
+    def _check_files(self) -> None:
+        # a namespace is part of a file's name once someone writes it again
+        for name in (*self.files, *self.tensors):
+            if Path(name).name != name or name == "..":
+                raise DamageError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
+        for name, size in self.files.items():
+            file = self.folder / name
+            try:
+                status = file.lstat()
+            except FileNotFoundError:
+                what = "missing file of a checkpoint"
+                raise DamageError(file, what, wanted=f"{size} bytes", hint=OTHER_ITERATION) from None
+            check_regular(file, status.st_mode)
+            if (bytes_found := status.st_size) != size:
+                raise DamageError(file, "size in bytes", found=bytes_found, wanted=size, hint=OTHER_ITERATION)
+        for space, name, tensor, piece in self.pieces():
+            at = f"{self.folder / MANIFEST}: {space} {name}"
+            wanted = math.prod(piece.shape) * DTYPES[tensor.dtype].itemsize
+            if piece.bytes != wanted:
+                raise DamageError(at, "bytes of a piece", found=piece.bytes, wanted=wanted)
+            if piece.file not in self.files:
+                raise DamageError(at, "piece in a file that is not listed", found=piece.file)
+            end = piece.offset + piece.bytes
+            if end > self.files[piece.file]:
+                raise DamageError(at, "end of a piece", found=end, wanted=f"within {piece.file}")
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"dtype {entry['dtype']}")
+    whole = _counts(entry["shape"])
+    return Tensor(whole, entry["dtype"], tuple(_piece(p, whole) for p in entry["pieces"]))
+
+
+def _piece(entry: Mapping[str, Any], whole: Shape) -> Piece:
+    start, shape = _counts(entry["start"]), _counts(entry["shape"])
+    ends = [s + n for s, n in zip(start, shape, strict=True)]
+    if any(end > most for end, most in zip(ends, whole, strict=True)) or 0 in shape:
+        raise ValueError(f"a piece {shape} at {start} of a tensor {whole}")
+    offset, size, crc32 = _counts([entry["offset"], entry["bytes"], entry["crc32"]])
+    return Piece(str(entry["file"]), offset, size, start, shape, crc32)
+
+
+def _counts(values: Sequence[Any]) -> Shape:
+    if any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"{values} where whole numbers are wanted")
+    return tuple(values)
+
+
+def _json_object(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamageError(path, "is not JSON", found=error, hint=OTHER_ITERATION) from error
+    if not isinstance(value, dict):
+        raise DamageError(path, "content", found=type(value).__name__, wanted="a JSON object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a whole tensor that a rank is going to write, with the shape of the whole."""
+
+    name: str
+    whole: Shape
+    slab: Slab
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
+
+    def record(self) -> dict[str, Any]:
+        """The box in plain words, as `pieces.write` takes it."""
+        return {
+            "name": self.name,
+            "whole": self.whole,
+            "dtype": self.dtype,
+            "start": self.slab.start,
+            "shape": self.slab.shape,
+            "bytes": self.bytes,
+        }
+
+
+Values = Callable[[Box], np.ndarray]
+
+
+def boxes(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[Box]:
+    """The boxes of one tensor that a rank is going to write."""
+    return [Box(name, whole, slab, dtype) for slab in slabs]

@@ -1,0 +1,54 @@
+"""A lock on a run's folder: one process at a time writes checkpoints there, a trainer or a converter."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mega_schema.checkpoint.checkpoint_dir import EVENTS
+from mega_schema.errors import ConfigError
+
+log = logging.getLogger("mega.schema")
+
+
+@contextlib.contextmanager
+def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
+    """Hold a run's folder, which exists, while the block runs.
+
+    Both the folder and the run's record, if it has one, are locked: network file systems lock only files that
+    are open for writing. The system releases the locks when the process ends, however it ends. File systems
+    that cannot lock are left alone.
+
+    Args:
+        named_by: the flag or the argument that named the folder, to begin the message with.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with contextlib.ExitStack() as held:
+        number = os.open(folder, os.O_RDONLY)
+        held.callback(os.close, number)
+        numbers = [number]
+        if (folder / EVENTS).is_file():
+            numbers.append(held.enter_context((folder / EVENTS).open("ab")).fileno())
+        for number in numbers:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    named_by,
+                    "another process writes to this folder",
+                    found=folder,
+                    wanted="one writer at a time, a run or mega-ckpt",
+                    hint=f"wait for it, end it, or {named_by} elsewhere"
+                    if named_by.startswith("--")
+                    else "wait for it, or end it",
+                ) from None
+            except OSError as error:
+                why = error.strerror
+                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, why)
+        yield

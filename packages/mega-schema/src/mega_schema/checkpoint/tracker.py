@@ -1,0 +1,124 @@
+"""The newest checkpoint of a run's folder, as its tracker file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mega_schema.checkpoint.checkpoint_dir import (
+    LATEST,
+    MANIFEST,
+    iteration_folder,
+    iterations,
+    pending_tracker,
+    replaced_folder,
+)
+from mega_schema.checkpoint.formats import TITLES, conversion_command, detect_format
+from mega_schema.errors import DamageError, FormatError
+
+_WANTED = "a checkpoint or the folder of a run"
+_TRACKER_BYTES = 100  # more than any iteration and white space
+_DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
+
+
+def latest_iteration(run: Path) -> int:
+    """Iteration of the newest checkpoint of a run, as its tracker file says.
+
+    A commit that was killed between its last two renames has left a checkpoint under its final name and the
+    new tracker under a temporary one: that tracker counts.
+
+    Raises:
+        FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
+            The hint mends it.
+    """
+    tracker = run / LATEST
+    if tracker.is_file():
+        return max(_tracked(tracker), _pending(run))
+    if not run.is_dir():
+        raise _no_folder(run)
+    if found := iterations(run):
+        up_to = f"checkpoints up to iteration {found[-1]}"
+        raise FormatError(run, f"has no {LATEST}", found=up_to, hint=_remedy(run))
+    if form := _foreign_format(run):
+        what = "is a checkpoint of another program"
+        raise FormatError(run, what, found=TITLES[form], wanted=_WANTED, hint=_remedy(run))
+    half = sorted(run.glob(".iter_*.partial"))
+    what = f"half-written {half[-1].name}" if half else "no checkpoint"
+    hint = "wait for the run's first save, or start it again" if half else _run_below(run)
+    raise FormatError(
+        run, "holds no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
+    )
+
+
+def _no_folder(run: Path) -> FormatError:
+    if run.exists():
+        hint = f"name {run.parent}" if (run.parent / MANIFEST).is_file() else f"ls {run.parent}"
+        return FormatError(run, "is a file", wanted=_WANTED, hint=hint)
+    there = next(folder for folder in (*run.parents, Path()) if folder.is_dir())
+    hint = f"ls -d {there}/iter_*" if iterations(there) else f"ls {there}"
+    return FormatError(run, "no such folder", wanted=_WANTED, hint=hint)
+
+
+def _remedy(run: Path) -> str:
+    """What makes a tracker of a run's newest checkpoint, or a checkpoint of ours of another program's."""
+    if form := _foreign_format(run):
+        return conversion_command(run, form)
+    if not (found := iterations(run)):
+        return f"name another folder: {run} has no checkpoint"
+    folder = iteration_folder(run, found[-1])
+    return f"echo {found[-1]} > {run / LATEST}, once mega-ckpt verify {folder} says sound"
+
+
+def _foreign_format(run: Path) -> str | None:
+    form = detect_format(run)
+    return None if form == "mega" else form
+
+
+def _run_below(folder: Path) -> str:
+    """The hint that names a run's folder in this one."""
+    below = min(folder.glob(f"*/{LATEST}"), default=None)
+    return f"name a run's folder, as {below.parent}" if below else "name a folder that a run has saved to"
+
+
+def _pending(run: Path) -> int:
+    """The iteration of a commit that lacks its last rename alone; -1 where there is none."""
+    tracker, pending = run / LATEST, pending_tracker(run)
+    try:
+        iteration = _tracked(pending)
+        completed = pending.stat().st_mtime_ns >= tracker.stat().st_mtime_ns
+    except (OSError, FormatError):
+        return -1
+    return iteration if completed and (iteration_folder(run, iteration) / MANIFEST).is_file() else -1
+
+
+def _tracked(tracker: Path) -> int:
+    text = tracker.read_bytes()[:_TRACKER_BYTES].decode("utf-8", "replace").strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
+        raise FormatError(
+            tracker,
+            "content",
+            found=repr(text[:40]),
+            wanted="an iteration number",
+            hint=_remedy(tracker.parent),
+        )
+    return int(text)
+
+
+def latest(run: Path) -> Path:
+    """Folder of the newest checkpoint of a run.
+
+    Raises:
+        FormatError: `latest_iteration` finds none; a DamageError where the folder it names is not there.
+    """
+    iteration = latest_iteration(run)
+    folder, replaced = iteration_folder(run, iteration), replaced_folder(run, iteration)
+    if not folder.exists() and (replaced / MANIFEST).is_file():
+        return replaced
+    if not (folder / MANIFEST).is_file():
+        raise DamageError(
+            folder,
+            "is not a checkpoint of ours",
+            found=f"no {MANIFEST}",
+            wanted=f"the checkpoint {LATEST} names",
+            hint=_remedy(run),
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""Indexed datasets on disk: `.bin`, `.idx` and the information beside them."""

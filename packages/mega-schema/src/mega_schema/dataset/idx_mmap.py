@@ -1,0 +1,122 @@
+"""The mmap index, Megatron's and fairseq's: all little endian, no padding (docs/formats/dataset.md).
+
+9 bytes   magic "MMIDIDX\\0\\0"
+u64       version, 1
+u8        dtype code
+u64       N, sequences
+u64       D, documents + 1                                              not in fairseq's
+int32[N]  tokens of each sequence
+int64[N]  byte at which each begins in .bin
+int64[D]  sequence at which each document begins; last entry N          not in fairseq's
+int8[N]   modes, in multimodal datasets only: nothing in the file says so
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.dataset.idx_content import (
+    CODES,
+    CUT_OFF,
+    FAIRSEQ_CODES,
+    NO_INDEX,
+    OTHER_VERSION,
+    Contents,
+    Index,
+    begins,
+    check_pointers,
+    code_of,
+    dtype_of,
+)
+from mega_schema.errors import FormatError
+
+MAGIC: Final = b"MMIDIDX\x00\x00"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<9sQBQQ")
+FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
+
+
+def read(path: Path, multimodal: bool) -> Index:
+    """An index of either form, as views of the file.
+
+    Raises:
+        FormatError: it is neither, or its size is not the one its counts say.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(HEADER.size)
+    if not head.startswith(MAGIC):
+        raise FormatError(path, "not an index: magic", found=head[: len(MAGIC)], wanted=MAGIC, hint=NO_INDEX)
+    if len(head) < FAIRSEQ_HEADER.size:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
+    _, version, code, sequences = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
+    if version != VERSION:
+        raise FormatError(path, "version", found=version, wanted=VERSION, hint=OTHER_VERSION)
+    # Megatron's has at least 8 bytes more; an empty fairseq index is not told from one that was cut there
+    if size == FAIRSEQ_HEADER.size + 12 * sequences and sequences:
+        return _read_fairseq(path, code, sequences)
+    if len(head) < HEADER.size:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
+    dtype, boundaries = dtype_of(path, code, CODES), HEADER.unpack(head)[-1]
+    if boundaries < 1:
+        raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
+    _check_size(path, size, sequences, boundaries, multimodal)
+    raw, at = np.memmap(path, np.uint8, "r"), HEADER.size
+    # 34 is no multiple of 4 or 8, so these views are unaligned: numpy reads them, C code must copy first
+    lengths = _view(raw, "<i4", sequences, at)
+    pointers = _view(raw, "<i8", sequences, at + 4 * sequences)
+    documents = _view(raw, "<i8", boundaries, at + 12 * sequences)
+    at += 12 * sequences + 8 * boundaries
+    modes = _view(raw, "<i1", sequences, at) if multimodal else None
+    return Index("mmap", dtype, lengths, pointers, documents, modes)
+
+
+def _read_fairseq(path: Path, code: int, sequences: int) -> Index:
+    dtype, raw, at = dtype_of(path, code, FAIRSEQ_CODES), np.memmap(path, np.uint8, "r"), FAIRSEQ_HEADER.size
+    lengths = _view(raw, "<i4", sequences, at)
+    pointers = _view(raw, "<i8", sequences, at + 4 * sequences)
+    # an index of Megatron's that was cut off just there has the same size, but never such pointers
+    check_pointers(path, lengths, pointers, dtype.itemsize)
+    return Index("fairseq-mmap", dtype, lengths, pointers, np.arange(sequences + 1))
+
+
+def _view(raw: NDArray[np.uint8], dtype: str, count: int, offset: int) -> NDArray[Any]:
+    return np.frombuffer(raw, dtype, count, offset)
+
+
+def _check_size(path: Path, size: int, sequences: int, boundaries: int, multimodal: bool) -> None:
+    plain = HEADER.size + 12 * sequences + 8 * boundaries
+    want = plain + (sequences if multimodal else 0)
+    if size == want:
+        return
+    counts = f"{sequences} sequences and {boundaries - 1} documents"
+    hint = CUT_OFF
+    if size == plain + sequences:
+        hint = "its size is that of a multimodal dataset: open it as one"
+    elif multimodal and size == plain:
+        hint = "it has no modes: open it as a dataset of text"
+    raise FormatError(path, "size in bytes", found=size, wanted=f"{want} for {counts}", hint=hint)
+
+
+def write(file: IO[bytes], form: str, contents: Contents) -> None:
+    """Write an index from its streams; memory holds a chunk of them."""
+    code, sequences = code_of(form, contents.dtype), contents.sequences
+    if form == "mmap":
+        file.write(HEADER.pack(MAGIC, VERSION, code, sequences, contents.boundaries))
+    else:
+        file.write(FAIRSEQ_HEADER.pack(MAGIC, VERSION, code, sequences))
+    for part in contents.lengths():
+        file.write(part.astype("<i4").tobytes())
+    for part in begins(contents.lengths(), contents.dtype.itemsize):
+        file.write(part.astype("<i8").tobytes())
+    if form == "mmap":
+        for part in contents.documents():
+            file.write(part.astype("<i8").tobytes())
+    if form == "mmap" and contents.modes is not None:
+        for part in contents.modes():
+            file.write(part.astype("<i1").tobytes())

@@ -1,0 +1,232 @@
+"""The indexed dataset: `PREFIX.bin`, `PREFIX.idx`, and what we add beside them.
+
+    PREFIX.bin   the sequences end to end, no header
+    PREFIX.idx   where sequences and documents begin, in one of the forms of `index`
+    PREFIX.json  DatasetInfo; files of Megatron's own have none
+
+The form is Megatron's mmap unless another is asked for; any of them is read (docs/formats/dataset.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mega_schema.app.path_hints import suggest
+from mega_schema.dataset import idx_cached, idx_mmap
+from mega_schema.dataset.dataset_info import COPY_AGAIN, DatasetInfo, beside
+from mega_schema.dataset.idx_content import CHUNK, CODES, CUT_OFF, FORMS, Index
+from mega_schema.dataset.idx_mmap import HEADER, MAGIC, VERSION
+from mega_schema.dataset.indexed_writer import IndexedWriter
+from mega_schema.errors import FormatError
+
+__all__ = [
+    "CODES",
+    "FORMS",
+    "HEADER",
+    "MAGIC",
+    "VERSION",
+    "DatasetInfo",
+    "IndexedDataset",
+    "IndexedWriter",
+    "beside",
+    "open_dataset",
+    "read_index",
+    "shorter",
+    "smallest_dtype",
+]
+
+
+def smallest_dtype(vocab_size: int | None) -> np.dtype[Any]:
+    """What Megatron's writers choose: uint16 under 65,500 ids, else int32, also where it is not known."""
+    return np.dtype("uint16" if vocab_size is not None and vocab_size < 65500 else "int32")
+
+
+def open_dataset(path: Path, *, multimodal: bool = False) -> IndexedDataset:
+    """The dataset that a person named: by its prefix, or by its `.idx` or `.bin`.
+
+    Raises:
+        FormatError: as IndexedDataset; where there is no index, with what lies near the path.
+    """
+    if path.suffix in (".idx", ".bin") and not beside(path, ".idx").exists():
+        path = path.with_suffix("")
+    try:
+        return IndexedDataset(path, multimodal=multimodal)
+    except FormatError as error:
+        if error.hint or beside(path, ".idx").is_file() or not (hint := suggest(path)):
+            raise
+        raise FormatError(error.where, error.what, hint=hint) from None
+
+
+def read_index(path: Path, *, multimodal: bool = False) -> Index:
+    """An index of any form, once its size and its own numbers are known to agree.
+
+    Raises:
+        FormatError: it is of no form we know, or not whole.
+    """
+    with path.open("rb") as file:
+        magic = file.read(len(idx_cached.MAGIC))
+    index = idx_cached.read(path) if magic == idx_cached.MAGIC else idx_mmap.read(path, multimodal)
+    if multimodal and index.modes is None:
+        raise FormatError(path, f"{index.form} has no modes", hint="open it as a dataset of text")
+    bounds, sequences = index.documents, len(index.lengths)
+    ordered = all((part[1:] >= part[:-1]).all() for part in _overlapping(bounds))
+    if bounds[0] != 0 or bounds[-1] != sequences or not ordered:
+        wanted = f"ascending from 0 to {sequences}, the number of sequences"
+        raise FormatError(
+            path, "document index", found=f"{bounds[0]} to {bounds[-1]}", wanted=wanted, hint=CUT_OFF
+        )
+    if sequences and (shortest := int(index.lengths.min())) < 0:
+        raise FormatError(path, "length of a sequence", found=shortest, wanted="0 or more", hint=CUT_OFF)
+    return index
+
+
+class IndexedDataset:
+    """Sequences of token ids, read where they lie on disk.
+
+    Attributes:
+        form: of the index, one of FORMS.
+        lengths: (N,) int32, tokens of each sequence.
+        pointers: (N,) int64, byte at which each begins in the .bin.
+        documents: (D,) int64, sequence at which each document begins; the last entry is N.
+        dtype: of the ids.
+        modes: (N,) int8 of a multimodal dataset, else None.
+        tokens: ids in the .bin.
+        info: what PREFIX.json says, None without one.
+    """
+
+    def __init__(self, prefix: Path, *, multimodal: bool = False) -> None:
+        """Open and check `PREFIX.idx` against its own header, against `PREFIX.bin` and `PREFIX.json`.
+
+        Args:
+            multimodal: the index ends with a mode per sequence. The file does not say, so the caller must.
+
+        Raises:
+            FormatError: a file is missing, cut off, of another format, or does not fit the others.
+        """
+        self.prefix = prefix
+        index_path, payload_path = beside(prefix, ".idx"), beside(prefix, ".bin")
+        if not index_path.is_file():
+            named = prefix.suffix in (".idx", ".bin")
+            hint = f"give the prefix alone: {prefix.with_suffix('')}" if named else ""
+            raise FormatError(index_path, "no such file", hint=hint)
+        if not payload_path.is_file():
+            wanted = f"the tokens that {index_path.name} describes"
+            hint = f"copy it to the folder of {index_path.name}, or preprocess the text again"
+            raise FormatError(payload_path, "no such file", wanted=wanted, hint=hint)
+        index = read_index(index_path, multimodal=multimodal)
+        self.form, self.dtype, self.shift = index.form, index.dtype, index.shift
+        self.lengths, self.pointers, self.documents = index.lengths, index.pointers, index.documents
+        self.modes = index.modes
+        self.tokens = self._checked_tokens(index_path, payload_path)
+        payload: NDArray[Any] = (
+            np.memmap(payload_path, self.dtype, "r") if self.tokens else np.empty(0, self.dtype)
+        )
+        self._payload = payload.view(np.ndarray)
+        self.info = self._checked_info(beside(prefix, ".json"))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # a process that is sent a dataset opens the files: sent by value, a memory map would be all of them
+        return _reopen, (self.prefix, self.modes is not None)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> NDArray[Any]:
+        """Sequence `i`, (lengths[i],): a view of the file, not a copy (but see `between`)."""
+        return self.read(i)
+
+    def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
+        """`length` tokens of sequence `i` from `offset` on (to its end where None), as a view of the file.
+
+        Args:
+            copy: not a view, see `loaded`.
+
+        Raises:
+            IndexError: there is no such sequence, or it has not so many tokens.
+            FormatError: the pointer of the sequence leads out of the file.
+        """
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sequence {i} of {len(self)}")
+        whole, pointer = int(self.lengths[i]), int(self.pointers[i])
+        length = whole - offset if length is None else length
+        if not 0 <= offset <= offset + length <= whole:
+            raise IndexError(f"tokens {offset} to {offset + length} of sequence {i}, which has {whole}")
+        first, rest = divmod(pointer, self.dtype.itemsize)
+        if rest or not 0 <= first <= first + whole <= self.tokens:
+            path = beside(self.prefix, ".idx")
+            wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
+            raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted, hint=CUT_OFF)
+        take = self.loaded if copy else self.between
+        return take(first + offset, first + offset + length)
+
+    def between(self, first: int, last: int) -> NDArray[Any]:
+        """Ids `first` to `last` of the .bin, whatever sequences they belong to.
+
+        A view of the file; of a fairseq-cached one, whose ids are one higher on disk, a copy.
+        """
+        ids = self._payload[first:last]
+        return ids - self.dtype.type(self.shift) if self.shift else ids
+
+    def loaded(self, first: int, last: int) -> NDArray[Any]:
+        """As `between`, but read and not mapped: a view of a file that another process cuts
+        off ends this one with SIGBUS.
+
+        Raises:
+            FormatError: the file became shorter.
+        """
+        path = beside(self.prefix, ".bin")
+        ids: NDArray[Any] = np.fromfile(path, self.dtype, last - first, offset=first * self.dtype.itemsize)
+        if len(ids) < last - first:
+            raise shorter(path, last * self.dtype.itemsize)
+        return ids - self.dtype.type(self.shift) if self.shift else ids
+
+    def _checked_tokens(self, index_path: Path, payload_path: Path) -> int:
+        """Tokens in the .bin, once index and payload are known to fit."""
+        end = 0
+        if len(self):
+            end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
+        if (size := payload_path.stat().st_size) != end or end % self.dtype.itemsize:
+            wanted = f"{end}, where the last sequence of {index_path.name} ends"
+            hint = "both files must come from one run; copy or preprocess them again"
+            raise FormatError(payload_path, "size in bytes", found=size, wanted=wanted, hint=hint)
+        return end // self.dtype.itemsize
+
+    def _checked_info(self, path: Path) -> DatasetInfo | None:
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise FormatError(path, "not JSON", found=str(error), hint=COPY_AGAIN) from None
+        info = DatasetInfo.from_dict(values, path)
+        told = (info.documents, info.sequences, info.tokens)
+        counted = (len(self.documents) - 1, len(self), self.tokens)
+        if told != counted:
+            hint = "all files of a dataset must come from one run; copy or preprocess them again"
+            raise FormatError(path, "documents, sequences, tokens", found=told, wanted=counted, hint=hint)
+        return info
+
+
+def shorter(path: Path, wanted: int) -> FormatError:
+    """The error of a payload that was longer when it was opened; `wanted` is a byte it had."""
+    hint = "another process writes to it; copy or preprocess it again"
+    found = path.stat().st_size if path.exists() else 0
+    return FormatError(
+        path, "became shorter while it was read", found=found, wanted=f"{wanted} bytes", hint=hint
+    )
+
+
+def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Chunks of which each begins with the last entry of the one before."""
+    for at in range(0, len(array), CHUNK):
+        yield array[max(at - 1, 0) : at + CHUNK]
+
+
+def _reopen(prefix: Path, multimodal: bool) -> IndexedDataset:
+    return IndexedDataset(prefix, multimodal=multimodal)

@@ -1,0 +1,199 @@
+"""Writing an indexed dataset: tokens and index go to disk as they come, and appear whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mega_schema.atomic_io import on_disk
+from mega_schema.dataset import idx_cached, idx_mmap
+from mega_schema.dataset.atomic_dataset import Staged
+from mega_schema.dataset.dataset_info import DatasetInfo
+from mega_schema.dataset.idx_content import CHUNK, FORMS, Contents, code_of, pieces
+
+
+def write_index(file: IO[bytes], form: str, contents: Contents) -> None:
+    """Write an index of the form; memory holds a chunk of it."""
+    write = idx_mmap.write if form.endswith("mmap") else idx_cached.write
+    write(file, form, contents)
+
+
+class _Spool:
+    """Numbers in a file without a name, which goes with the process; memory holds a chunk of them."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.dtype, self._folder = np.dtype(kind), folder
+        self._recent, self._earlier = array(kind), 0
+        self._file: IO[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._earlier + len(self._recent)
+
+    def append(self, number: int) -> None:
+        self._recent.append(number)
+        if len(self._recent) >= CHUNK:
+            self._spill()
+
+    def extend(self, numbers: NDArray[Any]) -> None:
+        self._recent.frombytes(numbers.astype(self.dtype, copy=False).tobytes())
+        if len(self._recent) >= CHUNK:
+            self._spill()
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """All of them, from the first; several may read at once, but none while more are added."""
+        if self._file is not None:
+            for at in range(0, self._earlier, CHUNK):
+                self._file.seek(at * self.dtype.itemsize)
+                part = self._file.read(self.dtype.itemsize * min(CHUNK, self._earlier - at))
+                yield np.frombuffer(part, self.dtype)
+        yield from pieces(np.array(self._recent, self.dtype))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+        self._file.seek(0, 2)
+        self._recent.tofile(self._file)
+        self._earlier += len(self._recent)
+        del self._recent[:]
+
+
+class IndexedWriter:
+    """Writes an indexed dataset that appears whole when the `with` block ends well, and otherwise not at all.
+
+        with IndexedWriter(prefix, smallest_dtype(vocab)) as writer:
+            writer.add(ids)
+            writer.end_document()
+
+    Tokens and the numbers of the index go to disk as they come. An earlier dataset of the same prefix stays
+    until then, and is replaced so that no reader sees parts of both as one.
+
+    Args:
+        info: what to write to PREFIX.json, its counts filled in; None writes none, as Megatron.
+        multimodal: write the mode of each sequence at the end of the index; in the form mmap only.
+        form: of the index, one of FORMS. fairseq's forms have no documents, so where those end is lost, and
+            in fairseq-cached the ids are one higher on disk: they need a dtype with room for that.
+    """
+
+    def __init__(
+        self,
+        prefix: Path,
+        dtype: DTypeLike,
+        info: DatasetInfo | None = None,
+        *,
+        multimodal: bool = False,
+        form: str = "mmap",
+    ) -> None:
+        self.prefix, self.dtype, self.info, self.multimodal = prefix, np.dtype(dtype), info, multimodal
+        self.form, self._shift = form, 1 if form == "fairseq-cached" else 0
+        if form not in FORMS or code_of(form, self.dtype) is None or (multimodal and form != "mmap"):
+            raise ValueError(f"no {form} index of {self.dtype}" + (" with modes" if multimodal else ""))
+        self._staged, self._tokens = Staged(prefix), 0
+        self._lengths, self._modes = _Spool(prefix.parent, "i"), _Spool(prefix.parent, "b")
+        self._documents = _Spool(prefix.parent, "q")
+        self._documents.append(0)
+        self._ended = 0
+        self._payload = self._staged.open(".bin")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens added so far."""
+        return self._tokens
+
+    def add(self, ids: ArrayLike, mode: int = 0) -> None:
+        """Write one sequence.
+
+        Args:
+            ids: one-dimensional, each in the range of the writer's dtype.
+            mode: what kind of sequence this is; kept in multimodal datasets only.
+        """
+        values = np.asarray(ids)
+        if values.ndim != 1:
+            raise ValueError(f"a sequence has one dimension, not shape {values.shape}")
+        self._write(values)
+        self._lengths.append(len(values))
+        if self.multimodal:
+            self._modes.append(mode)
+
+    def extend(self, ids: NDArray[Any], lengths: NDArray[Any], sequences: NDArray[Any] | None = None) -> None:
+        """Write whole documents at once.
+
+        Args:
+            ids: of all of them, end to end.
+            lengths: tokens of each sequence.
+            sequences: how many sequences each document has, 0 for an empty one; None: one each.
+        """
+        assert len(ids) == lengths.sum(), "the lengths are not those of the ids"
+        assert sequences is None or len(lengths) == sequences.sum(), "sequences that no document has"
+        assert self._ended == len(self._lengths), "a document is open"
+        self._write(np.asarray(ids))
+        ones = np.ones(len(lengths), np.int64) if sequences is None else sequences
+        self._documents.extend(np.cumsum(ones, dtype=np.int64) + self._ended)
+        self._lengths.extend(lengths)
+        if self.multimodal:
+            self._modes.extend(np.zeros(len(lengths), np.int8))
+        self._ended = len(self._lengths)
+
+    def end_document(self) -> None:
+        """End the document that the sequences since the last call make; without any, it is an empty one."""
+        self._ended = len(self._lengths)
+        self._documents.append(self._ended)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._staged.discard()
+            for spool in (self._lengths, self._modes, self._documents):
+                spool.close()
+
+    def _write(self, values: NDArray[Any]) -> None:
+        if values.size and self.dtype.kind in "iu" and (self._shift or values.dtype != self.dtype):
+            limits = np.iinfo(self.dtype)
+            low, high = values.min(), values.max()
+            if values.dtype.kind not in "iu" or low < limits.min or int(high) + self._shift > limits.max:
+                raise ValueError(f"ids from {low} to {high} do not fit in {self.dtype}")
+        if self._shift:
+            values = values.astype(self.dtype) + self.dtype.type(self._shift)
+        with on_disk(self.prefix):
+            self._payload.write(values.astype(self.dtype.newbyteorder("<"), copy=False).data)
+        self._tokens += len(values)
+
+    def _commit(self) -> None:
+        if self._ended != len(self._lengths):
+            raise ValueError("sequences after the last end_document() belong to no document")
+        with on_disk(self.prefix):
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        documents, sequences = len(self._documents) - 1, len(self._lengths)
+        modes = self._modes.chunks if self.multimodal else None
+        lengths, bounds = self._lengths.chunks, self._documents.chunks
+        contents = Contents(self.dtype, sequences, documents + 1, lengths, bounds, modes)
+        write_index(self._staged.open(".idx"), self.form, contents)
+        if self.info is not None:
+            if self.form.startswith("fairseq"):  # it says of itself that each sequence is a document
+                documents = sequences
+            info = dataclasses.replace(
+                self.info, documents=documents, sequences=sequences, tokens=self._tokens
+            )
+            self._staged.open(".json").write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+        self._staged.publish()

@@ -1,0 +1,1 @@
+"""Tokenizers, their files and their identity."""

@@ -1,0 +1,244 @@
+"""A tokenizer.json, opened by the `tokenizers` library while this process may do something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from threading import Thread
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from mega_schema.errors import FormatError, RequestError
+from mega_schema.tokenizer.files import bytes_of_letters
+from mega_schema.tokenizer.identity import TokenizerIdentity, content_sha256
+
+if TYPE_CHECKING:
+    import tokenizers
+
+CONTENT: Final = "tokenizer.json"
+
+
+class FastTokenizer:
+    """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json.
+
+    Attributes:
+        beside: files of Hugging Face's that travel with it; no id depends on them.
+    """
+
+    def __init__(
+        self,
+        source: str | Callable[[], str],
+        identity: TokenizerIdentity,
+        library: tokenizers.Tokenizer | Opening | None = None,
+        beside: Mapping[str, bytes] = MappingProxyType({}),
+        content: dict[str, Any] | None = None,
+    ) -> None:
+        """A tokenizer that may be opened still.
+
+        Args:
+            source: text of the tokenizer.json, or what writes it when it is first needed.
+            library: what opened the source, or does so now; None opens it when it is first needed: a process
+                may hold this value and let another library encode.
+            content: what the source holds, where that is known, for the first who asks.
+        """
+        self.identity, self.beside = identity, dict(beside)
+        self._source, self._opening, self._content = source, library, content
+
+    @cached_property
+    def source(self) -> str:
+        """Text of the tokenizer.json, as `save` writes it."""
+        source, self._source = self._source, ""  # what writes it may hold a vocabulary
+        return source if isinstance(source, str) else source()
+
+    @cached_property
+    def _library(self) -> tokenizers.Tokenizer:
+        if self._opening is None:
+            return opened(self.source, self.identity.type)
+        return self._opening.result() if isinstance(self._opening, Opening) else self._opening
+
+    def wait(self) -> None:
+        """Until the library has opened it and the source is written.
+
+        Raises:
+            FormatError: it cannot.
+        """
+        assert self.source  # the library's thread works meanwhile
+        assert self._library is not None
+
+    def content(self) -> dict[str, Any]:
+        """What the source holds; parsed, but for the first who asks after `open_tokenizer`."""
+        content, self._content = self._content, None
+        return json.loads(self.source) if content is None else content
+
+    @cached_property
+    def _bytes(self) -> dict[str, int] | None:
+        decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
+        kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
+        return bytes_of_letters() if "ByteLevel" in kinds else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        opening, written = self._opening, "source" in self.__dict__
+        # to write it only to send it would keep waiting who opens it there
+        source = opening.text if isinstance(opening, Opening) and not written else self.source
+        return FastTokenizer, (source, self.identity, None, self.beside)
+
+    def encode(self, text: str) -> list[int]:
+        _check_utf8(text)
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        for text in texts:
+            _check_utf8(text)
+        return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids that the post-processor adds before and after those of `text`.
+
+        Raises:
+            FormatError: it adds ids between them.
+        """
+        whole = self._library.encode(text)
+        mask = [*whole.special_tokens_mask]
+        first = mask.index(0) if 0 in mask else len(mask)
+        last = len(mask) - (mask[::-1].index(0) if 0 in mask else 0)
+        if whole.ids[first:last] != self.encode(text):
+            found = f"{whole.ids} of {text!r}"
+            raise FormatError("post_processor", "adds ids inside a text", found=found)
+        return whole.ids[:first], whole.ids[last:]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._piece(self._library.id_to_token(int(i)) or "") for i in ids]
+
+    def save(self, folder: Path) -> None:
+        from mega_schema.tokenizer.tokenizer import save_folder
+
+        save_folder(folder, self.identity, {**self.beside, CONTENT: self.source.encode()})
+
+    def _piece(self, token: str) -> str:
+        if self._bytes is None:
+            return token.replace("▁", " ")
+        if not set(token) <= self._bytes.keys():
+            return token  # an added token, which is text already
+        return bytes(self._bytes[char] for char in token).decode("utf-8", errors="replace")
+
+
+def _check_utf8(text: str) -> None:
+    """Refuse a text that UTF-8 cannot hold: the library refuses it in some versions and changes it in others.
+
+    Raises:
+        RequestError: the text holds half of a surrogate pair.
+    """
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold") from None
+
+
+def opened(source: str, where: object) -> tokenizers.Tokenizer:
+    """The text of a tokenizer.json, opened by the library.
+
+    Raises:
+        FormatError: it takes it for none.
+    """
+    from tokenizers import Tokenizer as Library
+
+    try:
+        library = Library.from_str(source)
+    except BaseException as error:  # the library's panics are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        hint = "copy the files of one tokenizer again"
+        raise FormatError(where, "not a tokenizer.json", found=str(error), hint=hint) from None
+    # a file may ask for both; ids must not depend on how long a text or its neighbours are
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    return library
+
+
+def compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
+    """A text of a tokenizer.json for a library to open, written in a tenth of the time of `json`.
+
+    Args:
+        merges: those of the content as lines, which the library reads faster than lists.
+    """
+    if merges is not None:
+        content = {**content, "model": {**content["model"], "merges": merges}}
+    try:
+        import orjson
+
+        return orjson.dumps(content).decode()
+    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
+        return json.dumps(content, ensure_ascii=False)
+
+
+class Opening:
+    """What `opened` gives, made on a thread: the library works without Python's lock.
+
+    Attributes:
+        text: of the tokenizer.json that it opens.
+    """
+
+    def __init__(self, text: str, where: object, source: Callable[[], str] | None = None) -> None:
+        """
+        Args:
+            source: another text of the same content, in whose lines and columns errors are told.
+        """
+        self.text, self._where, self._source = text, where, source
+        self._found: tokenizers.Tokenizer | Exception
+        self._thread = Thread(target=self._open, daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        try:
+            self._found = self._opened()
+        except Exception as error:
+            self._found = error
+
+    def _opened(self) -> tokenizers.Tokenizer:
+        source, self._source = self._source, None
+        try:
+            return opened(self.text, self._where)
+        except FormatError:
+            if source is None:
+                raise
+            return opened(source(), self._where)
+
+    def result(self) -> tokenizers.Tokenizer:
+        """Wait for it.
+
+        Raises:
+            FormatError: the library takes the text for no tokenizer.json.
+        """
+        self._thread.join()
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What goes wrong in the block is told in the library's words, where that does not take the text."""
+        try:
+            yield
+        except Exception:
+            self.result()
+            raise
+
+
+def opened_and_hashed(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
+    """Of the text of a tokenizer.json: the library's own, what the text holds, and the hash of that.
+
+    Raises:
+        FormatError: the library takes it for none.
+    """
+    opening = Opening(source, where)
+    with opening.blamed():
+        content = json.loads(source)
+        sha256 = content_sha256(content)
+    return opening.result(), content, sha256

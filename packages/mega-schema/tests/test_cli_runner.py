@@ -1,0 +1,157 @@
+"""How a command leaves: the exit code, and what is on which stream."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from mega_schema.app.cli_runner import run
+from mega_schema.errors import ConfigError
+
+
+@click.group()
+def cli() -> None:
+    """A command of the house."""
+
+
+@cli.command()
+def fine() -> None:
+    click.echo("done")
+
+
+@cli.command()
+def five() -> int:
+    return 5
+
+
+@cli.command()
+def mistake() -> None:
+    raise ConfigError("key", "is wrong", hint="mend it")
+
+
+@cli.command()
+def absent() -> None:
+    raise FileNotFoundError(2, "No such file or directory", "data.jsonl")
+
+
+@cli.command()
+def bug() -> None:
+    raise ValueError("ours")
+
+
+@cli.command()
+def system() -> None:
+    raise OSError("no file is to blame")
+
+
+@cli.command()
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@cli.command()
+def midway() -> None:
+    raise KeyboardInterrupt("after iteration 7")
+
+
+@cli.command()
+@click.option("--number", type=int)
+def typed(number: int) -> None:
+    click.echo(number)
+
+
+@cli.command()
+@click.option("--to", required=True)
+@click.argument("source")
+def copy(to: str, source: str) -> None:
+    click.echo(f"{source} {to}")
+
+
+def _leave(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        run(cli, words)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out", "err"),
+    [
+        (("fine",), 0, "done\n", ""),
+        (("five",), 5, "", ""),
+        (("mistake",), 2, "", "error: key: is wrong; hint: mend it\n"),
+        (("absent",), 2, "", "error: data.jsonl: No such file or directory\n"),
+        (("interrupted",), 130, "", "\ninterrupted\n"),
+        (("midway",), 130, "", "\ninterrupted: after iteration 7\n"),
+        (
+            ("typed", "--number", "x"),
+            2,
+            "",
+            "error: --number: 'x' is not a valid integer.\n",
+        ),
+    ],
+)
+def test_a_command_leaves_with_its_code_and_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, out: str, err: str
+) -> None:
+    assert _leave(*words) == code
+    found = capsys.readouterr()
+    assert found.out == out
+    assert found.err == err
+
+
+@pytest.mark.parametrize(("word", "kind"), [("bug", ValueError), ("system", OSError)])
+def test_a_bug_of_ours_keeps_its_traceback(word: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        run(cli, [word])
+
+
+def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _leave() == 2
+    assert "A command of the house." in capsys.readouterr().err
+
+
+def test_a_word_that_click_does_not_know_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _leave("typed", "--numbr", "1") == 2
+    err = capsys.readouterr().err
+    assert err == "error: --numbr: no such option; hint: did you mean --number?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("typed", "--number"), "error: --number: needs a value\n"),
+        (("typed", "extra"), "error: Got unexpected extra argument (extra)\n"),
+        (("copy", "x"), "error: --to: missing; hint: add --to ...\n"),
+        (("copy", "--to", "x"), "error: SOURCE: missing\n"),
+    ],
+)
+def test_what_click_asks_for_begins_with_its_name(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _leave(*words) == 2
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("lines", [1, 100_000], ids=["still buffered", "in the middle"])
+def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
+    code = (
+        "import click, time\nfrom mega_schema.app.cli_runner import run\n"
+        f"@click.command()\ndef many():\n print('first', flush=True)\n input()\n for i in range({lines}):\n"
+        "  print('x' * 100)\nrun(many, [])\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "first\n"
+        child.stdout.close()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stderr.read() == ""
+        assert child.wait() == 0

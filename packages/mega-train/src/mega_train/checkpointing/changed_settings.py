@@ -1,0 +1,177 @@
+"""Compare the configuration of a resumed run with the one that its checkpoint recorded in run.toml."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mega_schema.app.config import keys, load
+from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_train.config import Run
+from mega_train.data.blend_spec import SPLIT
+from mega_train.data.identities import normalize_prefix
+from mega_train.resolve.run_mode import only_validates
+
+# they decide which tokens sample number N holds
+_DATA = frozenset(
+    {
+        *("train.seed", "batch.length", "data.path", "data.path_file", "data.split_paths_file"),
+        *(f"data.{use}_path" for use in ("train", "valid", "test")),
+        *("data.train_group", "data.valid_groups", "data.test_groups"),
+        *("data.train_group_file", "data.valid_groups_file", "data.test_groups_file"),
+        *("data.sft", "data.sft_keys", "data.split", "data.split_rule", "data.blend_rule"),
+        *("data.renormalize", "data.order", "data.no_sharding"),
+    }
+)
+# of them, those whose words name datasets, and those whose texts hold several words
+_GROUPS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
+_PATHS = frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUPS
+# how this start finds its checkpoint; another start may find the same one in another way
+_OF_THE_START = frozenset(
+    {
+        "checkpoint.load",
+        "checkpoint.save",
+        "checkpoint.finetune",
+        "checkpoint.pretrained",
+        "checkpoint.no_load_optim",
+        "checkpoint.overwrite",
+        "checkpoint.override_data",
+    }
+)
+
+log = logging.getLogger("mega.train")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that is not what the checkpoint recorded.
+
+    Attributes:
+        is_moved: whether it names other paths of the same datasets.
+    """
+
+    key: str
+    flag: str
+    old: Any
+    new: Any
+    is_moved: bool = False
+
+    @property
+    def decides_data(self) -> bool:
+        return self.key in _DATA and not self.is_moved
+
+    def __str__(self) -> str:
+        moved = ", which holds the same data" if self.is_moved else ""
+        return f"{self.key} ({self.flag}): {_text(self.old)} -> {_text(self.new)}{moved}"
+
+
+def find_changes(
+    run: Run, checkpoint: Checkpoint | None, identities: Callable[[], Mapping[str, str]]
+) -> list[Change]:
+    """The settings of a resumed run that changed since its checkpoint was written.
+
+    Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
+    no run.toml or one of another version.
+
+    Args:
+        identities: computes those of the run's datasets; called where the paths changed.
+
+    Raises:
+        ConfigError: the run would read other data than the one it resumes, without --override-data.
+    """
+    if checkpoint is None or run.checkpoint.finetune or only_validates(run) or not checkpoint.run_config:
+        return []
+    file = checkpoint.folder / RUN_CONFIG
+    try:
+        recorded = load(Run, file, {})
+    except ConfigError as error:
+        log.warning("%s; it is not compared with this run", str(error).partition("; hint: ")[0])
+        return []
+    context = checkpoint.spec.context
+    before, now = _with_defaults(recorded, context), _with_defaults(run, context)
+    changes = []
+    for key in keys(Run):
+        old, new = (getattr(getattr(each, key.section), key.name) for each in (before, now))
+        # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
+        if key.section != "model" and key.dotted not in _OF_THE_START and not _same(old, new):
+            changes.append(Change(key.dotted, key.flag, old, new))
+    datasets = checkpoint.trainer.get("datasets")
+    if isinstance(datasets, dict) and any(change.key in _PATHS for change in changes):
+        now_read = identities()
+        changes = [
+            replace(change, is_moved=change.key in _PATHS and _moved(change, datasets, now_read))
+            for change in changes
+        ]
+    data = [change for change in changes if change.decides_data]
+    if data and not run.checkpoint.override_data:
+        raise ConfigError(
+            data[0].flag,
+            "the run would read other data than the run it resumes",
+            found=" ".join(f"{change.flag} {_text(change.new)}" for change in data),
+            wanted=" ".join(f"{change.flag} {_text(change.old)}" for change in data) + f", as {file} says",
+            hint="--override-data reads these from here on"
+            + ("" if datasets else "; give it too where the same data was moved"),
+        )
+    return changes
+
+
+def describe_changes(changes: Sequence[Change], checkpoint: Checkpoint) -> str:
+    """The block that the start of a run shows: one line for each change."""
+    lines = "\n".join(f"  {change}" for change in changes)
+    return f"settings that changed since iteration {checkpoint.iteration} was saved:\n{lines}"
+
+
+def _with_defaults(run: Run, context: int) -> Run:
+    """The run with the values that it has where nothing is given."""
+    length = context if run.batch.length is None else run.batch.length
+    return replace(
+        run, batch=replace(run.batch, length=length), data=replace(run.data, split=run.data.split or SPLIT)
+    )
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old == new:
+        return True
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(old) == len(new) and all(map(_same_word, old, new))
+    return isinstance(old, str | Path) and isinstance(new, str | Path) and _same_word(str(old), str(new))
+
+
+def _moved(change: Change, recorded: Mapping[str, str], now_read: Mapping[str, str]) -> bool:
+    """Whether two blends differ in the paths of their datasets alone."""
+
+    def words(texts: Any) -> list[str]:
+        several = change.key in _GROUPS
+        return [word for text in texts for word in (re.split(r"[\s,]+", text) if several else [text])]
+
+    def is_same(old: str, new: str) -> bool:
+        identity = recorded.get(normalize_prefix(old))
+        return _same_word(old, new) or (
+            identity is not None and identity == now_read.get(normalize_prefix(new))
+        )
+
+    old, new = words(change.old), words(change.new)
+    return len(old) == len(new) and all(map(is_same, old, new))
+
+
+def _same_word(old: Any, new: Any) -> bool:
+    """Whether two words are the same numbers, or lead to the same place."""
+    if old == new or not (isinstance(old, str) and isinstance(new, str)):
+        return bool(old == new)
+    try:
+        numbers = [[float(part) for part in re.split(r"[,/\s]+", word.strip())] for word in (old, new)]
+    except ValueError:
+        return Path(old).resolve() == Path(new).resolve()
+    return numbers[0] == numbers[1]
+
+
+def _text(value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,351 @@
+"""Load a checkpoint of another program: `mega-ckpt` converts it, in a process of its own, before the run.
+
+The converted copy is kept beside --save, as SAVE.converted. It holds a fingerprint of the source: the next
+start uses it again, and converts anew where the source has changed. The copy appears under its name only when
+it is complete. Rank 0 converts; the other ranks wait for the copy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+
+from mega_model.distributed.mesh import World
+from mega_schema.app.install_hint import install_hint
+from mega_schema.atomic_io import on_disk, write_text
+from mega_schema.checkpoint.checkpoint_dir import LATEST
+from mega_schema.checkpoint.formats import TITLES, detect_format
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError, FormatError, MegaError
+from mega_schema.spec import ModelSpec
+from mega_train.checkpointing.save_dir import same_folder
+from mega_train.config import Run, Save
+from mega_train.data.datasets import Corpora
+from mega_train.data.sft import Pairs
+from mega_train.optim.adamw import STATE
+
+RECORD = "converted.json"  # in the copy: what it was made of
+_CONVERTER = "mega_ckpt"
+_CONVERTED = Path("CONVERTED")  # a name to put in a command that is suggested
+_PADDED = ("megatron", "bigscience", "torch_dist")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_BEAT = 5.0  # seconds between signs of life of the rank that converts
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+log = logging.getLogger("mega.train")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A checkpoint of another program, and the copy that a run makes of it.
+
+    Attributes:
+        flag: that names it, --load or --pretrained-checkpoint.
+        form: its format.
+        copy: the folder of the converted copy.
+        fingerprint: of the source's files.
+    """
+
+    source: Path
+    flag: str
+    form: str
+    copy: Path
+    fingerprint: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the copy is there, complete, and of the source as it is now."""
+        return _is_copy(self.copy, self.fingerprint)
+
+
+def find_conversion(run: Run) -> Conversion | None:
+    """The conversion that a run begins with; None where it loads a checkpoint of ours, or none.
+
+    Raises:
+        ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
+    """
+    save = run.checkpoint
+    source, flag = save.load, "--load"
+    if source is None or _begins_anew(save):
+        source, flag = save.pretrained, "--pretrained-checkpoint"
+    if source is None:
+        return None
+    _check_is_folder(source, flag)
+    if (form := find_foreign_format(source)) is None:
+        return None
+    if same_folder(source, save.save):
+        raise ConfigError(
+            "--save",
+            "holds a checkpoint of another program",
+            found=f"{TITLES[form]}, {source}",
+            wanted="a folder of its own for the run",
+            hint=f"--save {source}-mega",
+        )
+    if save.save is None:
+        raise ConfigError(
+            flag,
+            f"is {TITLES[form]}, and its converted copy needs a folder",
+            found=source,
+            wanted="--save, beside which it is put",
+            hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
+        )
+    folder = save.save.resolve()
+    copy = folder.with_name(f"{folder.name}.converted")
+    conversion = Conversion(source, flag, form, copy, _compute_fingerprint(source))
+    if copy.exists() and _recorded(copy) is None:
+        raise ConfigError(
+            flag,
+            "the folder for its converted copy is taken",
+            found=copy,
+            wanted="a free name",
+            hint=f"another --save, or {_command(source, form, _CONVERTED)}",
+        )
+    return conversion
+
+
+def convert_foreign_load(run: Run, world: World) -> Run:
+    """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
+
+    A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
+
+    Raises:
+        ConfigError: as `find_conversion`, or mega-ckpt is not installed.
+        MegaError: mega-ckpt refuses the source.
+    """
+    conversion = find_conversion(run)
+    if conversion is None:
+        return run
+    if world.rank:
+        _wait(conversion, 60 * run.parallel.timeout_minutes)
+    elif conversion.is_done:
+        what = f"{conversion.source} is {TITLES[conversion.form]}"
+        log.warning("%s: its converted copy %s is used again", what, conversion.copy)
+    else:
+        _convert(conversion, run)
+    converted = load_copy(run, conversion)
+    if conversion.flag == "--load" and world.rank == 0 and not run.checkpoint.finetune:
+        finetune = converted.checkpoint.finetune
+        what = "its weights alone" if finetune else "its weights and its optimizer's state"
+        log.warning("%s: the run begins with %s", conversion.copy, what)
+    return converted
+
+
+def load_copy(run: Run, conversion: Conversion) -> Run:
+    """The run with the converted copy, which is there, in place of its source."""
+    save = run.checkpoint
+    if conversion.flag == "--pretrained-checkpoint":
+        return replace(run, checkpoint=replace(save, pretrained=conversion.copy))
+    finetune = save.finetune or not _resumes(conversion.copy, run)
+    return replace(run, checkpoint=replace(save, load=conversion.copy, finetune=finetune))
+
+
+def inspect_model(conversion: Conversion, run: Run) -> ModelSpec:
+    """The model of a checkpoint that is not converted yet, as mega-ckpt reads it. Nothing is written.
+
+    Raises:
+        ConfigError: mega-ckpt is not installed.
+        FormatError: mega-ckpt refuses the checkpoint.
+    """
+    words = ["inspect", "--json", "--from", conversion.form, *_true_vocab(run, conversion.form)]
+    told = json.loads(_run_converter(conversion, [*words, str(conversion.source)]))
+    return ModelSpec.from_dict(told["model"])
+
+
+def find_foreign_format(path: Path) -> str | None:
+    """The format of a checkpoint that is not ours; None of ours, of none, and of what does not tell."""
+    form = detect_format(path) if path.is_dir() else None
+    return None if form == "mega" else form
+
+
+def _check_is_folder(source: Path, flag: str) -> None:
+    """Refuse a file, and a folder of weights whose format its names do not tell."""
+    if source.is_file():
+        form = detect_format(source.parent)
+        hint = f"{flag} {source.parent}" if form is not None else _command(source, "FORMAT", _CONVERTED)
+        raise ConfigError(flag, "is a file", found=source, wanted="the folder of a checkpoint", hint=hint)
+    if source.is_dir() and detect_format(source) is None and not (source / LATEST).is_file():
+        weights = [path for path in sorted(source.iterdir()) if path.suffix in _WEIGHTS]
+        if weights:
+            raise ConfigError(
+                flag,
+                "is a folder of weights whose format its files do not tell",
+                found=weights[0],
+                wanted="a checkpoint of Mega, or of Hugging Face with its config.json",
+                hint=_command(source, "FORMAT", _CONVERTED),
+            )
+
+
+def _begins_anew(save: Save) -> bool:
+    """Whether --load is a run's own folder that holds nothing yet, so that --pretrained-checkpoint counts."""
+    return save.load is not None and same_folder(save.load, save.save) and detect_format(save.load) is None
+
+
+def _true_vocab(run: Run, form: str) -> Sequence[str]:
+    """The option with the vocabulary without padding, for a format that may store a padded one alone.
+
+    The datasets are opened for it, and a mistake in --data-path is found before the conversion.
+    """
+    data = run.data
+    if run.model.vocab is not None or not any((data.path, data.path_file, data.by_use)):
+        vocab = run.model.vocab
+    else:
+        identity = (Pairs if data.sft else Corpora).open(data).identity
+        vocab = identity.vocab_size if identity is not None else None
+    return ["--true-vocab-size", str(vocab)] if vocab and form in _PADDED else []
+
+
+def _convert(conversion: Conversion, run: Run) -> None:
+    source, form, copy = conversion.source, conversion.form, conversion.copy
+    words = ["convert", "--from", form, "--to", "mega", "--no-check-logits", "--load", str(source)]
+    words += _true_vocab(run, form)
+    _check_converter(conversion)
+    log.warning("%s is %s: converting it to %s", source, TITLES[form], copy)
+    partial = _partial(copy)
+    with on_disk(partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    try:
+        with _beating(partial):
+            _run_converter(conversion, [*words, "--save", str(partial / copy.name)])
+        with on_disk(copy):
+            record = json.dumps({"source": str(source), "fingerprint": conversion.fingerprint})
+            write_text(partial / copy.name / RECORD, record + "\n")
+            if copy.exists():
+                shutil.rmtree(copy)
+            (partial / copy.name).rename(copy)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_converter(conversion: Conversion) -> None:
+    if find_spec(_CONVERTER) is None:
+        source, form = conversion.source, conversion.form
+        raise ConfigError(
+            conversion.flag,
+            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
+            found=source,
+            hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
+        )
+
+
+def _run_converter(conversion: Conversion, words: Sequence[str]) -> str:
+    """What mega-ckpt prints.
+
+    Raises:
+        ConfigError: it is not installed.
+        FormatError: it refuses the source; its own line says why.
+    """
+    _check_converter(conversion)
+    environment = {name: value for name, value in os.environ.items() if name != _ERROR_FILE}
+    argv = [sys.executable, "-m", _CONVERTER, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
+        raise FormatError(
+            f"{conversion.flag} {conversion.source}",
+            "cannot be converted",
+            found=said.removeprefix("error: ") or f"mega-ckpt ended with code {done.returncode}",
+            hint=_command(conversion.source, conversion.form, _CONVERTED),
+        )
+    return done.stdout
+
+
+def _wait(conversion: Conversion, patience: float) -> None:
+    """Until the first rank's copy is there.
+
+    Raises:
+        MegaError: the first rank has given no sign of life for `patience` seconds.
+    """
+    seen = time.monotonic()
+    beat = 0
+    copy = conversion.copy
+    while not conversion.is_done:
+        try:
+            now = _partial(copy).stat().st_mtime_ns
+        except OSError:
+            now = 0
+        if now != beat:
+            beat, seen = now, time.monotonic()
+        if time.monotonic() - seen > patience:
+            raise MegaError(
+                copy,
+                "rank 0 has not converted the checkpoint",
+                found=f"no sign of it for {patience:g} s",
+                hint="put --save on a file system that all ranks share",
+            )
+        time.sleep(0.2)
+
+
+@contextmanager
+def _beating(folder: Path) -> Iterator[None]:
+    """Touch the folder now and then, for the ranks that wait."""
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(_BEAT):
+            os.utime(folder)
+
+    thread = threading.Thread(target=touch, name="conversion", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _is_copy(copy: Path, fingerprint: str) -> bool:
+    """Whether the folder is a complete copy of the source as it is now."""
+    if _recorded(copy) != fingerprint:
+        return False
+    try:
+        Checkpoint.open(copy)
+    except MegaError:
+        return False
+    return True
+
+
+def _recorded(copy: Path) -> str | None:
+    """The fingerprint that a copy was made of; None where the folder is no copy."""
+    try:
+        return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _resumes(copy: Path, run: Run) -> bool:
+    """Whether the copy has the optimizer's state that the run needs, and counts of the run it is of."""
+    checkpoint = Checkpoint.open(copy)
+    spaces = STATE[run.optimizer.name]
+    return set(spaces) <= set(checkpoint.tensors) and checkpoint.iteration > 0
+
+
+def _compute_fingerprint(source: Path) -> str:
+    """Names, sizes and times of the source's files."""
+    digest = blake2b(digest_size=16)
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            stat = path.stat()
+            digest.update(f"{path.relative_to(source)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _partial(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}.partial")
+
+
+def _command(source: Path, form: str, target: Path) -> str:
+    return f"mega-ckpt convert --from {form} --to mega --load {source} --save {target}"

@@ -1,0 +1,106 @@
+"""Decide whether a run may write into its --save folder, and which checkpoints there it supersedes.
+
+A run writes over no checkpoint that it neither wrote nor resumes from, unless --overwrite says so. A
+checkpoint that it supersedes gets a name that readers ignore once the run has saved, and is removed as the
+run passes its iteration: a folder never mixes the checkpoints of two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from mega_schema.app.config import load
+from mega_schema.checkpoint.checkpoint_dir import (
+    LATEST,
+    RUN_CONFIG,
+    is_foreign,
+    iteration_folder,
+    iteration_folders,
+)
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.errors import ConfigError
+from mega_train.config import Run, Save
+from mega_train.resolve.run_mode import only_validates
+from mega_train.telemetry.event_log import check_record
+
+
+def same_folder(one: Path | None, other: Path | None) -> bool:
+    """Whether two paths lead to the same folder, whether or not it exists."""
+    return one is not None and other is not None and one.resolve() == other.resolve()
+
+
+def find_superseded(run: Run, checkpoint: Checkpoint | None, newest: int | None) -> tuple[int, ...]:
+    """Iterations in --save that the run supersedes.
+
+    Args:
+        checkpoint: what the run resumes from.
+        newest: the iteration up to which checkpoints were tried; those between the loaded one and it are
+            damaged.
+
+    Raises:
+        ConfigError: --save holds checkpoints that may be sound and --overwrite is not given, or folders of
+            another program under the names of checkpoints.
+        FormatError: --save holds a file of another program under the name of the run's record.
+    """
+    save = run.checkpoint
+    if save.save is None or only_validates(run):
+        return ()
+    check_record(save.save)
+    resumes = (
+        checkpoint is not None and not save.finetune and same_folder(checkpoint.folder.parent, save.save)
+    )
+    after = checkpoint.iteration if checkpoint is not None and resumes else -1
+    later = {iteration: path for iteration, path in iteration_folders(save.save).items() if iteration > after}
+    for folder in later.values():
+        if is_foreign(folder):
+            what = "holds something other than a checkpoint of ours"
+            raise ConfigError("--save", what, found=folder, wanted="a folder of its own for the run")
+    damaged = range(after + 1, (newest or 0) + 1) if resumes else ()
+    if not save.overwrite and (sound := [iteration for iteration in later if iteration not in damaged]):
+        raise _refusal(save, sound, after if resumes else None)
+    return tuple(later)
+
+
+def list_iterations(iterations: Collection[int]) -> str:
+    """Iterations in words; of many, the first and the last."""
+    ascending = sorted(iterations)
+    if len(ascending) > 5:
+        return f"{len(ascending)} iterations from {ascending[0]} to {ascending[-1]}"
+    return f"iteration{'s' * (len(ascending) > 1)} {', '.join(map(str, ascending))}"
+
+
+def _refusal(save: Save, later: list[int], loaded: int | None) -> ConfigError:
+    found = f"{list_iterations(later)} in {save.save}"
+    others = "another --save keeps them, --overwrite gives them up"
+    if loaded is None:
+        run = "a run that began with the same --load" if _began_alike(save, later[-1]) else "another run"
+        return ConfigError(
+            "--save",
+            f"holds checkpoints of {run}",
+            found=found,
+            wanted="a folder without checkpoints",
+            hint=f"--load {save.save} --save {save.save} resumes from them, {others}",
+        )
+    assert save.load is not None
+    resumes = f"--load {save.save} resumes from the newest"
+    if same_folder(save.load, save.save):
+        resumes = f"echo {later[-1]} > {save.save}/{LATEST} resumes from the newest"
+    return ConfigError(
+        "--save",
+        "holds checkpoints after the one loaded",
+        found=found,
+        wanted=f"none after iteration {loaded}",
+        hint=f"{resumes}, {others}",
+    )
+
+
+def _began_alike(save: Save, iteration: int) -> bool:
+    """Whether the run in --save began with the checkpoint that is loaded now."""
+    if save.save is None or save.load is None:
+        return False
+    try:
+        recorded = load(Run, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
+    except ConfigError:  # none is recorded, or by another version
+        return False
+    return same_folder(recorded.checkpoint.load, save.load)

@@ -1,0 +1,1 @@
+"""The subcommands of mega-train that do not train."""

@@ -1,0 +1,108 @@
+"""What a key, a flag or a flag of another program's is, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from mega_schema.app.config import Key, keys
+from mega_schema.arch import table
+from mega_schema.errors import ConfigError
+from mega_schema.params import count
+from mega_schema.spec import PRESETS
+from mega_train.compat.flag_translation import SIMILAR, refusal_of
+from mega_train.compat.megatron_flags import find_flag, flag_table
+from mega_train.config import Run
+
+
+def explain(word: str) -> Iterator[str]:
+    """The lines of one.
+
+    Args:
+        word: section.key, a key, or a flag with its hyphens or without.
+
+    Raises:
+        ConfigError: nothing has that name.
+    """
+    found = [key for key in keys(Run) if word in _names(key)]
+    if found:
+        for key in found:
+            yield from _of_key(key)
+        return
+    flag = word if word.startswith("--") else f"--{word}"
+    if lines := list(_of_theirs(flag)):
+        yield from lines
+        return
+    known = [name for key in keys(Run) for name in (key.dotted, *key.declared.split("/"))]
+    known += flag_table().names
+    close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
+    hint = f"did you mean {close[0]}?" if close else ""
+    raise ConfigError(word, "is no key and no flag", hint=hint)
+
+
+def everything() -> Iterator[str]:
+    """A line for every key, section by section."""
+    section = ""
+    for key in keys(Run):
+        if key.section != section:
+            section = key.section
+            yield f"[{section}]"
+        yield f"  {key.name:24} {key.declared:44} {_default(key)}"
+
+
+def presets() -> Iterator[str]:
+    """A line for every named model."""
+    for name, spec in PRESETS.items():
+        shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.context} tokens"
+        yield f"{name:16} {spec.family:6} {count(table(spec)) / 1e9:8.2f} billion   {shape}"
+
+
+def _names(key: Key) -> set[str]:
+    flags = key.declared.split("/")
+    return {key.dotted, key.name, *flags, *(flag.removeprefix("--") for flag in flags)}
+
+
+def _of_key(key: Key) -> Iterator[str]:
+    words = str(key.field.metadata["help"])
+    yield f"{key.dotted}   {key.declared}"
+    yield f"  {words[:1].upper()}{words[1:]}."
+    yield f"  {_kind(key.kind)}; {_default(key)}"
+    for value, instead in flag_table().values.get(key.flag, {}).items():
+        yield f"  {value} is read as {' '.join(instead)}"
+    if key.flag == "--preset":
+        yield from (f"  {line}" for line in presets())
+
+
+def _of_theirs(flag: str) -> Iterator[str]:
+    table = flag_table()
+    if flag in table.in_context:
+        yield f"{flag}   {table.in_context[flag]}"
+    elif flag in table.read_as:
+        yield f"{flag}   is read as {' '.join(table.read_as[flag])}"
+    elif flag in table.values:
+        for value, instead in table.values[flag].items():
+            yield f"{flag} {value}   is read as {' '.join(instead) or 'nothing: it is so here'}"
+    elif (why := find_flag(table.left_out, flag)) is not None:
+        yield f"{flag}   is left out: {why}"
+    elif (refusal := refusal_of(flag, table)) is not None:
+        yield f"{flag}   is refused: {str(refusal).removeprefix(f'{flag}: ')}"
+
+
+def _default(key: Key) -> str:
+    default = key.field.default
+    if default is None or default == ():
+        return "not given by default"
+    return f"{str(default).lower() if isinstance(default, bool) else default} by default"
+
+
+def _kind(kind: Any) -> str:
+    plain = (
+        next(each for each in get_args(kind) if each is not NoneType) if NoneType in get_args(kind) else kind
+    )
+    if get_origin(plain) is Literal:
+        return " | ".join(map(str, get_args(plain)))
+    if get_origin(plain) is tuple:
+        return "several words"
+    return {int: "a whole number", float: "a number", bool: "a switch"}.get(plain, "text")

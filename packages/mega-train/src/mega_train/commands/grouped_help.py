@@ -1,0 +1,136 @@
+"""Render `--help` with the everyday options first, and `--help-all` with every option below its section."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import click
+
+from mega_schema.app.config import keys
+from mega_train.compat.compatible_command import Familiar
+from mega_train.config import Run
+
+# in this order; --help shows these alone
+EVERYDAY = (
+    "--config",
+    "--preset",
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--seq-length",
+    "--data-path",
+    "--micro-batch-size",
+    "--global-batch-size",
+    "--train-iters",
+    "--lr",
+    "--bf16",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--save",
+    "--save-interval",
+    "--load",
+)
+TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "architecture, sizes, positions, initialization",
+        "parallel": "tensor, pipeline, context and data parallelism",
+        "recompute": "activation checkpointing",
+        "batch": "batch sizes, ramp-up, sequence length",
+        "curriculum": "shorter samples first",
+        "train": "duration, seed, precision, dropout, kernels, device",
+        "optimizer": "optimizer, learning rate and weight decay schedules",
+        "data": "datasets, blends, splits, masks",
+        "tokenizer": "the tokenizer of datasets that do not name theirs",
+        "evaluation": "validation during training",
+        "checkpoint": "saving, loading, fine-tuning",
+        "log": "logging, TensorBoard, Weights & Biases, Prometheus",
+        "profile": "torch's profiler",
+    }
+)
+Record = tuple[str, str]  # an option as it is written, and its description
+_WHOLE = "mega_train.help_all"
+_COMMON = ("--config", "--set", "--help-all", "--help")
+_NAME_COLUMNS = 35  # columns of the options' names and types
+_TYPES: Mapping[str, str] = MappingProxyType(
+    {"INTEGER": "N", "INTEGER RANGE": "N", "FLOAT": "X"}
+)  # short, for --help alone
+
+
+class GroupedHelp(Familiar):
+    """A command that takes the options of `Run`, with help in groups.
+
+    The order of options on the command line, and everything else, is as in `Familiar`.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's parameters with --help-all before --help."""
+        *params, last = super().get_params(ctx)
+        return [*params, _help_all_option(), last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the everyday options and a line for each section, or with --help-all every option."""
+        sections = {key.parameter: key.section for key in keys(Run)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [option for option in options if option.name not in sections and _flag(option) not in _COMMON]
+        common = [option for option in options if _flag(option) in _COMMON]
+        if ctx.meta.get(_WHOLE):
+            _write_group(formatter, "Options of this command", _records(ctx, own))
+            _write_group(formatter, "Configuration and help", _records(ctx, common))
+            for section, title in TITLES.items():
+                members = [option for option in options if sections.get(option.name or "") == section]
+                _write_group(formatter, f"[{section}] {title}", _records(ctx, members))
+            return
+        _write_group(
+            formatter, "Options of this command", [_shorten(record) for record in _records(ctx, own)]
+        )
+        by_flag = {_flag(option): option for option in options}
+        everyday = _records(ctx, [by_flag[flag] for flag in EVERYDAY])
+        _write_group(formatter, "Everyday options", [_shorten(record) for record in everyday])
+        others = [option for option in common if _flag(option) not in EVERYDAY]
+        _write_group(formatter, "Other options", _records(ctx, others))
+        counts = Counter(sections.values())
+        _write_group(
+            formatter,
+            "All options by section of the TOML file (--help-all describes them)",
+            [(f"{section} ({counts[section]})", title) for section, title in TITLES.items()],
+        )
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[_WHOLE] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show every option, grouped by section, and exit.",
+    )
+
+
+def _records(ctx: click.Context, options: Iterable[click.Option]) -> list[Record]:
+    return [record for option in options if (record := option.get_help_record(ctx)) is not None]
+
+
+def _write_group(formatter: click.HelpFormatter, heading: str, records: Sequence[Record]) -> None:
+    if records:
+        with formatter.section(heading):
+            formatter.write_dl(records, col_max=_NAME_COLUMNS)
+
+
+def _shorten(record: Record) -> Record:
+    """An option with its type in one letter and without its default value or range."""
+    name, text = record
+    flag, _, kind = name.partition(" ")
+    return f"{flag} {_TYPES.get(kind, kind)}".rstrip(), text.partition("  [")[0]
+
+
+def _flag(option: click.Option) -> str:
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0])

@@ -1,0 +1,113 @@
+"""A command that reads the launch scripts of Megatron-LM, its forks and fairseq as they are.
+
+Words of theirs become words of ours before anything is parsed. What cannot be read is refused in one table:
+the flag, why, and what replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from mega_schema.app.config import Wordy
+from mega_schema.errors import ConfigError, MegaError
+from mega_train.compat.flag_translation import (
+    DROPOUT_FLAGS,
+    MEGATRON_DEFAULTS,
+    Translation,
+    in_words,
+    translate_flags,
+)
+from mega_train.config.refusals import Refused
+from mega_train.fault_tolerance.error_reporting import own_rank
+
+_TRANSLATION = "mega_train.translation"
+
+
+class Familiar(Wordy):
+    """A command that knows what a Megatron user meant."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(
+                [MEGATRON_DEFAULTS],
+                is_flag=True,
+                expose_value=False,
+                help="Take Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
+            )
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does.
+
+        Raises:
+            ConfigError: a flag cannot be read, or two disagree; the line says what to do.
+            Refused: there are several.
+        """
+        options = {name: option for option in self.get_params(ctx) for name in _names(option)}
+        translation = translate_flags(args, options)
+        ctx.meta[_TRANSLATION] = translation
+        if not {"-h", "--help", "--help-all"} & set(args):
+            _refuse(translation.refused, list(_wrong_values(ctx, translation.words, options)))
+        return super().parse_args(ctx, translation.words)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, after a line that says what was left out, and one of a default that differs."""
+        translation: Translation = ctx.meta[_TRANSLATION]
+        if own_rank() == 0:
+            if translation.left_out:
+                click.echo(f"left out: {in_words(translation.left_out)}", err=True)
+            if missing := _missing_dropout(translation):
+                says = " and ".join(missing)
+                verb = "are" if len(missing) > 1 else "is"
+                click.echo(
+                    f"{says} {verb} 0 unless given, 0.1 in Megatron: {MEGATRON_DEFAULTS} takes its defaults",
+                    err=True,
+                )
+        return super().invoke(ctx)
+
+
+def _names(option: click.Parameter) -> Sequence[str]:
+    return (*option.opts, *option.secondary_opts)
+
+
+def _missing_dropout(translation: Translation) -> list[str]:
+    """The dropout flags that a script of another program leaves to a default that differs from ours."""
+    given = {word.partition("=")[0] for word in translation.words}
+    # a model that flags describe with the longest position, as Megatron demands and we do not
+    foreign = translation.is_foreign or "--max-position-embeddings" in given
+    if not foreign or "--config" in given or MEGATRON_DEFAULTS in given:
+        return []
+    return [flag for flag in DROPOUT_FLAGS if flag not in given]
+
+
+def _wrong_values(
+    ctx: click.Context, words: Sequence[str], options: dict[str, click.Parameter]
+) -> Iterator[MegaError]:
+    """An error for every value that click will not take."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        option = options.get(name)
+        if not isinstance(option, click.Option) or option.is_flag or option.multiple or option.nargs != 1:
+            continue
+        try:
+            option.type.convert(value if equals else after, option, ctx)
+        except click.BadParameter as error:
+            yield ConfigError(name, error.message)
+
+
+def _refuse(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
+    """Raise what cannot be read; a single wrong value is left to click, which says the same.
+
+    Raises:
+        ConfigError: there is one.
+        Refused: there are several.
+    """
+    errors = [*refused, *wrong]
+    if len(errors) == 1 and refused:
+        raise errors[0]
+    if len(errors) > 1:
+        raise Refused.of(errors, "command line", "things cannot be read")

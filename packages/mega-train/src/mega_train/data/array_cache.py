@@ -1,0 +1,175 @@
+"""Arrays that take long to make and follow from a few values: made once, kept on disk, mapped by every rank.
+
+    FOLDER/NAME-KEY/ARRAY.npy     the arrays
+    FOLDER/NAME-KEY/made-of.json  the values that KEY is the hash of, for people
+    FOLDER/.lock                  held by the one process of a machine that makes something here
+
+A folder has its name once it is whole and on the disk. The key covers every value that the arrays follow
+from, so what is found under it is what would be made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mega_schema.atomic_io import on_disk, sync_folder
+from mega_schema.errors import MegaError
+
+Arrays = dict[str, NDArray[Any]]
+Files = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
+
+MADE_OF = "made-of.json"
+_PARTIAL = ".partial"
+
+log = logging.getLogger("mega.train")
+
+
+def kept(
+    folders: Sequence[Path], name: str, values: Mapping[str, object], make: Callable[[Path], None]
+) -> Arrays:
+    """The arrays that follow from `values`, read-only views of their files; made where no folder has them.
+
+    Args:
+        folders: to look in, in this order. What is made goes to the first of them that can be written to.
+        name: of what it is, for people.
+        values: all that the arrays follow from, as JSON can tell them.
+        make: writes them, as .npy files, to a folder.
+
+    Raises:
+        MegaError: no folder can be written to, or the disk is full.
+    """
+    text = json.dumps(values, sort_keys=True)
+    entry = f"{name}-{blake2b(text.encode(), digest_size=16).hexdigest()}"
+    found = _first(folders, entry)
+    if found is not None:
+        return found
+    folder = _writable(folders)
+    with _locked(folder):
+        found = _first([folder], entry)  # by another process, while we waited
+        if found is None:
+            _make(folder, entry, text, make)
+            found = _arrays(folder / entry)
+    return found
+
+
+def write(
+    folder: Path,
+    files: Files,
+    blocks: Iterable[Mapping[str, NDArray[Any]]],
+) -> None:
+    """Write .npy files side by side.
+
+    Args:
+        files: by name without suffix, type and shape of each.
+        blocks: of each block some rows of every file.
+    """
+    with contextlib.ExitStack() as stack:
+        opened = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in files}
+        for name, (dtype, shape) in files.items():
+            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+            head = {"descr": descr, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(opened[name], head)
+        rows = dict.fromkeys(files, 0)
+        for block in blocks:
+            for name, (dtype, _) in files.items():
+                np.ascontiguousarray(block[name], dtype).tofile(opened[name])
+                rows[name] += len(block[name])
+    assert rows == {name: shape[0] for name, (_, shape) in files.items()}, rows
+
+
+def _first(folders: Sequence[Path], entry: str) -> Arrays | None:
+    for folder in folders:
+        if not (folder / entry).is_dir():
+            continue
+        try:
+            return _arrays(folder / entry)
+        except (ValueError, EOFError) as error:
+            log.warning("%s is damaged and is made again: %s", folder / entry, error)
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder / entry)
+    return None
+
+
+def _arrays(folder: Path) -> Arrays:
+    """Raises ValueError or EOFError where a file is not whole."""
+    files = sorted(folder.glob("*.npy"))
+    if not files:
+        raise ValueError("no arrays")
+    # np.load maps no empty array, and a view without np.memmap's class is quicker to take an element of
+    return {file.stem: np.load(file, "r" if _rows(file) else None).view(np.ndarray) for file in files}
+
+
+def _rows(path: Path) -> int:
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+    return shape[0]
+
+
+def _make(folder: Path, entry: str, text: str, make: Callable[[Path], None]) -> None:
+    for left in folder.glob(f".*{_PARTIAL}"):  # whoever made it is dead: we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    partial = folder / f".{entry}.{os.getpid()}{_PARTIAL}"
+    try:
+        with on_disk(folder):
+            partial.mkdir()
+            make(partial)
+            (partial / MADE_OF).write_text(text, "utf-8")
+            for path in partial.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(partial)
+            try:
+                partial.rename(folder / entry)
+            except OSError:
+                if not (folder / entry).is_dir():  # on a file system without locks another may be first
+                    raise
+            sync_folder(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _writable(folders: Sequence[Path]) -> Path:
+    reasons = []
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+            reasons.append("Permission denied")
+        except OSError as error:
+            reasons.append(str(error.strerror))
+    raise MegaError(
+        "--data-cache-path",
+        "the order of samples cannot be kept",
+        found=f"{folders[0]}: {reasons[0]}",
+        wanted="a folder that can be written to",
+        hint="--data-cache-path DIR",
+    )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone among the processes of this machine; file systems that cannot lock are let be."""
+    try:
+        number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, who shares the folder
+        number = os.open(folder / ".lock", os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)

@@ -1,0 +1,178 @@
+"""Samples of one length cut from the stream of a corpus's documents, in Megatron's order, number for number.
+
+The documents are repeated for as many epochs as the run needs and shuffled into one stream; sample r is the
+tokens from r · length on (one more than `length`, so that inputs and targets are both that long); samples are
+read in a shuffled order. One generator makes all the draws, so the same seed gives the same three arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.errors import ConfigError
+
+# an epoch that is mostly not needed is shuffled by itself, so that its samples do not displace earlier ones
+SEPARATE_BELOW = 0.80
+
+
+@dataclass(frozen=True, slots=True)
+class SampleIndex:
+    """Where every sample lies.
+
+    Attributes:
+        document: (documents · epochs,) int32: the stream, as sequence numbers of the corpus.
+        sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
+        shuffle: (samples,) uint32, or int64 where they are too many: the order in which samples are read.
+        epochs: how often the corpus is gone through.
+    """
+
+    document: np.ndarray
+    sample: np.ndarray
+    shuffle: np.ndarray
+    epochs: int
+
+    def __len__(self) -> int:
+        return len(self.shuffle)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How often some sequences are gone through, and what samples that makes.
+
+    Attributes:
+        length: tokens of a sample.
+        extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
+        tokens: of one epoch.
+        epochs: in all.
+        first: samples of all epochs but the last, where the last is shuffled by itself; else None.
+        count: samples in all.
+    """
+
+    length: int
+    extra: int
+    tokens: int
+    epochs: int
+    first: int | None
+    count: int
+
+
+def passes(
+    tokens: int,
+    *,
+    length: int,
+    samples: int | None,
+    extra: int = 1,
+    keep_partial: bool = False,
+    separate_below: float = SEPARATE_BELOW,
+) -> Passes | None:
+    """As many passes through so many tokens as the samples need; None where there is no sample in them.
+
+    Args:
+        samples: how many are wanted; None means one epoch's.
+        keep_partial: keep a last sample that is short (validation, when asked for).
+        separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
+    """
+    per_epoch = (tokens - extra) // length
+    if tokens <= extra or (per_epoch < 1 and samples is None and not keep_partial):
+        return None
+    epochs = 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
+    first = ((epochs - 1) * tokens - extra) // length
+    separate = samples is not None and epochs > 1 and samples - first < int(separate_below * per_epoch)
+    total = epochs * tokens - extra
+    # Megatron rounds up in C's float32; so do we, for the same count
+    count = int(np.ceil(np.float32(total) / np.float32(length))) if keep_partial else total // length
+    return Passes(length, extra, tokens, epochs, first if separate else None, count)
+
+
+def too_few(found: str, wanted: int, flag: str, part: str) -> ConfigError:
+    """The error of a part that has no sample."""
+    return ConfigError(
+        flag,
+        f"{part} holds too few tokens for one sample",
+        found=found,
+        wanted=f"at least {wanted}",
+        hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
+    )
+
+
+def build_index(lengths: np.ndarray, sequences: np.ndarray, todo: Passes, seed: int) -> SampleIndex:
+    """The three arrays, as Megatron core builds them.
+
+    Args:
+        lengths: tokens of every sequence of the corpus.
+        sequences: int32 numbers of the sequences to use.
+    """
+    rng = np.random.RandomState(seed)
+    parts = (todo.epochs,) if todo.first is None else (todo.epochs - 1, 1)
+    document = np.concatenate([_shuffled(np.tile(sequences, times), rng) for times in parts])
+    sample = _cut(lengths, document, todo.length, todo.count, todo.extra)
+    bounds = (0, todo.count) if todo.first is None else (0, todo.first, todo.count)
+    shuffle = np.concatenate(
+        [
+            _shuffled(np.arange(a, b, dtype=order_type(todo.count)), rng)
+            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+    )
+    return SampleIndex(document, sample, shuffle, todo.epochs)
+
+
+def order_type(count: int) -> np.dtype[Any]:
+    """Of the shuffled numbers of so many samples."""
+    return np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
+
+
+def _shuffled(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    rng.shuffle(numbers)
+    return numbers
+
+
+def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int) -> np.ndarray:
+    """Row r: the document and the token in it where sample r begins.
+
+    Megatron walks document by document. The same rows follow from where each document of the stream ends:
+    sample r begins in the document that holds token r · length of the stream (with `extra` 0, just behind the
+    one that holds the token before).
+    """
+    ends = np.cumsum(lengths[document], dtype=np.int64)
+    last_read = np.arange(1, count + 1, dtype=np.int64) * length - (1 - extra)
+    whole = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
+    place = np.searchsorted(ends, last_read[:whole], side="right")
+    begins = ends[place] - lengths[document[place]]
+    rows = np.zeros((count + 1, 2), np.int64)
+    rows[1 : whole + 1, 0], rows[1 : whole + 1, 1] = place, last_read[:whole] - begins + (1 - extra)
+    rows[whole + 1 :] = len(document) - 1, lengths[document[-1]] - extra
+    return rows
+
+
+class Samples:
+    """Samples of a corpus in the order of their index."""
+
+    def __init__(
+        self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
+    ) -> None:
+        """
+        Args:
+            copy: read the corpus's file rather than map it.
+        """
+        self.corpus, self.index, self.extra, self.copy = corpus, index, extra, copy
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Tokens of the i-th sample to be read: (length + extra,) int64; fewer in a kept partial one."""
+        row = int(self.index.shuffle[i])
+        (first, begin), (last, end) = self.index.sample[row : row + 2].tolist()
+        document = self.index.document[first : last + 1].tolist()
+        if first == last:
+            return self._read(document[0], begin, end - begin + self.extra).astype(np.int64)
+        parts = [self._read(document[0], begin), *map(self._read, document[1:-1])]
+        parts.append(self._read(document[-1], 0, end + self.extra))
+        return np.concatenate(parts).astype(np.int64)
+
+    def _read(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        return self.corpus.read(sequence, offset, length, copy=self.copy)

@@ -1,0 +1,96 @@
+"""The tokenizer that a run's flags name, for data that does not say which one made it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.tokenizer.files import TIK_SPECIAL
+from mega_schema.tokenizer.identity import TokenizerIdentity
+from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_tokenizer
+from mega_train.config import Run
+from mega_train.config import Tokenizer as Said
+
+
+def named(run: Run) -> tuple[Run, Tokenizer | None]:
+    """The tokenizer, where one is named; and the run, whose vocabulary is then the tokenizer's.
+
+    --vocab-file and --merge-file without a type name a GPT2BPETokenizer: that is the default type of
+    Megatron's pretrain_gpt.py, so its scripts leave it out. A NullTokenizer is made of Megatron's
+    --vocab-size, which does not count its end-of-document.
+
+    Raises:
+        ConfigError: the type is unknown, or what it is made of is not given.
+        FormatError: a file is missing or is no tokenizer.
+    """
+    said = run.tokenizer
+    if said == Said():
+        return run, None
+    kind = said.type or _default_type(said)
+    if said.model is not None and said.name_or_path is not None:
+        raise ConfigError(
+            "--tokenizer-name-or-path", "excludes --tokenizer-model", found="both", wanted="one of them"
+        )
+    tokenizer = open_tokenizer(
+        kind,
+        vocab_file=said.vocab_file,
+        merge_file=said.merge_file,
+        model=said.model or said.name_or_path,
+        vocab_size=run.model.vocab,
+        vocab_extra_ids=said.extra_ids,
+        tiktoken_pattern=said.tiktoken_pattern,
+        tiktoken_num_special_tokens=said.tiktoken_specials,
+        tiktoken_special_tokens=said.tiktoken_names or TIK_SPECIAL,
+    )
+    if tokenizer.identity.type == "NullTokenizer":
+        run = replace(run, model=replace(run.model, vocab=tokenizer.identity.vocab_size))
+    return run, tokenizer
+
+
+def _default_type(said: Said) -> str:
+    """The type of a tokenizer that only its files name.
+
+    Raises:
+        ConfigError: the files are not those of a GPT2BPETokenizer.
+    """
+    if said.vocab_file is not None and said.merge_file is not None and said.model is None:
+        return "GPT2BPETokenizer"
+    raise ConfigError(
+        "--tokenizer-type",
+        "missing, and only --vocab-file with --merge-file has a default, GPT2BPETokenizer",
+        wanted="Megatron's name of the tokenizer",
+        hint="--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER",
+    )
+
+
+def check_said(said: TokenizerIdentity, made: TokenizerIdentity) -> None:
+    """Refuse a tokenizer that is not the one the data says it was made with.
+
+    Raises:
+        ConfigError: ids, vocabulary or end of document differ.
+    """
+    try:
+        check_same(made, said, "--tokenizer-type")
+    except FormatError as error:
+        raise ConfigError(
+            "--tokenizer-type",
+            "is not the tokenizer that made the data",
+            found=error.wanted,
+            wanted=error.found,
+            hint="leave it out: the data says which",
+        ) from None
+
+
+@contextmanager
+def folder_of(tokenizer: Path | Tokenizer | None) -> Iterator[Path | None]:
+    """A folder of its files: the one it lies in, or one that goes when the block ends."""
+    if tokenizer is None or isinstance(tokenizer, Path):
+        yield tokenizer
+        return
+    with tempfile.TemporaryDirectory(prefix="mega-tokenizer-") as name:
+        tokenizer.save(Path(name) / "tokenizer")
+        yield Path(name) / "tokenizer"

@@ -1,0 +1,1 @@
+"""Data parallelism: buckets of gradients, ZeRO stages, and the sums over ranks."""

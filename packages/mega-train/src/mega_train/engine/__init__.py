@@ -1,0 +1,1 @@
+"""The training process: set-up, the loop over steps, and one step."""

@@ -1,0 +1,1 @@
+"""Signals, hang detection, exit conditions, and which rank reports an error."""

@@ -1,0 +1,1 @@
+"""Optimizers over float32 main weights, and the loss scaler."""

@@ -1,0 +1,70 @@
+"""AdamW by NVIDIA apex's kernel for many tensors at once, the one its FusedAdam calls.
+
+apex could not be installed where this was written: the call is held against a stand-in that takes the
+arguments in the order of `multi_tensor_adam_cuda` (apex, csrc/multi_tensor_adam.cu), and has not run with
+apex itself; `mega-train doctor --kernels apex` checks it where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mega_train.distributed.bucket_layout import Stretch
+from mega_train.optim.adamw import MOMENTS, AdamW, AdamWGroup
+
+_DECOUPLED, _CORRECTED = 1, 1  # its AdamW mode, and bias correction
+_MOST = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
+
+
+class ApexAdamW(AdamW):
+    """`AdamW`, its update made by `amp_C.multi_tensor_adam`; weights on a GPU.
+
+    Raises:
+        ImportError: apex is not there, or was built without its CUDA extensions.
+    """
+
+    def __init__(
+        self,
+        stretches: Sequence[Stretch],
+        main: Sequence[Tensor],
+        *,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        from amp_C import multi_tensor_adam
+        from apex.multi_tensor_apply import multi_tensor_applier
+
+        super().__init__(stretches, main, betas=betas, eps=eps)
+        self._apply, self._kernel = multi_tensor_applier, multi_tensor_adam
+        self._skipped = torch.zeros(1, dtype=torch.int32, device=main[0].device)  # asked for and not read
+
+    @torch.no_grad()
+    def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
+        # without the empty ones: the kernel launches nothing more once it meets one at the end
+        filled = [place for place in group.places if self.main[place].numel()]
+        if not filled:
+            return
+        own_gradients = [
+            g for place, g in zip(group.places, gradients, strict=True) if self.main[place].numel()
+        ]
+        tensors = (self.main, *(self.moments[name] for name in MOMENTS))
+        lists = [_split(own_gradients), *(_split([each[place] for place in filled]) for each in tensors)]
+        self._apply(
+            self._kernel,
+            self._skipped,
+            lists,
+            lr,
+            *self._betas,
+            self._eps,
+            self.steps,
+            _DECOUPLED,
+            _CORRECTED,
+            weight_decay,
+        )
+
+
+def _split(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [part for each in tensors for part in each.split(_MOST)]

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: which layers a stage holds, schedules, and their execution."""

@@ -1,0 +1,131 @@
+"""A model on a layout: the elements and layers of each rank of the pipeline, from the parameter table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mega_schema.arch import table
+from mega_schema.parallel_layout import Layout, Stage
+from mega_schema.sharding import runs
+from mega_schema.spec import ModelSpec
+
+Stages = tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Elements of one tensor-parallel rank's share of the model, padding included.
+
+    Attributes:
+        first, last: of the rows on the first and the last stage; `last` without a tied output weight.
+        tied: of that tied output weight, which is the embedding where one rank holds both.
+        layers: of every layer.
+        matrices: (rows, columns) of the matrices of one layer; layers are alike.
+        queries, keys: widths of the queries, and of the keys or values, that a rank computes.
+        head: (rows, columns) of the output weight.
+    """
+
+    first: int
+    last: int
+    tied: int
+    layers: tuple[int, ...]
+    matrices: tuple[tuple[int, int], ...]
+    queries: int
+    keys: int
+    head: tuple[int, int]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, tp: int) -> Shares:
+        """
+        Raises:
+            LayoutError: a dimension does not divide over tp.
+        """
+        ends = {"first": 0, "last": 0, "tied": 0}
+        layers = [0] * spec.layers
+        matrices, head, queries, keys = [], (0, 0), 0, 0
+        for row in table(spec):
+            shape = row.local_shape(tp)
+            if isinstance(row.stage, int):
+                layers[row.stage] += math.prod(shape)
+                if row.stage == 0 and len(shape) == 2:
+                    matrices.append((shape[0], shape[1]))
+                if row.name == "layers.0.qkv.weight":
+                    assert row.split is not None
+                    queries, keys, _ = runs(row.name, row.shape, row.split, tp)
+            else:
+                ends["tied" if row.tied_to else row.stage] += math.prod(shape)
+                if row.stage == "last" and len(shape) == 2:
+                    head = (shape[0], shape[1])
+        return cls(
+            ends["first"],
+            ends["last"],
+            ends["tied"],
+            tuple(layers),
+            tuple(matrices),
+            queries,
+            keys,
+            head,
+        )
+
+    def held(self, stages: Sequence[Stage]) -> int:
+        """Elements that the rank with these stages holds."""
+        first, last = stages[0].first, stages[-1].last
+        ends = first * self.first + last * (self.last + (0 if first else self.tied))
+        return ends + sum(self.layers[i] for stage in stages for i in stage.layers)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model on a layout.
+
+    Attributes:
+        stages: of every place of pp, in the order a micro-batch passes them: one, or vp of them.
+    """
+
+    spec: ModelSpec
+    layout: Layout
+    shares: Shares
+    stages: tuple[Stages, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, layout: Layout) -> Cut:
+        """
+        Raises:
+            LayoutError: the model cannot be cut this way.
+        """
+        return cls(spec, layout, Shares.of(spec, layout.tp), stages(spec.layers, layout))
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """Elements on a rank, by place of pp."""
+        return tuple(self.shares.held(stages) for stages in self.stages)
+
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """Layers on a rank, by place of pp."""
+        return tuple(sum(len(stage.layers) for stage in stages) for stages in self.stages)
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The first place of every kind there is: each other place holds and does what one of these does, and
+        has no more micro-batches in flight.
+        """
+        seen: dict[tuple[object, ...], int] = {}
+        for place, stages in enumerate(self.stages):
+            kind = (stages[0].first, stages[-1].last, *(len(stage.layers) for stage in stages))
+            seen.setdefault(kind, place)
+        return tuple(seen.values())
+
+
+def stages(layers: int, layout: Layout) -> tuple[Stages, ...]:
+    """The stages of every place of the pipeline.
+
+    Raises:
+        LayoutError: a stage would have no layer.
+    """
+    return tuple(
+        tuple(layout.stage(place, layers, chunk) for chunk in range(layout.vp)) for place in range(layout.pp)
+    )

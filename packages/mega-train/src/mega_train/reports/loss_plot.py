@@ -1,0 +1,67 @@
+"""The loss curve of one or more runs as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mega_schema.app.install_hint import install_hint
+from mega_schema.atomic_io import replacing
+from mega_schema.errors import ConfigError, FormatError
+from mega_schema.outputs import check_output, is_image
+from mega_train.reports.run_names import is_test, name_runs
+from mega_train.telemetry.event_log import read_events
+
+_TRAINING = "training"
+_MARKERS = ("o", "*")  # of a validation, of the test
+_FEW = 60  # points of a line up to which each is marked
+
+
+def draw(runs: Sequence[Path], output: Path) -> None:
+    """Training, validation and test loss over the iterations of all runs, in one set of axes, as a PNG.
+
+    Raises:
+        FormatError: a folder holds no record of a run, or one without a loss.
+        ConfigError: matplotlib is not installed, or the picture has no folder to lie in.
+    """
+    if not output.parent.is_dir():
+        raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
+    check_output("--output", output, "file", is_ours=is_image)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("curve", "needs matplotlib", hint=install_hint("mega-train", "plot")) from None
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for run, name in zip(runs, name_runs(runs), strict=True):
+        color = None  # the next of the cycle for the run's first line, and then that one
+        for group, points in _series(run).items():
+            line_style = ".-" if len(points) <= _FEW else "-"
+            style = line_style if group == _TRAINING else _MARKERS[is_test(group)]
+            size = 9 if is_test(group) else 4
+            label = f"{name}: {group}"
+            line, *_ = axes.plot(*zip(*points, strict=True), style, markersize=size, color=color, label=label)
+            color = line.get_color()
+    axes.set(xlabel="iteration", ylabel="loss (nats per token)", title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with replacing(output) as partial:
+        FigureCanvasAgg(figure).print_png(partial)
+
+
+def _series(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Iterations and losses of training, of every group of validation samples, and of the test.
+
+    Raises:
+        FormatError: the folder holds no record of a run, or one without a loss.
+    """
+    series: dict[str, list[tuple[int, float]]] = {}
+    events = read_events(run)
+    if not any(event["event"] == "train" for event in events):
+        raise FormatError(run, "holds no loss yet", wanted="a run that reached its first --log-interval")
+    for event in events:
+        if event["event"] in ("train", "validation") and event["loss"] is not None:
+            group = _TRAINING if event["event"] == "train" else event.get("of", "validation")
+            series.setdefault(group, []).append((event["iteration"], event["loss"]))
+    return {group: series[group] for group in sorted(series, key=lambda group: group != _TRAINING)}

@@ -1,0 +1,142 @@
+"""What the record of a run says, put together for a person: series, restarts, sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from mega_schema.errors import FormatError
+from mega_train.telemetry.event_log import Line, read_events, read_lines
+from mega_train.telemetry.memory import in_use
+
+Over = Literal["iteration", "samples", "tokens", "hours"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A process began where another had ended.
+
+    Attributes:
+        lost: steps that the one before had told of and that were done again.
+    """
+
+    iteration: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run by its record, steps that were done twice told once.
+
+    Attributes:
+        begins: of every process, the first of them the first.
+        train: lines of the log.
+    """
+
+    folder: Path
+    begins: Sequence[Line]
+    train: Sequence[Line]
+    validations: Sequence[Line]
+    saves: Sequence[Line]
+    restarts: Sequence[Restart]
+
+    @classmethod
+    def of(cls, folder: Path) -> History:
+        """
+        Raises:
+            FormatError: the folder holds no record of a run, or one without a loss.
+        """
+        events = read_events(folder)
+        by_name = {
+            name: [e for e in events if e["event"] == name] for name in ("train", "validation", "save")
+        }
+        if not by_name["train"]:
+            raise FormatError(
+                folder, "holds no loss yet", wanted="a run that reached its first --log-interval"
+            )
+        begins = [e for e in events if e["event"] == "start"]
+        restarts = _restarts(read_lines(folder))
+        return cls(folder, begins, by_name["train"], by_name["validation"], by_name["save"], restarts)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def start(self) -> Line:
+        """What the newest process said of itself."""
+        return self.begins[-1] if self.begins else {}
+
+    def series(self, key: str, over: Over) -> tuple[list[float], list[float]]:
+        """A number of the lines of the log, where there is one, and where each stands on the axis."""
+        return self._points([(e, e.get(key)) for e in self.train], over)
+
+    @property
+    def groups(self) -> dict[str, list[Line]]:
+        """Validations by what they were taken of: one group, those of several blends, the test at the end."""
+        names = dict.fromkeys(e.get("of", "validation") for e in self.validations)
+        return {name: [e for e in self.validations if e.get("of", "validation") == name] for name in names}
+
+    def scores(self, group: str, over: Over) -> tuple[list[float], list[float]]:
+        """The losses of a group and where each stands on the axis."""
+        return self._points([(e, e["loss"]) for e in self.groups[group]], over)
+
+    def memory(self, over: Over) -> tuple[list[float], list[float]]:
+        """Bytes that others on the machine of the first rank could not have."""
+        return self._points([(e, in_use(e["memory"]) if e.get("memory") else None) for e in self.train], over)
+
+    def phases(self) -> dict[str, float]:
+        """Median seconds a step of each phase of the first rank, the longest first."""
+        names = {name for e in self.train for name in e.get("timers", {})}
+        medians = {name: median(e.get("timers", {}).get(name, 0.0) for e in self.train) for name in names}
+        return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
+
+    def middle(self, key: str) -> float | None:
+        """The median of a number of the lines of the log."""
+        found = [e[key] for e in self.train if _is_number(e.get(key))]
+        return median(found) if found else None
+
+    def places(self, iterations: Sequence[float], over: Over) -> list[float]:
+        """Where on the axis iterations stand; between two lines of the log on a straight line."""
+        at, along = [0.0], [0.0]
+        for now in self.train:
+            steps = now["iteration"] - at[-1]
+            if over == "hours":  # of training alone, without validations, saves and pauses
+                reached = along[-1] + steps * now["step_seconds"] / 3600
+            elif over == "tokens":  # records of before do not say
+                length = self.start.get("seq_length", 1)
+                reached = now.get("consumed_tokens") or now["consumed_samples"] * length
+            else:
+                reached = now[{"iteration": "iteration", "samples": "consumed_samples"}[over]]
+            at.append(now["iteration"])
+            along.append(reached)
+        return [float(x) for x in np.interp(iterations, at, along)]
+
+    def _points(
+        self, values: Sequence[tuple[Line, float | None]], over: Over
+    ) -> tuple[list[float], list[float]]:
+        found = [(e["iteration"], value) for e, value in values if value is not None and _is_number(value)]
+        return self.places([at for at, _ in found], over), [value for _, value in found]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _restarts(lines: Sequence[Line]) -> list[Restart]:
+    found, reached = [], None
+    for event in lines:
+        at = event["iteration"]
+        if event["event"] == "start":
+            if reached is not None:
+                found.append(Restart(at, max(0, reached - at)))
+            reached = at
+        elif reached is not None:
+            reached = max(reached, at)
+    return found

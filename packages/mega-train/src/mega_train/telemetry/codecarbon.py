@@ -1,0 +1,53 @@
+"""CodeCarbon: the energy a machine of the run takes, and what its grid emits for it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError
+from mega_train.config import Log
+from mega_train.telemetry.events import Began, Event, Saved
+
+
+class CodeCarbon:
+    """Writes `emissions-RRR.csv` into --codecarbon-dir, RRR the number of the machine's first rank.
+
+    It measures whole machines, so one rank of each does it. Nothing is asked of the network: the grid is that
+    of --codecarbon-country.
+    """
+
+    def __init__(self, log: Log, rank: int) -> None:
+        """
+        Raises:
+            ConfigError: codecarbon is not installed.
+        """
+        try:
+            self._make: Any = import_module("codecarbon").OfflineEmissionsTracker
+        except ImportError:
+            hint = install_hint("mega-train", "codecarbon")
+            raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
+        assert log.codecarbon_dir is not None
+        self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country
+        self._tracker: Any = None
+
+    def see(self, event: Event) -> None:
+        match event:
+            case Began():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._tracker = self._make(
+                    project_name="mega-train",
+                    country_iso_code=self._country,
+                    output_dir=str(self._folder),
+                    output_file=f"emissions-{self._rank:03d}.csv",
+                    log_level="error",
+                    allow_multiple_runs=True,  # of other runs on this machine
+                )
+                self._tracker.start()
+            case Saved() if self._tracker is not None:
+                self._tracker.flush()  # a run that is killed later has measured this much
+
+    def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.stop()

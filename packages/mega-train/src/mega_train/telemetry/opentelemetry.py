@@ -1,0 +1,54 @@
+"""OpenTelemetry: where the run stands as metrics, sent over OTLP and HTTP to a collector."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError
+from mega_train.config import Log
+from mega_train.telemetry.events import Event
+from mega_train.telemetry.gauges import GAUGES, LABEL, readings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+
+PREFIX = "mega_train."
+
+
+class OpenTelemetry:
+    """Sets gauges that the SDK sends on, every minute unless OTEL_METRIC_EXPORT_INTERVAL says otherwise."""
+
+    def __init__(self, reader: MetricReader) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.resources import Resource
+
+        resource = Resource.create({"service.name": "mega-train"})
+        self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        meter = self._provider.get_meter("mega_train")
+        self._gauges = {name: meter.create_gauge(PREFIX + name, description=GAUGES[name]) for name in GAUGES}
+
+    @classmethod
+    def to(cls, log: Log) -> OpenTelemetry:
+        """To the collector of --opentelemetry-endpoint.
+
+        Raises:
+            ConfigError: the SDK or its exporter is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        except ImportError:
+            hint = install_hint("mega-train", "opentelemetry")
+            raise ConfigError("--opentelemetry-endpoint", "needs OpenTelemetry's SDK", hint=hint) from None
+        where = f"{log.opentelemetry_endpoint}".rstrip("/") + "/v1/metrics"
+        return cls(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=where)))
+
+    def see(self, event: Event) -> None:
+        for name, value, label in readings(event, time.time()):
+            self._gauges[name].set(value, {LABEL[name]: label} if label else {})
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        self._provider.shutdown()

@@ -1,0 +1,145 @@
+"""How long a rank spends in each phase of a step, under the names of Megatron's timers.
+
+On a CPU a phase takes what the clock says. On a GPU the CPU only asks for work, so a phase is the time
+between two events of its stream; they are read when they have happened, and nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Protocol
+
+import torch
+
+from mega_model.distributed.mesh import Mesh
+
+# --timing-log-level from which a phase is shown: 1 what happens once a step, 2 what happens per micro-batch
+LEVELS: Mapping[str, int] = MappingProxyType(
+    {
+        "forward-backward": 1,
+        "forward-compute": 2,
+        "backward-compute": 2,
+        "batch-generator": 2,
+        "forward-recv": 2,  # waiting for the stage before
+        "backward-recv": 2,  # waiting for the stage after
+        "all-grads-sync": 1,
+        "optimizer-unscale-and-check-inf": 1,  # the norm, which is not finite if a gradient is not
+        "optimizer-count-zeros": 1,
+        "optimizer-clip-main-grad": 1,
+        "optimizer-inner-step": 1,
+        "optimizer-copy-main-to-model-params": 1,  # and gathering what replicas share out
+        "optimizer": 1,
+    }
+)
+
+Option = Literal["max", "minmax", "all"]
+Clock = Callable[[], float]
+Timed = Callable[[str], AbstractContextManager[object]]
+
+
+def untimed(name: str) -> AbstractContextManager[object]:
+    """Of a phase that nobody wants to know."""
+    return nullcontext()
+
+
+class _Mark(Protocol):
+    """A moment of a stream, as torch.cuda.Event is."""
+
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
+
+
+class Timers:
+    """Adds up the seconds of phases; call it with a name for a context to be timed."""
+
+    def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
+        self._gpu = device.type == "cuda"
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._pending: deque[tuple[str, _Mark, _Mark]] = deque()
+
+    def __call__(self, name: str) -> AbstractContextManager[object]:
+        assert name in LEVELS, name
+        return _OnGpu(self, name) if self._gpu else _OnCpu(self, name)
+
+    def add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def put_off(self, name: str, begin: _Mark, end: _Mark) -> None:
+        """Two marks to be read once both have happened."""
+        self._pending.append((name, begin, end))
+        while self._pending[0][2].query() and len(self._pending) > 1:
+            self._fold()
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since this was last asked; on a GPU it waits for the last of them to end."""
+        if self._pending:
+            self._pending[-1][2].synchronize()
+        while self._pending:
+            self._fold()
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+    def now(self) -> float:
+        return self._clock()
+
+    def _fold(self) -> None:
+        name, begin, end = self._pending.popleft()
+        self.add(name, begin.elapsed_time(end) / 1000)
+
+
+class _OnCpu:
+    __slots__ = ("_began", "_name", "_timers")
+
+    def __init__(self, timers: Timers, name: str) -> None:
+        self._timers, self._name = timers, name
+
+    def __enter__(self) -> None:
+        self._began = self._timers.now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timers.add(self._name, self._timers.now() - self._began)
+
+
+class _OnGpu:
+    __slots__ = ("_began", "_name", "_timers")
+
+    def __init__(self, timers: Timers, name: str) -> None:
+        self._timers, self._name = timers, name
+
+    def __enter__(self) -> None:
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._began.record()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        self._timers.put_off(self._name, self._began, end)
+
+
+def of_ranks(mine: Mapping[str, float], level: int, option: Option, mesh: Mesh) -> dict[str, Sequence[float]]:
+    """The seconds of all ranks in the phases of this level; every rank must ask.
+
+    Returns:
+        by phase the most of any rank, the least and the most, or every rank's. Phases no rank was in are left
+        out.
+    """
+    names = [name for name, of in LEVELS.items() if of <= level]
+    if not names:
+        return {}
+    table_WP = torch.zeros(mesh.layout.world, len(names), dtype=torch.float64, device=mesh.device)
+    table_WP[mesh.rank] = torch.tensor([mine.get(name, 0.0) for name in names], dtype=torch.float64)
+    for axis in (mesh.tp, mesh.replicas, mesh.pp):
+        axis.reduce(table_WP)
+    by_phase = zip(names, table_WP.T.tolist(), strict=True)
+    asked = {"max": lambda of: [max(of)], "minmax": lambda of: [min(of), max(of)], "all": list}[option]
+    return {name: asked(all_of) for name, all_of in by_phase if any(all_of)}

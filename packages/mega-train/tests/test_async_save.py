@@ -1,0 +1,261 @@
+"""A run saves while it goes on: what is written, what is kept, and what a save that fails leaves."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.async_writer import Background, Memory
+from mega_schema.checkpoint.checkpoint_dir import iterations
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.errors import MegaError
+from mega_train.engine.train_loop import Loop
+from mega_train.engine.trainer import Trainer
+from mega_train.resolve import Plan
+from mega_train.telemetry.event_log import Record, read_events
+from mega_train.telemetry.events import Event, Said
+from mega_train.telemetry.observers import Observers
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+Start = Callable[..., Trainer]
+
+
+@pytest.fixture
+def start(planned: Planned, open_corpus: IndexedDataset, tmp_path: Path) -> Start:
+    """A trainer of 10 steps that saves every 2 to `tmp_path / "run"`, or goes on from there."""
+
+    def started(*, resume: bool = False, **values: Any) -> Trainer:
+        save = {"checkpoint__save": str(tmp_path / "run"), "checkpoint__interval": 2}
+        checkpoint = Checkpoint.open(tmp_path / "run") if resume else None
+        return Trainer(planned(**save | values), Mesh(), open_corpus, checkpoint=checkpoint)
+
+    return started
+
+
+def _run(trainer: Trainer) -> list[Event]:
+    """The whole run, and what it told."""
+
+    class Kept:
+        def __init__(self) -> None:
+            self.events: list[Event] = []
+
+        def see(self, event: Event) -> None:
+            self.events.append(event)
+
+        def close(self) -> None: ...
+
+    kept, save = Kept(), trainer.plan.run.checkpoint.save
+    assert save is not None
+    Loop(trainer, Observers([kept, Record(save)])).run()
+    return kept.events
+
+
+@pytest.fixture
+def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Iterations whose checkpoint finds the disk full."""
+    iterations: set[int] = set()
+    begun: list[int] = []
+
+    class Limited(Background):
+        def __init__(self, memory: Memory) -> None:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if begun[-1] in iterations else soft, hard))
+            try:
+                super().__init__(memory)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    save = Trainer.save
+
+    def noted(trainer: Trainer) -> None:
+        begun.append(trainer.iteration)
+        save(trainer)
+
+    monkeypatch.setattr(Trainer, "save", noted)
+    monkeypatch.setattr("mega_train.checkpointing.async_save.Background", Limited)
+    return iterations
+
+
+def test_the_values_saved_are_those_of_the_step_though_the_run_goes_on(start: Start, tmp_path: Path) -> None:
+    trainer = start()
+    for _ in range(3):
+        trainer.step(trainer.rate)
+    kept = [main.clone() for main in trainer.shards.main]
+    trainer.save()
+    assert trainer.saves.busy
+    assert trainer.saves.saved_at is None
+    for _ in range(3):
+        trainer.step(trainer.rate)
+    trainer.saves.finish()
+    assert trainer.saves.saved_at == 3
+    again = start(resume=True)
+    assert again.iteration == 3
+    for ours, theirs in zip(again.shards.main, kept, strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(trainer.shards.main, kept, strict=True):
+        assert not torch.equal(ours, theirs), "the run went on meanwhile"
+
+
+@pytest.mark.parametrize("dtype", ["train__bf16", "train__fp16"])
+def test_a_save_in_place_writes_the_same_bytes(start: Start, tmp_path: Path, dtype: str) -> None:
+    folders = []
+    for background in (True, False):
+        save = tmp_path / str(background)
+        values = {"checkpoint__save": str(save), "checkpoint__background": background, dtype: True}
+        trainer = start(train__iterations=2, **values)
+        _run(trainer)
+        folders.append(save / "iter_0000002")
+    ours, theirs = ({p.name: p.read_bytes() for p in f.glob("*.safetensors")} for f in folders)
+    assert ours == theirs
+    assert len(ours) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({}, [2, 4, 6, 8, 10]),
+        ({"checkpoint__keep_last": 2}, [8, 10]),
+        ({"checkpoint__keep_every": 4}, [4, 8, 10]),
+        ({"checkpoint__keep_last": 3, "checkpoint__keep_every": 4}, [4, 6, 8, 10]),
+    ],
+)
+def test_old_checkpoints_go_as_new_ones_come(
+    start: Start, tmp_path: Path, values: dict[str, Any], kept: list[int]
+) -> None:
+    _run(start(**values))
+    assert iterations(tmp_path / "run") == kept
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(
+    start: Start, tmp_path: Path, full_at: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    full_at.update((2, 6))
+    events = _run(start())
+    run = tmp_path / "run"
+    assert iterations(run) == [4, 8, 10]
+    assert not list(run.glob(".*")), "what was written of the others is gone"
+    why = "File too large; the run goes on"
+    assert caplog.messages == [
+        f"{run}: no checkpoint of iteration 2: {why}, none was written yet",
+        f"{run}: no checkpoint of iteration 6: {why}, iteration 4 is the newest",
+    ]
+    saves = [event for event in read_events(run) if event["event"] == "save"]
+    assert [(save["iteration"], save["problem"]) for save in saves] == [
+        (iteration, "File too large" if iteration in full_at else "") for iteration in (2, 4, 6, 8, 10)
+    ]
+    assert all(0 <= save["waited"] <= save["seconds"] <= save["written"] for save in saves)
+    assert not [event for event in events if isinstance(event, Said)], "nothing more to say"
+    undisturbed = start(checkpoint__save=str(tmp_path / "other"))
+    _run(undisturbed)
+    again = start(resume=True)
+    for ours, theirs in zip(again.shards.main, undisturbed.shards.main, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_last_checkpoint_that_failed_is_tried_again_and_then_ends_the_run_with_a_line(
+    start: Start, tmp_path: Path, full_at: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    full_at.add(10)
+    with pytest.raises(MegaError) as caught:
+        _run(start())
+    run = tmp_path / "run"
+    assert str(caught.value) == (
+        f"{run}: no checkpoint of iteration 10, the last: found File too large; "
+        f"hint: make room there; --load {run} goes on from iteration 8"
+    )
+    assert len(caplog.messages) == 2
+    assert Checkpoint.open(run).iteration == 8
+    full_at.clear()
+    _run(start(resume=True))
+    assert Checkpoint.open(run).iteration == 10
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_end_either(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = start()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mega_schema.checkpoint.checkpoint_dir.begin", refused)
+        trainer.save()
+        trainer.saves.finish()
+        patch.undo()
+        patch.setattr("subprocess.Popen", refused)
+        trainer.save()
+        trainer.saves.finish()
+    assert [saved.problem for saved in trainer.saves.ended] == ["Permission denied"] * 2
+    assert len(caplog.messages) == 2
+    trainer.save()
+    trainer.saves.finish()
+    assert trainer.saves.problem == ""
+    assert iterations(tmp_path / "run") == [0]
+
+
+def test_a_save_waits_for_the_one_before_and_says_so(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Background.state
+    until = [0.0]
+
+    def slow(writing: Background) -> int | None:
+        found = state(writing)
+        return found if time.monotonic() > until[0] else None
+
+    monkeypatch.setattr(Background, "state", slow)
+    trainer = start(checkpoint__interval=4, train__iterations=8)
+    save = Trainer.save
+
+    def slow_at_first(self: Trainer) -> None:
+        save(self)
+        if self.iteration == 4:
+            until[0] = time.monotonic() + 1.5
+
+    monkeypatch.setattr(Trainer, "save", slow_at_first)
+    said = [event.text for event in _run(trainer) if isinstance(event, Said)]
+    assert len(said) == 1
+    assert said[0].startswith("waited 1.")
+    assert said[0].endswith(" s until the checkpoint before that of iteration 8 was written")
+    assert iterations(tmp_path / "run") == [4, 8]
+
+
+def test_a_run_that_stops_at_a_number_that_is_none_keeps_the_save_that_was_under_way(
+    start: Start, tmp_path: Path
+) -> None:
+    trainer = start(checkpoint__interval=1)
+    step = trainer.step
+
+    def poisoned(rate: float) -> tuple[float, float]:
+        if trainer.iteration == 3:
+            assert trainer.saves.busy
+            with torch.no_grad():
+                trainer.held[0][1].fill_(torch.nan)
+        return step(rate)
+
+    trainer.step = poisoned  # type: ignore[method-assign]
+    with pytest.raises(MegaError, match="iteration 4: loss or gradient is not finite"):
+        _run(trainer)
+    assert Checkpoint.open(tmp_path / "run").iteration == 3
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_writing_gives_signs_of_life(start: Start, background: bool) -> None:
+    trainer = start(checkpoint__background=background)
+    trainer.save()
+    trainer.saves.finish()
+    assert trainer.saves.beat > 0

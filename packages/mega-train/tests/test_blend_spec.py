@@ -1,0 +1,218 @@
+"""What a run reads, said in every way that Megatron's scripts say it, and every way to say it wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mega_schema.errors import ConfigError
+from mega_train.config import Data
+from mega_train.data.blend_spec import Shares, Source, Third, sources
+
+
+def _data(**values: Any) -> Data:
+    """Words apart by spaces, but for BigScience's groups."""
+    words = ("path", "train_path", "valid_path", "test_path")
+    return Data(**{key: tuple(v.split()) if key in words else v for key, v in values.items()})
+
+
+def _prefixes(source: Source) -> list[str]:
+    return [str(part.prefix) for part in source.parts]
+
+
+def _refused(**values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        sources(_data(**values))
+    return str(caught.value)
+
+
+def test_one_dataset_is_cut_in_three() -> None:
+    said = sources(_data(path="P"))
+    assert [source.name for source in said] == ["training", "validation", "test"]
+    for use, source in enumerate(said):
+        assert (_prefixes(source), source.weights) == (["P"], None)
+        assert source.parts[0].cut == Third("969, 30, 1", "mcore", use)
+    ranges = [source.parts[0].cut.of(1000) for source in said]
+    assert ranges == [(0, 969), (969, 999), (999, 1000)]
+
+
+def test_a_share_of_nothing_is_no_use() -> None:
+    said = sources(_data(path="P", split="90,0,10"))
+    assert [source.name for source in said] == ["training", "test"]
+
+
+@pytest.mark.parametrize(
+    ("words", "prefixes", "weights"),
+    [
+        ("0.3 A 0.7 B", ["A", "B"], (0.3, 0.7)),
+        ("1 A", ["A"], (1.0,)),
+        ("1e-3 A 2 B/c.d", ["A", "B/c.d"], (1e-3, 2.0)),
+        ("A B", ["A", "B"], None),
+        ("A B C", ["A", "B", "C"], None),
+    ],
+)
+def test_weights_stand_before_their_datasets(
+    words: str, prefixes: list[str], weights: tuple[float, ...] | None
+) -> None:
+    training = sources(_data(path=words)).training
+    assert (_prefixes(training), training.weights) == (prefixes, weights)
+
+
+def test_a_dataset_may_have_a_number_for_a_name(tmp_path: Path) -> None:
+    """Megatron core's reading: an odd number of words, or one that is no number, means prefixes alone."""
+    (tmp_path / "3.idx").touch()
+    training = sources(Data(path=(str(tmp_path / "3"), "A"))).training
+    assert training.weights is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("0.3 A 0.7", "found nothing after A 0.7, wanted a prefix"),
+        ("0.3 A B", "found 'B' after 0.3 A, wanted a weight"),
+        ("0.3 A O.7 B", "found 'O.7' after 0.3 A, wanted a weight"),
+        ("A 0.3 B 0.7", "found 'A' first, wanted a weight"),
+        ("0.3 0.7 A B", "found '0.7' after 0.3, wanted a prefix"),
+        ("17", "found nothing after 17, wanted a prefix"),
+    ],
+)
+def test_weights_and_datasets_that_do_not_pair_are_told(words: str, told: str) -> None:
+    assert _refused(path=words) == (
+        f"--data-path: weights and prefixes do not take turns: {told}; hint: --data-path 0.3 A 0.7 B"
+    )
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf"])
+def test_a_weight_is_above_zero(weight: str) -> None:
+    assert _refused(path=f"{weight} A 1 B") == (
+        f"--data-path: not a weight: found {weight}, wanted a number above 0"
+    )
+
+
+def test_each_use_has_datasets_of_its_own() -> None:
+    said = sources(_data(train_path="0.5 A 0.5 B", valid_path="C"))
+    assert [source.name for source in said] == ["training", "validation"]
+    assert said.training.weights == (0.5, 0.5)
+    assert _prefixes(said.validation[0]) == ["C"]
+    assert all(part.cut == Shares() for source in said for part in source.parts)
+    assert said.training.parts[0].cut.of(7) == (0, 7), "whole"
+
+
+def test_a_file_stands_for_the_words(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("0.3 A\n0.7 'B c'\n")
+    training = sources(_data(path_file=file)).training
+    assert (_prefixes(training), training.weights) == (["A", "B c"], (0.3, 0.7))
+    told = tmp_path / "each.json"
+    told.write_text(json.dumps({"train": [0.3, "A", "0.7", "B"], "valid": ["C"], "test": None}))
+    said = sources(_data(split_paths_file=told))
+    assert said.training.weights == (0.3, 0.7)
+    assert (_prefixes(said.validation[0]), said.test) == (["C"], ())
+
+
+def test_bigsciences_groups(tmp_path: Path) -> None:
+    said = sources(
+        Data(
+            train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",),
+            valid_groups=("ONE: 1 0.6:0.8 A", "TWO: 1 0.6:0.7 A, 3 0.9:1 B"),
+        )
+    )
+    assert [source.name for source in said] == ["TRAIN", "ONE", "TWO"]
+    assert said.training.weights == (0.3, 0.7)
+    assert [part.cut for part in said.training.parts] == [Shares(0, 0.6), Shares(0, 1)]
+    assert said.validation[1].parts[0].cut.of(25) == (15, 18), "round(0.6 * 25), round(0.7 * 25): to even"
+    assert said.training.separate_below == 0.95
+    assert [source.weights for source in said.validation] == [None, (1.0, 3.0)], "one alone is no blend"
+    file = tmp_path / "groups.txt"
+    file.write_text('"ONE: 1 0.6:0.8 A" "TWO: 1 0.6:0.7 A, 3 0.9:1 B"\n')
+    again = sources(Data(train_group=("TRAIN: 0.3 0:0.6 A, 0.7 0:1 B",), valid_groups_file=file))
+    assert again == said
+
+
+@pytest.mark.parametrize(
+    "group", ["0.3 0:1 A", "T: 0.3 A", "T: x 0:1 A", "T: 0.3 0-1 A", "T: 0.3 0:1 A,", "T:", "T: nan 0:1 A"]
+)
+def test_a_group_that_is_none_is_told(group: str) -> None:
+    assert _refused(train_group=(group,)).startswith(
+        "--train-weighted-split-paths: not a part of a group: found '"
+    )
+
+
+@pytest.mark.parametrize("ends", ["0.6:0.6", "0.8:0.6", "-0.1:1", "0:1.1"])
+def test_a_range_of_a_group_is_two_shares(ends: str) -> None:
+    assert _refused(train_group=(f"T: 1 {ends} A",)) == (
+        f"--train-weighted-split-paths: not a range: found {ends}, wanted two shares of 1, the less first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {},
+            "--data-path: missing: wanted prefix of an indexed dataset; hint: --data-path P",
+        ),
+        (
+            {"path": "P", "train_path": "Q"},
+            "--train-data-path: excludes --data-path: found both, wanted one way to say what is read",
+        ),
+        (
+            {"path": "P", "valid_groups": ("V: 1 0:1 A",)},
+            "--train-weighted-split-paths: excludes --data-path: found both, "
+            "wanted one way to say what is read",
+        ),
+        (
+            {"train_path": "P", "split": "1,1,1"},
+            "--split: cuts the datasets of --data-path, and --train-data-path says already what is for what: "
+            "found '1,1,1'; hint: leave --split out",
+        ),
+        (
+            {"valid_path": "P"},
+            "--train-data-path: missing: wanted what to train on; hint: --train-data-path P",
+        ),
+        (
+            {"train_group": ("A: 1 0:1 A", "B: 1 0:1 B")},
+            "--train-weighted-split-paths: one group is trained on: found 2 groups, "
+            "wanted 'NAME: WEIGHT START:END PREFIX, ...'; hint: quotes around the group",
+        ),
+        (
+            {"train_group": ("A: 1 0:1 A",), "valid_groups": ("B: 1 0:1 A", "B: 1 0:1 B")},
+            "--valid-weighted-split-paths: two groups of one name: found B",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_told(values: dict[str, Any], line: str) -> None:
+    assert _refused(**values) == line
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "line"),
+    [
+        ("path_file", "", "{file}: is empty: wanted what would follow --data-path"),
+        ("path_file", "A 'B", "{file}: quotes are left open: found No closing quotation"),
+        ("path_file", "\udcff", "{file}: is not text: found invalid start byte"),
+        ("split_paths_file", "[", "{file}: is not JSON: found Expecting value: line 1 column 2 (char 1)"),
+        ("split_paths_file", "[]", "{file}: keys: found list, wanted train, valid and test"),
+        ("split_paths_file", '{"dev": []}', "{file}: keys: found dev, wanted train, valid and test"),
+        ("split_paths_file", '{"train": "A"}', "{file}: train: not a list of words: found A"),
+    ],
+)
+def test_a_file_that_means_nothing_is_told(tmp_path: Path, key: str, text: str, line: str) -> None:
+    file = tmp_path / "words"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert _refused(**{key: file}) == line.format(file=file)
+
+
+def test_a_file_that_is_missing_or_too_much_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "words"
+    assert _refused(path_file=file) == f"--data-args-path: no such file: found {file}"
+    file.write_text("A")
+    assert _refused(path="B", path_file=file) == (
+        "--data-args-path: excludes --data-path: found both, wanted one of them"
+    )
+    assert _refused(train_path="B", split_paths_file=file) == (
+        "--per-split-data-args-path: excludes --train-data-path: found both, wanted one of them"
+    )

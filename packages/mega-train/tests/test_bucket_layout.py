@@ -1,0 +1,52 @@
+"""Buckets as integers: nothing is lost, nothing overlaps, and every replica owns as much as the others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mega_train.distributed.bucket_layout import ALIGNMENT, cut, owned, share
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_element_has_one_place_and_one_owner(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(150):
+        sizes = [rng.randint(1, 10 ** rng.randint(1, 4)) for _ in range(rng.randint(1, 30))]
+        most, replicas = rng.randint(1, 20_000), rng.choice((1, 2, 3, 4, 7, 8))
+        alone = set(rng.sample(range(len(sizes)), rng.randint(0, min(2, len(sizes)))))
+        buckets = cut(sizes, most=most, replicas=replicas, alone=alone)
+        order = [number for bucket in buckets for number, _ in bucket.begins]
+        assert order == list(reversed(range(len(sizes)))), "as the backward pass goes"
+        for bucket in buckets:
+            assert bucket.length % (replicas * ALIGNMENT) == 0
+            end = 0
+            for number, begin in bucket.begins:
+                assert begin % ALIGNMENT == 0
+                assert end <= begin < end + ALIGNMENT
+                end = begin + sizes[number]
+            assert end <= bucket.length < end + ALIGNMENT * (replicas + 1), "no more padding than is needed"
+            assert len(bucket.begins) == 1 or alone.isdisjoint(n for n, _ in bucket.begins)
+            assert len(bucket.begins) == 1 or bucket.begins[-1][1] < most, "closed once it is full"
+            for number, begin in bucket.begins:
+                seen = 0
+                for rank in range(replicas):
+                    first, past = share(bucket.length, rank, replicas)
+                    mine = owned(begin, sizes[number], first, past)
+                    assert mine[0] == seen or mine[0] == mine[1]
+                    seen = max(seen, mine[1])
+                assert seen == sizes[number]
+
+
+def test_a_bucket_is_closed_by_the_parameter_that_fills_it() -> None:
+    buckets = cut([64, 64, 128, 64], most=128, replicas=1)
+    assert [[number for number, _ in bucket.begins] for bucket in buckets] == [[3, 2], [1, 0]]
+
+
+def test_a_shared_weight_is_cut_alike_whatever_lies_around_it() -> None:
+    first = cut([1000, 10, 20], most=10**6, replicas=4, alone={0})
+    last = cut([30, 5, 1000], most=10**6, replicas=4, alone={2})
+    assert first[-1].length == last[0].length
+    assert first[-1].begins == ((0, 0),)
+    assert last[0].begins == ((2, 0),)

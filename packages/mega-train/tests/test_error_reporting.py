@@ -1,0 +1,129 @@
+"""Which rank speaks, when, and where torchrun finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from mega_schema.app.cli_runner import run
+from mega_schema.errors import ConfigError
+from mega_train.engine.train import _ended_from_outside
+from mega_train.engine.trainer import Trainer
+from mega_train.fault_tolerance.error_reporting import PATIENCE, OneVoice
+
+PAIR = (
+    "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23704: "
+    "Connection reset by peer. This is typically caused by a remote worker"
+)
+
+
+@click.group(cls=OneVoice)
+def app() -> None:
+    """Ends as it is told."""
+
+
+@app.command()
+def mistake() -> None:
+    raise ConfigError("key", "is wrong")
+
+
+@app.command()
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    return seconds
+
+
+def _left(word: str, rank: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    with pytest.raises(SystemExit) as left:
+        run(app, [word])
+    return left.value.code
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("word", "line"), [("mistake", "error: key: is wrong"), ("nothing", "error: No such command 'nothing'.")]
+)
+def test_torchrun_finds_the_line_of_a_mistake(
+    word: str,
+    line: str,
+    rank: int,
+    waited: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    assert _left(word, rank, tmp_path / "error.json", monkeypatch) == 2
+    assert capsys.readouterr().err == f"{line}\n"
+    assert waited == [PATIENCE] * rank
+    failure = ProcessFailure(rank, 7, 2, str(tmp_path / "error.json"))
+    assert f"traceback : {line}\n" in str(ChildFailedError("mega_train", {rank: failure}))
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, "\ninterrupted\n"), (1, "")])
+def test_an_interruption_is_said_by_the_first_rank_alone(
+    rank: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _left("interrupted", rank, tmp_path / "error.json", monkeypatch) == 130
+    assert capsys.readouterr().err == said
+
+
+def _trainer(saved_at: int | None, save: str | None = "runs/a", interval: int | None = None) -> Any:
+    run_ = SimpleNamespace(checkpoint=SimpleNamespace(save=save, interval=interval))
+    trainer: Any = SimpleNamespace(
+        iteration=7, saves=SimpleNamespace(saved_at=saved_at), plan=SimpleNamespace(run=run_)
+    )
+    trainer.goes_on = Trainer.goes_on.fget(trainer)  # type: ignore[attr-defined]
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("saves", "hint"),
+    [
+        ((5, "runs/a", 5), "--load runs/a goes on from iteration 5"),
+        ((None, None, None), "nothing was saved: --save RUN --save-interval N saves every N iterations"),
+        ((None, "runs/a", None), "nothing was saved: --save-interval N saves every N iterations"),
+        ((None, "runs/a", 10), "nothing was saved yet: --save-interval is 10"),
+    ],
+)
+def test_a_run_that_was_ended_says_where_it_stood_and_how_to_go_on(
+    saves: tuple[int | None, str | None, int | None], hint: str
+) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt, match=f"after iteration 7; {hint}$"),
+        _ended_from_outside(_trainer(*saves), None),
+    ):
+        raise KeyboardInterrupt
+
+
+def test_a_lost_rank_is_the_watchdogs_matter() -> None:
+    told: list[Exception] = []
+    watchdog: Any = SimpleNamespace(lost=told.append)
+    error = RuntimeError(PAIR)
+    with _ended_from_outside(_trainer(None), watchdog):
+        raise error
+    assert told == [error]
+
+
+def test_an_error_of_ours_keeps_its_traceback() -> None:
+    watchdog: Any = SimpleNamespace(lost=pytest.fail)
+    with pytest.raises(RuntimeError, match="shapes"), _ended_from_outside(_trainer(None), watchdog):
+        raise RuntimeError("shapes cannot be multiplied")

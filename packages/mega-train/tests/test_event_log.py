@@ -1,0 +1,227 @@
+"""The record of a run, its picture, and what a person sees of it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from mega_schema.errors import ConfigError, FormatError
+from mega_train.reports.loss_plot import draw
+from mega_train.reports.run_names import name_runs
+from mega_train.telemetry.event_log import EVENTS, Record, only_run, read_events
+from mega_train.telemetry.events import Began, Progress, Validated
+
+NOW = Progress(
+    iteration=20,
+    iterations=100,
+    consumed_samples=80,
+    loss=2.5,
+    rate=3e-4,
+    gradient_norm=1.25,
+    skipped=0,
+    loss_scale=1.0,
+    step_seconds=0.5,
+    tokens_per_second=12345.6,
+    seconds=10.0,
+    global_batch_size=4,
+    seq_length=16,
+    tflops=1.5,
+)
+
+
+def began(iteration: int) -> Began:
+    return Began(
+        iteration=iteration,
+        iterations=100,
+        consumed_samples=4 * iteration,
+        family="gpt",
+        parameters=1000,
+        layout={"tp": 1, "pp": 1, "dp": 1},
+        world=1,
+        global_batch_size=4,
+        seq_length=16,
+        device="cpu",
+    )
+
+
+def validated(iteration: int, loss: float) -> Validated:
+    return Validated(
+        iteration=iteration, consumed_samples=4 * iteration, loss=loss, perplexity=7.0, seconds=1.0
+    )
+
+
+def test_an_event_is_one_line_and_reads_back(tmp_path: Path) -> None:
+    record = Record(tmp_path / "run")
+    record.see(began(0))
+    record.see(NOW)
+    lines = (tmp_path / "run" / EVENTS).read_text("utf-8").splitlines()
+    assert json.loads(lines[1]) == {"event": "train", **asdict(NOW)}
+    assert read_events(tmp_path / "run") == [json.loads(line) for line in lines]
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def second() -> None:
+        with only_run(folder):
+            Record(folder).see(began(0))
+
+    with only_run(folder):
+        with pytest.raises(ConfigError) as caught:
+            second()
+        assert str(caught.value) == (
+            f"--save: another process writes to this folder: found {folder}, wanted one writer at a time, "
+            "a run or mega-ckpt; hint: wait for it, end it, or --save elsewhere"
+        )
+        with only_run(tmp_path / "other"):
+            pass
+    second()
+    assert [e["event"] for e in read_events(folder)] == ["start"]
+
+
+def test_where_the_file_system_cannot_lock_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unable(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unable)
+    with caplog.at_level("INFO", "mega.schema"), only_run(tmp_path):
+        Record(tmp_path).see(began(0))
+    line = f"{tmp_path} cannot be locked (No locks available): nothing keeps a second writer out"
+    assert caplog.messages == [line, line], "the folder and the record"
+    assert len(read_events(tmp_path)) == 1
+
+
+def test_a_line_that_a_crash_cut_is_left_out_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
+    Record(tmp_path).see(began(0))
+    Record(tmp_path).see(NOW)
+    with (tmp_path / EVENTS).open("a") as out:
+        out.write('{"event": "train", "iter')
+    assert [e["event"] for e in read_events(tmp_path)] == ["start", "train"]
+    Record(tmp_path).see(began(20))
+    assert [e["event"] for e in read_events(tmp_path)] == ["start", "train", "start"]
+
+
+def test_steps_that_a_resume_did_again_are_told_once(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.see(began(0))
+    for iteration in (10, 20, 30):
+        record.see(replace(NOW, iteration=iteration, loss=1.0))
+    again = Record(tmp_path)
+    again.see(began(20))
+    again.see(replace(NOW, iteration=30, loss=2.0))
+    losses = [(e["iteration"], e["loss"]) for e in read_events(tmp_path) if e["event"] == "train"]
+    assert losses == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+def test_a_curve_is_a_png_of_several_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        record = Record(tmp_path / name)
+        record.see(began(0))
+        record.see(NOW)
+        record.see(validated(20, 2.0))
+    draw([tmp_path / "a", tmp_path / "b"], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "loss.png"]
+
+
+def _drawn(
+    monkeypatch: pytest.MonkeyPatch, runs: list[Path], output: Path
+) -> dict[str, tuple[str, list[float]]]:
+    """What `draw` puts into the picture: marker and values of each line by its name in the legend."""
+    figures: list[Figure] = []
+    make = Figure.subplots
+
+    def remember(self: Figure, *args: Any, **kwargs: Any) -> Any:
+        figures.append(self)
+        return make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "subplots", remember)
+    draw(runs, output)
+    lines = figures[0].axes[0].get_lines()
+    return {str(line.get_label()): (str(line.get_marker()), list(line.get_ydata())) for line in lines}
+
+
+def test_a_curve_draws_the_test_apart_from_validations_and_names_runs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / "s1" / "run", tmp_path / "s2" / "run"]
+    for run in runs:
+        record = Record(run)
+        record.see(began(0))
+        record.see(NOW)
+        record.see(validated(20, 2.0))
+        record.see(replace(validated(20, 1.5), of="test"))
+    lines = _drawn(monkeypatch, runs, tmp_path / "loss.png")
+    assert list(lines) == [
+        f"{run}: {group}" for run in ("s1/run", "s2/run") for group in ("training", "validation", "test")
+    ]
+    assert lines["s1/run: validation"] == ("o", [2.0])
+    assert lines["s1/run: test"] == ("*", [1.5])
+    assert lines["s1/run: training"][0] == ".", "few points are marked, so that one alone is seen"
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["/a/x", "/a/y"], ["x", "y"]),
+        (["/a/run", "/b/run", "/b/other"], ["a/run", "b/run", "other"]),
+        (["/a/m/run", "/b/m/run"], ["a/m/run", "b/m/run"]),
+        (["/m/run", "/b/m/run"], ["/m/run", "b/m/run"]),
+        (["/a/run", "/a/run"], ["run (1)", "run (2)"]),
+    ],
+)
+def test_runs_have_the_shortest_names_that_tell_them_apart(folders: list[str], names: list[str]) -> None:
+    assert name_runs([Path(folder) for folder in folders]) == names
+
+
+def test_a_curve_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError) as caught:
+        draw([tmp_path / "none"], tmp_path / "loss.png")
+    assert str(caught.value) == f"{tmp_path / 'none'}: holds no record of a run: wanted {EVENTS}"
+    Record(tmp_path).see(began(0))
+    with pytest.raises(FormatError, match="holds no loss yet"):
+        draw([tmp_path], tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
+
+
+def test_a_curve_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError) as caught:
+        draw([tmp_path], tmp_path / "loss.png")
+    assert str(caught.value) == 'curve: needs matplotlib; hint: pip install -e "packages/mega-train[plot]"'
+
+
+def test_a_record_that_cannot_be_written_misses_events_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = Record(tmp_path)
+    record.see(began(0))
+    opened = Path.open
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            with opened(tmp_path / EVENTS, "a") as out:
+                out.write(text[:9])  # as much as there is room for
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", lambda *_, **__: Full())
+        record.see(NOW)
+        record.see(NOW)
+    assert caplog.messages == [f"{tmp_path / EVENTS}: events are missing from it: No space left on device"]
+    record.see(validated(20, 2.0))
+    assert [e["event"] for e in read_events(tmp_path)] == ["start", "validation"]

@@ -1,0 +1,127 @@
+"""Why a run leaves, and that it is saved whatever the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.errors import ConfigError
+from mega_train.engine.train_loop import Loop
+from mega_train.engine.trainer import Trainer
+from mega_train.fault_tolerance.exit_conditions import DURATION, INTERVAL, KILL_SWITCH, LAST, SIGNAL, Leaving
+from mega_train.resolve import Plan
+from mega_train.telemetry.event_log import Record, read_events
+from mega_train.telemetry.events import Event, Said, Validated
+from mega_train.telemetry.observers import Observers
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+class Heard:
+    """Remembers what was said, and that there was a validation."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def see(self, event: Event) -> None:
+        match event:
+            case Said():
+                self.said.append(event.text)
+            case Validated():
+                self.said.append(f"validation at iteration {event.iteration}")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_leaves_for_its_last_iteration_and_where_the_interval_divides(planned: Planned) -> None:
+    leaving = Leaving(planned(train__exit_interval=4), Mesh())
+    assert [leaving.after(i) for i in (3, 4, 5, 8, 9, 10, 11)] == [
+        None,
+        INTERVAL,
+        None,
+        INTERVAL,
+        None,
+        LAST,
+        LAST,
+    ]
+    assert leaving.before(4) is None, "a run that goes on from there has left there once"
+    assert leaving.before(10) is LAST
+
+
+def test_minutes_count_from_when_the_run_began(planned: Planned) -> None:
+    ticks = iter([60.0, 119.0, 121.0])
+    leaving = Leaving(planned(train__exit_minutes=2.0), Mesh(), began=0.0, clock=lambda: next(ticks))
+    assert [leaving.after(i) for i in (1, 2, 3)] == [None, None, DURATION]
+
+
+def test_what_ends_a_run_from_outside_is_before_what_it_planned(planned: Planned, tmp_path: Path) -> None:
+    switch, told = tmp_path / "stop", [False]
+    plan = planned(train__kill_switch=str(switch), train__exit_minutes=1.0, train__exit_interval=1)
+    leaving = Leaving(plan, Mesh(), told=lambda: told[0], began=0.0, clock=lambda: 100.0)
+    assert leaving.after(10) is DURATION
+    switch.touch()
+    assert leaving.after(10) is KILL_SWITCH
+    assert leaving.before(0) is KILL_SWITCH
+    told[0] = True
+    assert leaving.after(10) is SIGNAL
+
+
+def _looped(
+    planned: Planned, corpus: IndexedDataset, folder: Path, told: Any = None, **values: Any
+) -> tuple[Trainer, Any, Heard]:
+    plan = planned(checkpoint__save=str(folder), data__split="80,20,0", evaluation__iterations=1, **values)
+    trainer, screen = Trainer(plan, Mesh(), corpus), Heard()
+    leaving = Leaving(plan, Mesh(), told=told and (lambda: told(trainer)))
+    return trainer, Loop(trainer, Observers([Record(folder), screen]), leaving=leaving).run(), screen
+
+
+def test_a_kill_switch_saves_and_leaves_and_the_line_says_how_to_go_on(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    switch = tmp_path / "stop"
+
+    def step_three(trainer: Trainer) -> bool:
+        if trainer.iteration == 3:
+            switch.touch()
+        return False
+
+    run, reason, screen = _looped(
+        planned, open_corpus, tmp_path / "run", step_three, train__kill_switch=str(switch)
+    )
+    assert (run.iteration, reason, reason.code) == (3, KILL_SWITCH, 0)
+    assert Checkpoint.open(tmp_path / "run").iteration == 3
+    assert screen.said[-1] == (
+        "left after iteration 3: the file of --kill-switch-path is there; "
+        f"--load {tmp_path / 'run'} goes on from iteration 3"
+    )
+    assert read_events(tmp_path / "run")[-1] == {"event": "leave", "iteration": 3, "reason": "kill switch"}
+    again, reason, _ = _looped(planned, open_corpus, tmp_path / "other", train__kill_switch=str(switch))
+    assert (again.iteration, reason) == (0, KILL_SWITCH), "nothing begins while it is there"
+    assert not list((tmp_path / "other").glob("iter_*"))
+
+
+def test_a_signal_saves_at_once_and_leaves_with_its_code(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    run, reason, screen = _looped(
+        planned, open_corpus, tmp_path, lambda trainer: trainer.iteration == 4, evaluation__interval=2
+    )
+    assert (run.iteration, reason, reason.code) == (4, SIGNAL, 143)
+    assert Checkpoint.open(tmp_path).iteration == 4
+    assert [text.split(" | ")[0] for text in screen.said] == [
+        "validation at iteration 2",
+        screen.said[-1],
+    ], "the validation that was due is left out"
+
+
+def test_a_duration_that_is_none_is_refused(planned: Planned) -> None:
+    with pytest.raises(ConfigError, match=r"^--exit-duration-in-mins: not a time: found 0.0, wanted more"):
+        planned(train__exit_minutes=0.0)

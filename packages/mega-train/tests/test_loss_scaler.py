@@ -1,0 +1,110 @@
+"""The loss scale is Megatron's, number for number; the loss it scales is not changed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from mega_schema.errors import ConfigError
+from mega_train.config import Train
+from mega_train.optim.loss_scaler import LossScale, scaled, weights_dtype
+from mega_train.resolve import Plan
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"fp16": True, "bf16": True}, "--fp16: excludes --bf16: found both, wanted one of them"),
+        ({"loss_scale": 8.0}, "--loss-scale: only float16 needs one: wanted --fp16; hint: leave it out"),
+        ({"fp16": True, "loss_scale": 0.0}, "--loss-scale: not a scale: found 0.0, wanted a number above 0"),
+        ({"fp16": True, "initial_loss_scale": 0.0}, "--initial-loss-scale: not a scale: found 0.0"),
+        (
+            {"fp16": True, "initial_loss_scale": 2.0, "min_loss_scale": 4.0},
+            "--min-loss-scale: is above --initial-loss-scale: found 4.0, wanted at most 2",
+        ),
+        ({"fp16": True, "loss_scale_window": 0}, "--loss-scale-window: not a count: found 0"),
+        ({"fp16": True, "hysteresis": 0}, "--hysteresis: not a count: found 0, wanted 1 or more"),
+    ],
+)
+def test_an_arithmetic_that_cannot_be_is_refused(planned: Planned, values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(**{f"train__{name}": value for name, value in values.items()})
+    assert str(caught.value).startswith(line)
+
+
+def test_the_scale_is_a_float32() -> None:
+    scale = LossScale.of(Train(fp16=True, initial_loss_scale=12345.678, min_loss_scale=0.1))
+    assert (scale.value, scale.least) == (12345.677734375, 0.10000000149011612)
+    assert LossScale.of(Train(fp16=True, loss_scale=12345.678)).value == 12345.677734375
+
+
+def test_the_scale_moves_as_megatrons_does(oracle: Callable[[str], Any]) -> None:
+    known = oracle("loss_scaler.json")
+    assert (known["growth"], known["backoff"]) == (2.0, 0.5)
+    scale = LossScale.of(
+        Train(
+            fp16=True,
+            initial_loss_scale=float(known["initial"]),
+            min_loss_scale=known["min"],
+            loss_scale_window=known["window"],
+            hysteresis=known["hysteresis"],
+        )
+    )
+    rows = known["rows_foundinf_scale_growth_hyst"]
+    assert len(rows) > 50
+    for row in rows:
+        scale.update(overflow=bool(row[0]))
+        assert [scale.value, scale.good, scale.patience] == row[1:]
+
+
+def test_the_scale_never_falls_below_its_least() -> None:
+    scale = LossScale.of(Train(fp16=True, initial_loss_scale=8.0, min_loss_scale=4.0, hysteresis=1))
+    seen = []
+    for _ in range(3):
+        scale.update(overflow=True)
+        seen.append(scale.value)
+    assert seen == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("train", "value"), [(Train(), 1.0), (Train(bf16=True), 1.0), (Train(fp16=True, loss_scale=128.0), 128.0)]
+)
+def test_a_scale_that_is_not_dynamic_stays(train: Train, value: float) -> None:
+    scale = LossScale.of(train)
+    for overflow in (True, False, True):
+        scale.update(overflow=overflow)
+    scale.load(LossScale(5.0).state())
+    assert scale.value == value
+
+
+def test_a_state_that_is_taken_up_goes_on_where_it_was() -> None:
+    train = Train(fp16=True, loss_scale_window=3)
+    one, other = LossScale.of(train), LossScale.of(train)
+    for overflow in (True, True, False, False):
+        one.update(overflow=overflow)
+    other.load(one.state())
+    one.update(overflow=False)
+    other.update(overflow=False)
+    assert one == other
+    assert one.value == 2.0**32, "halved by the second overflow, doubled by the third good step"
+
+
+def test_scaling_changes_the_gradient_and_not_the_loss() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    loss = scaled(x.square(), 8.0)
+    loss.backward()
+    assert loss.detach() == 9.0
+    assert x.grad == 48.0
+
+
+def test_a_run_has_one_dtype() -> None:
+    assert weights_dtype(Train()) == torch.float32
+    assert weights_dtype(Train(bf16=True)) == torch.bfloat16
+    assert weights_dtype(Train(fp16=True)) == torch.float16

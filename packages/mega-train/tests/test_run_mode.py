@@ -1,0 +1,181 @@
+"""What a run begins with, what it passes over, and a run that only validates."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.checkpoint_dir import FORMAT
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.checkpoint.side_files import rewrite_checksums
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_schema.errors import ConfigError
+from mega_train.cli import main
+from mega_train.engine.train_loop import Loop
+from mega_train.engine.trainer import Trainer
+from mega_train.fault_tolerance.exit_conditions import VALIDATED
+from mega_train.resolve import Plan
+from mega_train.telemetry.event_log import read_events
+from mega_train.telemetry.observers import Observers
+
+Started = Callable[..., Trainer]
+
+MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
+COURSE = ["--global-batch-size", "4", "--train-iters", "4", "--lr", "0.01", "--eval-iters", "0"]
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.fixture
+def started(planned: Planned, open_corpus: IndexedDataset) -> Started:
+    """A trainer of TINY with these values, from a checkpoint if one is named."""
+
+    def start(resume: Path | None = None, **values: Any) -> Trainer:
+        checkpoint = Checkpoint.open(resume) if resume else None
+        return Trainer(planned(**values), Mesh(), open_corpus, checkpoint=checkpoint)
+
+    return start
+
+
+@pytest.fixture
+def saved(started: Started, tmp_path: Path) -> tuple[Path, Trainer]:
+    """A run that saved after 3 steps, and its trainer."""
+    run = started(checkpoint__save=str(tmp_path / "run"))
+    for _ in range(3):
+        run.step(run.rate)
+    run.save()
+    run.saves.finish()
+    return tmp_path / "run", run
+
+
+def _same_weights(one: Trainer, other: Trainer) -> bool:
+    return all(torch.equal(a, b) for (_, a), (_, b) in zip(one.held, other.held, strict=True))
+
+
+def test_without_its_optimizer_a_run_goes_on_with_samples_and_begins_its_courses_anew(
+    started: Started, saved: tuple[Path, Trainer]
+) -> None:
+    folder, run = saved
+    again = started(folder, checkpoint__no_load_optim=True, optimizer__warmup_iterations=2)
+    assert _same_weights(again, run)
+    assert (again.iteration, again.consumed, again.optimizer.steps) == (3, 12, 0)
+    assert not any(values.any() for _, _, values in again.optimizer.state())
+    assert [again.rate, *[again.step(again.rate) and again.rate for _ in range(2)]] == [0.0, 0.005, 0.01]
+
+
+def test_courses_that_a_checkpoint_does_not_say_cannot_be_taken(
+    corpus: Path, saved: tuple[Path, Trainer]
+) -> None:
+    folder = saved[0] / "iter_0000003"
+    said = json.loads((folder / "trainer.json").read_text("utf-8"))
+    del said["courses"]
+    (folder / "trainer.json").write_text(json.dumps(said))
+    rewrite_checksums(folder, FORMAT)
+    told = _gpt(corpus, "--load", folder, "--use-checkpoint-opt_param-scheduler", code=2)
+    assert told == (
+        f"error: --use-checkpoint-opt_param-scheduler: the checkpoint says no courses: found {folder}; "
+        "hint: leave it out\n"
+    )
+
+
+def test_steps_that_are_passed_over_consume_their_samples_and_change_nothing(
+    started: Started, tmp_path: Path
+) -> None:
+    values = {"optimizer__decay_style": "constant", "checkpoint__save": str(tmp_path)}
+    run = started(train__passed_over='["9-10", "2-3", "4-4", "3-4"]', log__interval=1, **values)
+    assert run.plan.passed_over == (range(2, 5), range(9, 11))
+    Loop(run, Observers([])).run()
+    assert (run.iteration, run.consumed, run.skipped, run.optimizer.steps) == (10, 40, 4 * 5, 5)
+    assert Checkpoint.open(tmp_path).iteration == 10
+    other = started(**values | {"checkpoint__save": None})
+    for consumed in (0, 16, 20, 24, 28):
+        other.consumed = consumed
+        other.step(0.01)
+    assert _same_weights(run, other)
+
+
+@pytest.mark.parametrize("text", ["5", "5-", "a-b", "7-3", "0-3", "-3-4"])
+def test_what_is_no_range_of_steps_is_refused(planned: Planned, text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned(train__passed_over=f'["{text}"]')
+    assert str(refused.value) == (
+        f"--skip-train-iteration-range: is not a range of steps: found {text}, wanted FIRST-LAST, such as "
+        "100-120"
+    )
+
+
+@pytest.mark.parametrize("flag", ["train__skip", "train__evaluation_only"])
+def test_a_run_that_only_validates_trains_and_saves_nothing(
+    started: Started, saved: tuple[Path, Trainer], tmp_path: Path, flag: str
+) -> None:
+    folder, run = saved
+    values = {
+        "data__split": "80,20,0",
+        "evaluation__iterations": 2,
+        "train__iterations": None,
+        "optimizer__lr": None,
+        "checkpoint__save": str(tmp_path / "other"),
+    }
+    only = started(folder, **values, **{flag: True})
+    seen: list[Any] = []
+
+    class Seen:
+        def see(self, event: Any) -> None:
+            seen.append(event)
+
+        def close(self) -> None:
+            pass
+
+    assert Loop(only, Observers([Seen()])).run() is VALIDATED
+    assert [(event.name, event.iteration) for event in seen] == [("validation", 3)]
+    assert _same_weights(only, run)
+    assert not list((tmp_path / "other").glob("*"))
+
+
+def test_a_run_that_only_validates_needs_something_to_validate(started: Started) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--skip-train: there is nothing else to do: found --eval-iters 0"
+    ):
+        started(train__skip=True)
+    run = started(train__skip=True, evaluation__iterations=1, data__split="1,0,0")
+    line = "--split: leaves nothing to validate: found 1,0,0, wanted a second share above 0; hint: --split"
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        Loop(run, Observers([])).run()
+
+
+def _gpt(corpus: Path, *argv: object, code: int = 0) -> str:
+    """What the command says: on stdout, or where it fails on stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main(["gpt", "--data-path", str(corpus), *COURSE, *map(str, argv)])
+    assert left.value.code == code, err.getvalue()
+    return out.getvalue() if code == 0 else err.getvalue()
+
+
+def test_the_first_line_says_whose_weights_a_run_begins_with(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    assert _gpt(corpus, *MODEL, "--save", before).splitlines()[0].endswith("| from new weights")
+    weights = f"from the weights of {before / 'iter_0000004'}"
+    tuned = _gpt(corpus, "--load", before, "--finetune", "--no-load-rng")
+    assert tuned.splitlines()[0].endswith(f"| {weights}")
+    script = ["--pretrained-checkpoint", before, "--load", after, "--save", after, "--exit-interval", "2"]
+    with caplog.at_level(logging.WARNING):
+        assert weights in _gpt(corpus, *script).splitlines()[0]
+    assert caplog.messages == [
+        f"{after} holds no checkpoint yet: the run begins with the weights of {before}"
+    ]
+    assert _gpt(corpus, *script).splitlines()[0].endswith("| from iteration 2"), "then its own come first"
+    assert [e["iteration"] for e in read_events(after) if e["event"] == "start"] == [0, 2]

@@ -1,0 +1,56 @@
+"""A run that is told to end saves after its step, and leaves with a code of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from mega_model.distributed.mesh import Mesh
+from mega_schema.checkpoint.reader import Checkpoint
+from mega_schema.dataset.indexed_dataset import IndexedDataset
+from mega_train.engine.train_loop import Loop
+from mega_train.engine.trainer import Trainer
+from mega_train.fault_tolerance.exit_conditions import SIGNAL, Leaving
+from mega_train.fault_tolerance.signal_handler import TO_LEAVE, Told
+from mega_train.resolve import Plan
+from mega_train.telemetry.event_log import Record, read_events
+from mega_train.telemetry.observers import Observers
+
+
+class Planned(Protocol):
+    def __call__(self, **values: Any) -> Plan: ...
+
+
+@pytest.mark.parametrize("number", sorted(TO_LEAVE))
+def test_a_signal_saves_after_the_step_and_leaves(
+    planned: Planned, open_corpus: IndexedDataset, tmp_path: Path, number: signal.Signals
+) -> None:
+    trainer = Trainer(planned(checkpoint__save=str(tmp_path)), Mesh(), open_corpus)
+    step = trainer.step
+
+    def signalled(rate: float) -> tuple[float, float]:
+        if trainer.iteration == 3:
+            for _ in range(3):  # a scheduler and torchrun both send it
+                os.kill(os.getpid(), number)
+        return step(rate)
+
+    trainer.step = signalled  # type: ignore[method-assign]
+    with Told() as told:
+        leaving = Leaving(trainer.plan, trainer.mesh, told=told)
+        reason = Loop(trainer, Observers([Record(tmp_path)]), leaving=leaving).run()
+    assert reason is SIGNAL
+    assert reason.code == 143
+    assert Checkpoint.open(tmp_path).iteration == 4
+    assert read_events(tmp_path)[-1] == {"event": "leave", "iteration": 4, "reason": "signal"}
+
+
+def test_the_signals_are_given_back() -> None:
+    before = {number: signal.getsignal(number) for number in TO_LEAVE}
+    with Told() as told:
+        assert not told()
+        assert not [number for number in TO_LEAVE if signal.getsignal(number) == before[number]]
+    assert {number: signal.getsignal(number) for number in TO_LEAVE} == before

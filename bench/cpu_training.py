@@ -4,8 +4,9 @@
 
 allocator   training steps of the demo's model with glibc keeping freed memory (what `mega-train` sets),
             against glibc's defaults; a new process each time, in turn
-attention   forward and backward of attention in bfloat16 through float32 (what
-            `mega_model.attention_backends` does on a CPU), against torch's own bfloat16; in one process, in turn
+attention forward and backward of attention in bfloat16 through float32 (what
+            `mega_model.attention_backends` does on a CPU), against torch's own bfloat16; in one process, in
+            turn
 
 Prints median and spread of the CPU seconds of both, and the median of the ratios pair by pair (below 1: ours
 is faster). CPU seconds, since other work on the machine lengthens the wall's.

@@ -2,8 +2,8 @@
 
 A rank's values are copied to memory at the end of a step; a process of its own writes and checksums them
 (`mega_schema.checkpoint.async_writer`). After every step the ranks compare a number each: is mine still
-writing, done, or failed? Once all are done the first rank's process commits. A save that fails on any rank leaves the
-checkpoint before it, and the run goes on.
+writing, done, or failed? Once all are done the first rank's process commits. A save that fails on any rank
+leaves the checkpoint before it, and the run goes on.
 """
 
 from __future__ import annotations

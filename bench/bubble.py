@@ -60,7 +60,7 @@ class Case:
 
 
 class Sleeper:
-    """Stages that sleep (a `pipeline.Work`), and note when."""
+    """Stages that sleep (a `executor.Work`), and note when."""
 
     boundary = (1, 1)
 

@@ -42,9 +42,10 @@ class Attend(Protocol):
 class Packed:
     """Training and scoring: rows of one length end to end, each token sees its own row up to itself.
 
-    With context parallelism a rank brings the tokens at `context.places` of every row, and the keys and
-    values of all ranks are gathered in one exchange; on the way back their gradients are summed and parted
-    again (arXiv:2407.21783 §3.3.2). A chunk is computed with the keys up to its end: ranks have equal work.
+    With context parallelism a rank brings the tokens at `context_parallel.places` of every row, and the
+    keys and values of all ranks are gathered in one exchange; on the way back their gradients are
+    summed and parted again (arXiv:2407.21783 §3.3.2). A chunk is computed with the keys up to its end:
+    ranks have equal work.
 
     Attributes:
         rows, length: B and S, the whole row's; T = B·S / cp.

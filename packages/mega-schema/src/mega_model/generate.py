@@ -106,7 +106,7 @@ def generate(
     own tokens until they are used up. Steps end early once every row has stopped.
 
     Args:
-        temperature, top_k, top_p: see `sample.choose`.
+        temperature, top_k, top_p: see `sampling.choose`.
         top_p_decay, top_p_bound: after every step of the batch top_p becomes max(top_p · decay, bound); a
             decay of 0 leaves it alone.
         never_after: (a, b): where the last token is a, the next one is not b.

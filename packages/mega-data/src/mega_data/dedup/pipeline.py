@@ -59,7 +59,7 @@ class Deduplication:
     """One run.
 
     Attributes:
-        inputs: shards, as `shards.shards` orders them.
+        inputs: shards, as `jsonl_shards.shards` orders them.
         output: folder of the kept lines, a file per shard.
         work: folder of what the stages leave each other; may be removed when all are done.
         memory: bytes the sorting of pairs may take.

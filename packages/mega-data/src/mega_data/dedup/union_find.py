@@ -57,7 +57,7 @@ def join_alike(parents: Parents, pairs: Iterable[NDArray[Any]], alike: Callable[
     already is not compared again.
 
     Args:
-        pairs: as `pairs.pairs` gives them.
+        pairs: as `candidates.pairs` gives them.
     """
 
     def met(one: int, other: int) -> bool:

@@ -63,7 +63,7 @@ class Extraction:
     """One run.
 
     Attributes:
-        parts: as `forms.cut` gives them, those of a file one after the other.
+        parts: as `formats.cut` gives them, those of a file one after the other.
         output: folder of a file per input, or one file of all when its name ends with .jsonl.
         work: folder of the markers, and of what is to be joined.
         form: one of forms.FORMS, or `auto`.

@@ -160,7 +160,7 @@ def cross_entropy(
 ) -> Tensor:
     """log Σ exp(z) - z[target], reduced over tp as a few numbers per token (arXiv:1909.08053 §3).
 
-    The shapes and what becomes of the logits: `record.CrossEntropy`.
+    The shapes and what becomes of the logits: `interface.CrossEntropy`.
     """
     mine_C, counts_C = target_C >= 0, target_C != IGNORED
     token_C, column_C = torch.arange(len(target_C), device=target_C.device), target_C.clamp(min=0)

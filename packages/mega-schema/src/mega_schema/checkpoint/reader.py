@@ -321,7 +321,7 @@ class Box:
         return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
 
     def record(self) -> dict[str, Any]:
-        """The box in plain words, as `pieces.write` takes it."""
+        """The box in plain words, as `shard_file.write` takes it."""
         return {
             "name": self.name,
             "whole": self.whole,

@@ -3,8 +3,8 @@
 An order is JSON:
 
     run, iteration, rank
-    spaces      namespace -> boxes, as `pieces.write` takes them, each with the place `at` of its values
-    commit      on one rank of all: what `run_folder.commit` wants, what to keep, and what the new one
+    spaces      namespace -> boxes, as `shard_file.write` takes them, each with the place `at` of its values
+    commit      on one rank of all: what `checkpoint_dir.commit` wants, what to keep, and what the new one
                 supersedes; null on the others
 
 The process is handed memory with the order and the values in it. It tells on stdout how far it is and, if the
@@ -41,7 +41,7 @@ def written(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator
         payload: the bytes of a namespace's box, by its number.
 
     Yields:
-        bytes written since the last time, `pieces.CHUNK` at most.
+        bytes written since the last time, `shard_file.CHUNK` at most.
 
     Raises:
         OSError: the disk is full, or would not write for another reason.

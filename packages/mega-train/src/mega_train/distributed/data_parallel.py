@@ -34,7 +34,7 @@ Held = Sequence[tuple[Param, nn.Parameter]]
 
 
 class Buckets:
-    """The weights and gradients of one rank, stages 0 to 2 (a `grads.Shards`).
+    """The weights and gradients of one rank, stages 0 to 2 (a `grad_sync.Shards`).
 
     Attributes:
         held, models: as given.

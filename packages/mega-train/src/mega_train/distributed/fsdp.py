@@ -26,7 +26,7 @@ from mega_train.distributed.data_parallel import ordered_params
 
 
 class FullyShard:
-    """The weights and gradients of one rank, stage 3 (a `grads.Shards`).
+    """The weights and gradients of one rank, stage 3 (a `grad_sync.Shards`).
 
     Attributes:
         models: the stages this rank holds. Their weights are not set: `main` is to be filled.

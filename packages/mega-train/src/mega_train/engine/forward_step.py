@@ -23,7 +23,7 @@ from mega_train.resolve import Plan
 
 
 class MicroBatches:
-    """The micro-batches of one optimizer step, or of one batch of a validation (a `pipeline.Work`).
+    """The micro-batches of one optimizer step, or of one batch of a validation (a `executor.Work`).
 
     A micro-batch's loss is the mean over its tokens that count, and the step's is the mean over its
     micro-batches (Megatron's), or the mean over all tokens of the step that count. With context parallelism a

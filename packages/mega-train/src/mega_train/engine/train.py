@@ -249,7 +249,7 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
 
 
 def _agreed(prepared: Prepared, mesh: Mesh) -> Prepared:
-    """As `resuming.agreed`, with all that follows from the checkpoint."""
+    """As `resume.agreed`, with all that follows from the checkpoint."""
     if prepared.checkpoint is None:
         return prepared
     others = {prepared.checkpoint.iteration: prepared}

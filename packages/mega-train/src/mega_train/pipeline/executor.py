@@ -4,7 +4,7 @@ Messages travel while the rank computes. A table says when a message begins to b
 waits for it where it cannot go on without it: a pass for what it needs, and a line
 (`mega_model.distributed.pipeline_p2p`) for the message before, so that one message at a time is on its way
 on it. The ends of a line agree on the order of its messages, since both tables come from one order of
-passes; `simulate.check` proves it of a schedule, on lines that hold no message at all. On a GPU to wait is
+passes; `simulator.check` proves it of a schedule, on lines that hold no message at all. On a GPU to wait is
 to let the compute stream wait; the CPU goes on.
 """
 

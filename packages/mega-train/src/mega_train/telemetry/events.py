@@ -94,7 +94,7 @@ class Progress:
         mfu: these as a share of what the device can do; None where that is not known.
         seconds: since this process began to train.
         time: seconds since 1970.
-        memory: bytes of the first rank (`watch.memory`), and how many blocks they are.
+        memory: bytes of the first rank (`telemetry.memory`), and how many blocks they are.
         timers: seconds a step that the first rank spent in each phase.
         timers_of_ranks: of the phases of --timing-log-level what --timing-log-option asks for: the most of
             any rank, the least and the most, or every rank's.

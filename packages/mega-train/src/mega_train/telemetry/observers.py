@@ -1,6 +1,6 @@
 """Observers of a run, and that none of them can stop it.
 
-An observer of a new kind is a file with a class that has `see` and `close`, and a line in `watch.opened`.
+To add an observer: a file with a class that has `see` and `close`, and a line in `telemetry.factory`.
 """
 
 from __future__ import annotations

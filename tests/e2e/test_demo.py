@@ -1,8 +1,9 @@
-"""What `make demo` does to a person's files and processes when something is not as it expects."""
+"""The README's quick start, and what `make demo` does to a person's files and processes."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-DEMO = Path(__file__).parents[2] / "demo/run.py"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo/run.py"
 
 
 @pytest.fixture
@@ -70,3 +72,23 @@ def test_an_interrupted_command_is_never_left_before_it_has_ended(demo: ModuleTy
         demo.finish(slow)
     assert slow.asked == ["wait", "wait a while", "terminate", "wait"]
     assert demo.finish(Torchrun(3)) == 3
+
+
+@pytest.mark.long
+def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
+    """Up to the server, which tests/e2e/test_whole.py asks."""
+    section = (ROOT / "README.md").read_text("utf-8").partition("## Quick start")[2]
+    commands = section.partition("```sh\n")[2].partition("mega-serve")[0]
+    assert commands.count("mega-") == 5
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process = subprocess.run(
+        ["bash", "-e", "-c", commands],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert (tmp_path / "run/latest_checkpointed_iteration.txt").read_text().strip() == "200"
+    assert (tmp_path / "perplexity.json").is_file()

@@ -14,7 +14,9 @@ JOBS ?= 2
 BIN := .venv/bin
 # seconds since 1970, for the row of set-up in the table the demo ends with
 BEGAN := $(shell date +%s)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# PYTHONDONTWRITEBYTECODE is emptied: where it is set, each of the hundreds of processes that tests start would compile
+# our modules again
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PACKAGES := packages/mega-schema[model] packages/mega-data packages/mega-train[plot] packages/mega-ckpt \
             packages/mega-serve packages/mega-eval

@@ -122,3 +122,11 @@ def test_one_module_locates_the_shared_data() -> None:
     name = "MEGA_" + "SHARED"
     files = {file for file, text in texts().items() if file.endswith(".py") and name in text}
     assert files == {"tests/shared_data.py"}
+
+
+def test_the_tests_with_lowest_versions_name_files_that_exist() -> None:
+    script = (ROOT / ".ci/test-lowest").read_text("utf-8")
+    groups = re.findall(r"(packages/\S+/test_)\{([\w,]+)\}(\.py)", script)
+    files = [ROOT / f"{begin}{name}{end}" for begin, names, end in groups for name in names.split(",")]
+    assert len(files) > 20
+    assert [named(file) for file in files if not file.is_file()] == []

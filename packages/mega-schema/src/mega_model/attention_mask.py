@@ -15,7 +15,7 @@ from mega_schema.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AttentionMask:
     """The rule of one rank's heads.
 
     Attributes:
@@ -27,7 +27,7 @@ class Reach:
     slopes: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, spec: ModelSpec, tp: Axis) -> Reach:
+    def from_spec(cls, spec: ModelSpec, tp: Axis) -> AttentionMask:
         """The rule of the heads that a rank of tp holds."""
         if spec.positions != "alibi":
             return cls(spec.window)
@@ -35,17 +35,17 @@ class Reach:
         return cls(spec.window, alibi_slopes(spec.heads)[tp.rank * heads : (tp.rank + 1) * heads])
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether a token sees all that came before it, however far, at no cost."""
         return self.window is None and not self.slopes
 
-    def seen(self, query_s: Tensor, key_S: Tensor) -> Tensor:
+    def visible(self, query_s: Tensor, key_S: Tensor) -> Tensor:
         """Which keys each query sees, (s, S) bool, from the places of both."""
         distance_sS = query_s[:, None] - key_S
         near_sS = distance_sS >= 0
         return near_sS if self.window is None else near_sS & (distance_sS < self.window)
 
-    def mask(self, seen: Tensor, query_s: Tensor, key_S: Tensor, dtype: torch.dtype) -> Tensor:
+    def bias(self, visible: Tensor, query_s: Tensor, key_S: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores of queries and keys at these places, or who sees whom where nothing is.
 
         Distances are counted from the query, not from the row's first token: the softmax is the same, and the
@@ -58,13 +58,13 @@ class Reach:
             (B or 1, N, s, S), -inf where a key is not seen; or `seen` of a rule without slopes.
         """
         if not self.slopes:
-            return seen
+            return visible
         slope_N = torch.tensor(self.slopes, device=key_S.device)
         cost_1NsS = slope_N[None, :, None, None] * (key_S - query_s[:, None])  # fused kernels want all four
-        return cost_1NsS.masked_fill(~seen, -torch.inf).to(dtype)
+        return cost_1NsS.masked_fill(~visible, -torch.inf).to(dtype)
 
 
-PLAIN = Reach()
+PLAIN = AttentionMask()
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 
-def build(spec: ModelSpec, rt: Runtime) -> Decoder:
+def build_model(spec: ModelSpec, rt: Runtime) -> Decoder:
     """The stage of the model that the runtime's rank holds, its values not yet set."""
     return {"gpt": GPT, "llama": Llama}[spec.family](rt)
 
@@ -35,16 +35,16 @@ def load_model(
     Args:
         read: as in `fill`; a checkpoint's `model_slab`.
     """
-    rt = Runtime.alone(spec, dtype=dtype, device=device)
-    model = build(spec, rt)
-    fill(model, read, rt)
+    rt = Runtime.single_process(spec, dtype=dtype, device=device)
+    model = build_model(spec, rt)
+    fill_weights(model, read, rt)
     return model.eval()
 
 
-def chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
+def build_chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
     """The stages that the runtime's rank holds, one for each round of the pipeline over the ranks."""
     spec = rt.spec
-    return tuple(build(spec, rt.holding(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
+    return tuple(build_model(spec, rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:
@@ -54,7 +54,9 @@ def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Paramete
 
 
 @torch.no_grad()
-def fill(model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: Runtime | None = None) -> None:
+def fill_weights(
+    model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: Runtime | None = None
+) -> None:
     """Set every weight from a source of boxes of the global tensors; padding becomes zero.
 
     Args:
@@ -62,7 +64,7 @@ def fill(model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: R
             `init.initial_values`. A tied parameter asks for the one it is tied to.
         rt: the runtime the model was built with; None for a model that one process holds whole.
     """
-    rt = rt or Runtime.alone(model.spec)
+    rt = rt or Runtime.single_process(model.spec)
     for row, weight in parameters(model, rt):
         values = torch.zeros(weight.shape, dtype=weight.dtype)
         for slab in row.slabs(rt.tp.rank, rt.tp.size):

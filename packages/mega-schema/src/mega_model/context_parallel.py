@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from mega_model.distributed.mesh import Axis
 
 
-def places(length: int, cp: Axis, *, device: torch.device | None = None) -> Tensor:
+def token_positions(length: int, cp: Axis, *, device: torch.device | None = None) -> Tensor:
     """Places in the row of the tokens this rank holds, (S / cp,), in the order it holds them."""
     if cp.size == 1:  # of any length, odd ones too
         return torch.arange(length, device=device)
@@ -29,7 +29,7 @@ def chunk_ends(length: int, cp: Axis) -> tuple[int, int]:
     return (cp.rank + 1) * size, (2 * cp.size - cp.rank) * size
 
 
-def whole_rows(x: Tensor, rows: int, cp: Axis) -> Tensor:
+def all_gather_kv(x: Tensor, rows: int, cp: Axis) -> Tensor:
     """Keys and values of all tokens of the rows, from every rank's; gradients are summed on the way back.
 
     Args:
@@ -38,13 +38,13 @@ def whole_rows(x: Tensor, rows: int, cp: Axis) -> Tensor:
     Returns:
         (2, B, K, S, H), tokens in the order of their places.
     """
-    gathered: Tensor = _Gather.apply(x, cp)
+    gathered: Tensor = _AllGatherKV.apply(x, cp)
     ranks = gathered.unflatten(0, (cp.size, 2)).unflatten(2, (rows, 2, -1))
-    in_order = torch.cat((ranks[:, :, :, 0], ranks[:, :, :, 1].flip(0)))  # (chunk, 2, B, tokens, K, H)
-    return in_order.permute(1, 2, 4, 0, 3, 5).flatten(3, 4)
+    ordered = torch.cat((ranks[:, :, :, 0], ranks[:, :, :, 1].flip(0)))  # (chunk, 2, B, tokens, K, H)
+    return ordered.permute(1, 2, 4, 0, 3, 5).flatten(3, 4)
 
 
-class _Gather(torch.autograd.Function):
+class _AllGatherKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cp: Axis) -> Tensor:
         ctx.cp = cp

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model import fp8
-from mega_model.dropout import Drop, keep
+from mega_model.dropout import DropoutFn, no_dropout
 from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
-from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 
-Again = Callable[[], Tensor] | None  # computes a layer's input once more, as `recompute.rerun` gives it
+# computes a layer's input once more, as `recompute.recompute_closure` gives it
+RecomputeInput = Callable[[], Tensor] | None
 
 
 class ColumnLinear(nn.Module):
@@ -22,30 +23,32 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
+        self.bias, self.fp8 = rt.new_param(name + ".bias") if bias else None, rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor, again: Again = None) -> Tensor:
+    def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
         if self.fp8 is None:
-            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear, again)
-        return self.product(x) if self.bias is None else self.product(x) + self.bias
+            return column_linear(
+                x, self.weight, self.bias, self.tp, self.gradients, self.linear, recompute_input
+            )
+        return self.matmul(x) if self.bias is None else self.matmul(x) + self.bias
 
-    def product(self, x: Tensor, again: Again = None) -> Tensor:
+    def matmul(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
         """x Wᵀ alone, for a caller that adds the bias in its next kernel."""
         if self.fp8 is not None:
             return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
-        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, again)
+        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, recompute_input)
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     """The logits of the vocabulary, or their loss, for which they are computed in chunks; never in FP8."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
         self.tp = rt.tp
         self.gradients = rt.weight_gradients
-        self.weight = rt.param(name + ".weight")
+        self.weight = rt.new_param(name + ".weight")
         self.vocab = rt.spec.vocab
         self.linear = rt.kernels.linear
         self.kernel = rt.kernels.cross_entropy
@@ -79,13 +82,13 @@ class RowLinear(nn.Module):
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
+        self.bias, self.fp8 = rt.new_param(name + ".bias") if bias else None, rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor, again: Again = None) -> Tensor:
+    def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
         if self.fp8 is None:
-            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear, again)
+            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear, recompute_input)
         else:
             y = fp8.row_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return y if self.bias is None else y + self.bias
@@ -96,24 +99,24 @@ class VocabEmbedding(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
+        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
 
     def forward(self, token_T: Tensor) -> Tensor:
         rows = self.weight.shape[0]
         local_T = token_T - self.tp.rank * rows
-        mine_T = (local_T >= 0) & (local_T < rows)
-        return vocabulary_rows(local_T.clamp(0, rows - 1), mine_T, self.weight, self.tp, self.gradients)
+        is_local_T = (local_T >= 0) & (local_T < rows)
+        return vocab_embedding(local_T.clamp(0, rows - 1), is_local_T, self.weight, self.tp, self.gradients)
 
 
-class PositionTable(nn.Module):
+class PositionEmbedding(nn.Module):
     """The row of a small table for each token, whole on every rank."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.weight = rt.param(name + ".weight")
+        self.weight = rt.new_param(name + ".weight")
 
-    def forward(self, place_T: Tensor) -> Tensor:
-        return F.embedding(place_T, self.weight)
+    def forward(self, position_T: Tensor) -> Tensor:
+        return F.embedding(position_T, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -121,15 +124,15 @@ class RMSNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
-        self.weight = rt.param(name + ".weight")
+        self.eps, self.weight_plus_one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
+        self.weight = rt.new_param(name + ".weight")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x_TD, self.weight + 1 if self.one else self.weight, self.eps)
+        return self.kernels.rms_norm(x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.eps)
 
-    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the two, and its norm."""
-        weight_D = self.weight + 1 if self.one else self.weight
+        weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_rms_norm(x_TD, residual_TD, weight_D, self.eps)
 
 
@@ -138,33 +141,33 @@ class LayerNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
-        self.weight, self.bias = rt.param(name + ".weight"), rt.param(name + ".bias")
+        self.eps, self.weight_plus_one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
+        self.weight, self.bias = rt.new_param(name + ".weight"), rt.new_param(name + ".bias")
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernels.layer_norm(
-            x_TD, self.weight + 1 if self.one else self.weight, self.bias, self.eps
+            x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.bias, self.eps
         )
 
-    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the two, and its norm."""
-        weight_D = self.weight + 1 if self.one else self.weight
+        weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self.bias, self.eps)
 
 
-def norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
+def build_norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
     """The norm the model's spec names."""
     return RMSNorm(rt, name) if rt.spec.norm == "rmsnorm" else LayerNorm(rt, name)
 
 
-def add_and_norm(
-    normed: RMSNorm | LayerNorm, drop: Drop, site: str, x_TD: Tensor, residual_TD: Tensor
+def dropout_add_norm(
+    norm: RMSNorm | LayerNorm, drop: DropoutFn, site: str, x_TD: Tensor, residual_TD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What is left of x plus the residual, and the norm of that: at once where nothing is dropped."""
-    if drop is keep:
-        return normed.added(x_TD, residual_TD)
+    if drop is no_dropout:
+        return norm.add_and_norm(x_TD, residual_TD)
     sum_TD = drop(site, x_TD, residual_TD)
-    return sum_TD, normed(sum_TD)
+    return sum_TD, norm(sum_TD)
 
 
 def sinusoids(position_T: Tensor, width: int) -> Tensor:
@@ -174,6 +177,6 @@ def sinusoids(position_T: Tensor, width: int) -> Tensor:
     """
     half = width // 2
     step = -torch.log(torch.tensor(10000.0, device=position_T.device)) / (half - 1)
-    rate = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
-    angle = (position_T.float() + 2)[:, None] * rate
+    freq = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
+    angle = (position_T.float() + 2)[:, None] * freq
     return torch.cat((angle.sin(), angle.cos()), -1)

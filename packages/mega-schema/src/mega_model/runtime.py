@@ -12,11 +12,11 @@ from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.arch import table
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import WHOLE, Stage
 from mega_schema.params import Param
-from mega_schema.recompute_policy import KEEP_ALL, Recompute
-from mega_schema.sharding import runs
+from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
+from mega_schema.sharding import run_lengths
 from mega_schema.spec import ModelSpec
 
 
@@ -40,19 +40,19 @@ class Runtime:
     device: torch.device
     kernels: Kernels
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
-    recompute: Recompute = KEEP_ALL
-    fp8: Recipe | None = None
+    recompute: RecomputePolicy = KEEP_ALL
+    fp8: Fp8Recipe | None = None
 
     @classmethod
-    def on(
+    def from_mesh(
         cls,
         mesh: Mesh,
         spec: ModelSpec,
         *,
         dtype: torch.dtype = torch.float32,
         kernels: Kernels = REFERENCE,
-        recompute: Recompute = KEEP_ALL,
-        fp8: Recipe | None = None,
+        recompute: RecomputePolicy = KEEP_ALL,
+        fp8: Fp8Recipe | None = None,
         fused_gradients: bool = True,
     ) -> Self:
         """The runtime of this rank of the mesh; the stage is its first.
@@ -66,23 +66,23 @@ class Runtime:
         return cls(spec, rows, stage, mesh.tp, dtype, mesh.device, kernels, gradients, recompute, fp8)
 
     @classmethod
-    def alone(
+    def single_process(
         cls, spec: ModelSpec, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
     ) -> Self:
         """The runtime of one process that holds the whole model."""
-        return cls.on(Mesh(WHOLE, 0, torch.device(device)), spec, dtype=dtype)
+        return cls.from_mesh(Mesh(WHOLE, 0, torch.device(device)), spec, dtype=dtype)
 
-    def holding(self, stage: Stage) -> Self:
+    def for_stage(self, stage: Stage) -> Self:
         """The same for another stage that this rank holds; all else is shared."""
         return replace(self, stage=stage)
 
-    def param(self, name: str) -> nn.Parameter:
+    def new_param(self, name: str) -> nn.Parameter:
         """This rank's share of the parameter `name`, its values not yet set."""
         shape = self.table[name].local_shape(self.tp.size)
         return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
 
-    def runs(self, name: str) -> list[int]:
+    def run_lengths(self, name: str) -> list[int]:
         """How many rows of each run of a fused parameter this rank holds (its Q, K and V rows, say)."""
         row = self.table[name]
         assert row.split is not None
-        return list(runs(name, row.shape, row.split, self.tp.size))
+        return list(run_lengths(name, row.shape, row.split, self.tp.size))

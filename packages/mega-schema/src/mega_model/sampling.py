@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 # a temperature below this is no float32: dividing by it would make 0 / 0 of the best word's logit
-_COLDEST = torch.finfo(torch.float32).tiny
+_MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
-def top_k_removed(logits_BV: Tensor, k: int) -> Tensor:
+def top_k_mask(logits_BV: Tensor, k: int) -> Tensor:
     """Which words top-k drops: those below the k-th largest logit, so that ties with it stay."""
     kth_B1 = logits_BV.topk(min(k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
     return logits_BV < kth_B1
 
 
-def top_p_removed(logits_BV: Tensor, p: float) -> Tensor:
+def top_p_mask(logits_BV: Tensor, p: float) -> Tensor:
     """Which words nucleus sampling drops (arXiv:1904.09751).
 
     Words are taken from the likeliest on until their probabilities sum to more than p; the word that crosses
@@ -31,7 +31,7 @@ def top_p_removed(logits_BV: Tensor, p: float) -> Tensor:
     return torch.zeros_like(beyond_BV).scatter(-1, order_BV, beyond_BV)
 
 
-def choose(
+def sample_token(
     logits_BV: Tensor,
     *,
     temperature: float = 1.0,
@@ -58,9 +58,9 @@ def choose(
     if temperature != 1.0:
         # from the best word down, so that no quotient overflows upwards however cold it is
         below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
-        logits_BV = below_BV / max(temperature, _COLDEST)
+        logits_BV = below_BV / max(temperature, _MIN_TEMPERATURE)
     if top_k > 1:
-        logits_BV = logits_BV.masked_fill(top_k_removed(logits_BV, top_k), float("-inf"))
+        logits_BV = logits_BV.masked_fill(top_k_mask(logits_BV, top_k), float("-inf"))
     elif top_p > 0.0:
-        logits_BV = logits_BV.masked_fill(top_p_removed(logits_BV, top_p), float("-inf"))
+        logits_BV = logits_BV.masked_fill(top_p_mask(logits_BV, top_p), float("-inf"))
     return logits_BV.softmax(-1).multinomial(1, generator=generator).squeeze(-1)

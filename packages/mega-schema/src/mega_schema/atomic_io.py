@@ -18,7 +18,7 @@ from mega_schema.errors import MegaError
 
 
 @contextlib.contextmanager
-def on_disk(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Around what writes: a disk that refuses is one line, and a person's to mend.
 
     Raises:
@@ -34,7 +34,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting_full_disk(path: Path) -> Iterator[None]:
+def full_disk_errors(path: Path) -> Iterator[None]:
     """Around what reads and writes: a disk that is full is one line; any other error is passed on.
 
     Raises:
@@ -43,13 +43,13 @@ def reporting_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL_DISK_ERRORS:
             raise
         hint = "make room there, and run the same command again: it goes on where this one ended"
         raise MegaError(error.filename or path, "not written", found=error.strerror, hint=hint) from None
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def reserve(file: IO[bytes], size: int) -> None:
@@ -62,24 +62,24 @@ def reserve(file: IO[bytes], size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def write_at(descriptor: int, values: memoryview, at: int) -> None:
+def write_at(descriptor: int, values: memoryview, offset: int) -> None:
     """Write bytes to a place in a file.
 
     Raises:
         OSError: the disk is full, or would not write for another reason.
     """
     while len(values):  # a disk may take less than it is given
-        taken = os.pwrite(descriptor, values[:_AT_ONCE], at)
-        values, at = values[taken:], at + taken
+        count = os.pwrite(descriptor, values[:_WRITE_BYTES], offset)
+        values, offset = values[count:], offset + count
 
 
-def begin_flush(descriptor: int, at: int, size: int) -> None:
+def begin_flush(descriptor: int, offset: int, size: int) -> None:
     """Have the disk take bytes that were written, while others are: a flush later waits for little.
 
     A hint, for a system that has it (Linux: sync_file_range(2)), and no promise: `os.fsync` makes that.
     """
     if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(descriptor, at, size, _WRITE)
+        _SYNC_FILE_RANGE(descriptor, offset, size, _FLAG_WRITE)
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -91,8 +91,8 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return cast(Callable[[int, int, int, int], int], function)
 
 
-_AT_ONCE = 1 << 20  # bytes; of more, a system may look for large pages, which take it longer to find
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_WRITE_BYTES = 1 << 20  # bytes; of more, a system may look for large pages, which take it longer to find
+_FLAG_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _SYNC_FILE_RANGE = _sync_file_range()
 
 
@@ -107,7 +107,7 @@ def own_partial_file(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, partial: Path | None = None) -> Iterator[Path]:
     """A temporary name to write a file under; it becomes `path` when the block ends well, else it goes.
 
     Args:
@@ -116,8 +116,8 @@ def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
     partial = partial or partial_file(path)
     try:
         yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -140,8 +140,8 @@ def sync_tree(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in `folder` outlast a power cut."""
-    number = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

@@ -70,7 +70,7 @@ class FormatError(MegaError):
     """A file on disk is missing or is not what its reader expects."""
 
 
-class DamageError(FormatError):
+class CorruptFileError(FormatError):
     """A file that was whole is damaged, or a checkpoint; one before it may be whole."""
 
 

@@ -9,7 +9,7 @@ MULTIPLE = 16  # of both dimensions of a weight, on a rank: a GPU reads 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Fp8Recipe:
     """How the three products of every matrix of a layer are made.
 
     Attributes:

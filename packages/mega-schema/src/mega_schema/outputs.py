@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer.files import BESIDE
+from mega_schema.tokenizer.files import COMPANION_FILES
 from mega_schema.tokenizer.identity import IDENTITY
 
 Kind = Literal["file", "folder"]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-_SHOWN = 3  # names of a folder's files in a message
+_MAX_NAMES = 3  # names of a folder's files in a message
 _HEAD = 1 << 16  # bytes read to recognise a file
 _IMAGE = b"\x89PNG\r\n\x1a\n"
 
@@ -52,19 +52,19 @@ def check_output(
         ConfigError: the path is refused.
     """
     check_local(option, path)
-    if outer := _reading_folder(path, read_folders):
+    if outer := _find_reading_folder(path, read_folders):
         what, hint = "is in a folder that --input reads", "the next run would read what this one writes"
         raise ConfigError(option, what, found=path, wanted=f"a folder outside {outer}", hint=hint)
     if not path.exists():
         if path.is_symlink():
             raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
-        if not (above := next(each for each in (*path.parents, Path()) if each.exists())).is_dir():
-            raise ConfigError(option, "is below a file", found=above, wanted="a folder")
+        if not (ancestor := next(parent for parent in (*path.parents, Path()) if parent.exists())).is_dir():
+            raise ConfigError(option, "is below a file", found=ancestor, wanted="a folder")
         return
     if path.is_dir() != (kind == "folder"):
         found = "a folder" if path.is_dir() else "a file"
         raise ConfigError(option, f"is {found}", found=path, wanted=f"a {kind}")
-    if overwritten := next(_overwritten(path, inputs), None):
+    if overwritten := next(_find_overwritten(path, inputs), None):
         if kind == "file" or overwritten == path:
             raise ConfigError(
                 option, "is one of the inputs", found=path, hint=instead or f"name another {kind}"
@@ -91,25 +91,29 @@ def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = 
         ConfigError: the prefix is refused.
     """
     check_local(option, prefix)
-    given = tuple(inputs)
-    index = beside(prefix, ".idx")
-    left = any(prefix.parent.glob(f"{_escaped(prefix.name)}.*.tmp")) if prefix.parent.is_dir() else False
+    input_paths = tuple(inputs)
+    index = sibling(prefix, ".idx")
+    has_leftovers = (
+        any(prefix.parent.glob(f"{_escape_glob(prefix.name)}.*.tmp")) if prefix.parent.is_dir() else False
+    )
     for suffix, is_ours in (
         (".idx", lambda path: True),
         # a process that was killed while it replaced a dataset leaves the payload without its index
-        (".bin", lambda path: left or index.exists() or _has_info(beside(prefix, ".json"))),
+        (".bin", lambda path: has_leftovers or index.exists() or _has_info(sibling(prefix, ".json"))),
         (".json", _has_info),
     ):
-        path = beside(prefix, suffix)
-        check_output(option, path, "file", inputs=given, is_ours=is_ours, instead="name another prefix")
-    folder = beside(prefix, ".tokenizer")
-    check_output(option, folder, "folder", inputs=given, is_ours=is_tokenizer, instead="name another prefix")
+        path = sibling(prefix, suffix)
+        check_output(option, path, "file", inputs=input_paths, is_ours=is_ours, instead="name another prefix")
+    folder = sibling(prefix, ".tokenizer")
+    check_output(
+        option, folder, "folder", inputs=input_paths, is_ours=is_tokenizer, instead="name another prefix"
+    )
     return index.exists()
 
 
 def dataset_files(prefix: Path) -> list[Path]:
     """The files that a dataset may have."""
-    return [beside(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
+    return [sibling(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
 
 
 def check_local(option: str, path: Path) -> None:
@@ -131,7 +135,7 @@ def is_tokenizer(folder: Path) -> bool:
 
 
 TOKENIZER_FILES = frozenset(
-    {*BESIDE, IDENTITY, "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
+    {*COMPANION_FILES, IDENTITY, "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
 )
 
 
@@ -182,47 +186,53 @@ def _head(path: Path) -> bytes:
 
 def _names(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def _overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
+def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
     """The inputs that are the output, or lie in it: under their own name, or where their link leads."""
-    mine, known = _state(output), dict[Path, bool]()
+    output_id, inside = _file_id(output), dict[Path, bool]()
 
     def holds(folder: Path) -> bool:
-        if folder not in known:
-            known[folder] = _state(folder) == mine or (folder != folder.parent and holds(folder.parent))
-        return known[folder]
+        if folder not in inside:
+            inside[folder] = _file_id(folder) == output_id or (
+                folder != folder.parent and holds(folder.parent)
+            )
+        return inside[folder]
 
     folders = dict[Path, Path]()  # resolved once each: a corpus has many files in few folders
     for path in inputs:
         folder = folders.setdefault(path.parent, path.parent)
         if folder is path.parent:
             folders[path.parent] = folder = path.parent.resolve()
-        if _state(path) == mine or holds(folder) or (path.is_symlink() and holds(path.resolve().parent)):
-            yield output if _state(path) == mine else path
+        if (
+            _file_id(path) == output_id
+            or holds(folder)
+            or (path.is_symlink() and holds(path.resolve().parent))
+        ):
+            yield output if _file_id(path) == output_id else path
 
 
-def _reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
+def _find_reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
     """The first folder that the output lies in; None where it is in none, or below a hidden name."""
-    states = {_state(folder): folder for folder in folders}
-    inner = output.resolve()
-    while states and inner != inner.parent and not inner.name.startswith("."):
-        inner = inner.parent
-        if (state := _state(inner)) and state in states:
-            return states[state]
+    folders_by_id = {_file_id(folder): folder for folder in folders}
+    parent = output.resolve()
+    while folders_by_id and parent != parent.parent and not parent.name.startswith("."):
+        parent = parent.parent
+        if (file_id := _file_id(parent)) and file_id in folders_by_id:
+            return folders_by_id[file_id]
     return None
 
 
-def _state(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
     """What tells a file or folder from every other, whatever its name; None where there is nothing."""
     try:
-        state = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return state.st_dev, state.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _escaped(name: str) -> str:
+def _escape_glob(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)

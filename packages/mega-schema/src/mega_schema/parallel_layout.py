@@ -23,11 +23,11 @@ class Stage:
     layers: range
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.index == 0
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         return self.index == self.count - 1
 
 
@@ -56,7 +56,7 @@ class Layout:
     dp: int = 1
     cp: int = 1
     vp: int = 1
-    dealt: tuple[int, ...] = ()
+    layers_per_stage: tuple[int, ...] = ()
 
     @property
     def world(self) -> int:
@@ -64,7 +64,7 @@ class Layout:
         return self.tp * self.cp * self.dp * self.pp
 
     @classmethod
-    def of(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
+    def from_world_size(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
         """The layout of `world` ranks with these degrees; data parallel takes what remains.
 
         Raises:
@@ -97,8 +97,10 @@ class Layout:
         pp, dp = divmod(rest, self.dp)
         return Coordinates(tp, dp, pp, cp)
 
-    def rank(self, at: Coordinates) -> int:
-        return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
+    def rank(self, coordinates: Coordinates) -> int:
+        return coordinates.tp + self.tp * (
+            coordinates.cp + self.cp * (coordinates.dp + self.dp * coordinates.pp)
+        )
 
     def stage(self, pp: int, layers: int, chunk: int = 0) -> Stage:
         """The stage that chunk `chunk` of pipeline place `pp` is, in a model of `layers` layers.
@@ -108,14 +110,14 @@ class Layout:
         Raises:
             LayoutError: a stage would have no layer.
         """
-        sizes = self.dealt or deal(layers, pp=self.pp, vp=self.vp)
+        sizes = self.layers_per_stage or split_layers(layers, pp=self.pp, vp=self.vp)
         assert sum(sizes) == layers
         index = chunk * self.pp + pp
         begin = sum(sizes[:index])
         return Stage(index, len(sizes), range(begin, begin + sizes[index]))
 
 
-def deal(
+def split_layers(
     layers: int,
     *,
     pp: int,
@@ -140,12 +142,12 @@ def deal(
     stages = pp * vp
     sizes: dict[int, int] = {}
     # what is left over goes to the chunks that hold neither the embedding nor the head
-    for flag, given, held in (
+    for flag, wanted_layers, place_stages in (
         (FIRST, first, range(0, stages, pp)[::-1]),
         (LAST, last, range(pp - 1, stages, pp)),
     ):
-        if given is not None:
-            sizes |= _given(flag, given, layers, held, pp)
+        if wanted_layers is not None:
+            sizes |= _fixed_sizes(flag, wanted_layers, layers, place_stages, pp)
     free = [stage for stage in range(stages) if stage not in sizes]
     units = layers + embedding + head - sum(sizes.values())
     if not free and units:
@@ -154,30 +156,32 @@ def deal(
             LAST, "does not leave every layer a stage", found=found, wanted=layers - (first or 0)
         )
     if units < len(free):
-        raise _too_few(units, len(free), layers, pp, vp, bool(sizes))
-    each, rest = divmod(units, max(1, len(free)))
+        raise _too_few_layers(units, len(free), layers, pp, vp, bool(sizes))
+    even, remainder = divmod(units, max(1, len(free)))
     ends = {*([] if embedding else [0]), *([] if head else [stages - 1])}
-    more = sorted(free, key=lambda stage: (stage in ends, stage))[:rest]
-    sizes |= {stage: each + (stage in more) for stage in free}
+    larger = sorted(free, key=lambda stage: (stage in ends, stage))[:remainder]
+    sizes |= {stage: even + (stage in larger) for stage in free}
     sizes[0] -= embedding
     sizes[stages - 1] -= head
     return tuple(sizes[stage] for stage in range(stages))
 
 
-def _given(flag: str, given: int, layers: int, stages: range, pp: int) -> dict[int, int]:
+def _fixed_sizes(flag: str, wanted_layers: int, layers: int, stages: range, pp: int) -> dict[int, int]:
     """The layers that were asked for one place, over its stages."""
     if pp == 1:
         raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
-    if not len(stages) <= given < layers:
+    if not len(stages) <= wanted_layers < layers:
         wanted = f"{len(stages)} to {layers - 1}"
-        raise LayoutError(flag, "not a number of layers that a stage can have", found=given, wanted=wanted)
-    each, rest = divmod(given, len(stages))
-    return {stage: each + (number < rest) for number, stage in enumerate(stages)}
+        raise LayoutError(
+            flag, "not a number of layers that a stage can have", found=wanted_layers, wanted=wanted
+        )
+    even, remainder = divmod(wanted_layers, len(stages))
+    return {stage: even + (number < remainder) for number, stage in enumerate(stages)}
 
 
-def _too_few(units: int, free: int, layers: int, pp: int, vp: int, some_given: bool) -> LayoutError:
+def _too_few_layers(units: int, free: int, layers: int, pp: int, vp: int, has_fixed: bool) -> LayoutError:
     what = "a stage would have no layer"
-    if some_given:
+    if has_fixed:
         found = f"{units} layers left for {free} stages"
         return LayoutError(f"{FIRST}, {LAST}", what, found=found, wanted=f"at least {free} left")
     if vp > 1:

@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.parallel_layout import Stage
-from mega_schema.sharding import Repeated, Shape, Slab, Split, local_shape, owned, repeated, slabs
+from mega_schema.sharding import (
+    ReplicatedRange,
+    Shape,
+    Slab,
+    Split,
+    local_shape,
+    replicated_range,
+    saved_boxes,
+    slabs,
+)
 
-Where = Literal["first", "last"] | int
+StageRef = Literal["first", "last"] | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +56,24 @@ class Param:
 
     name: str
     shape: Shape
-    stage: Where
+    stage: StageRef
     init: Init
     split: Split | None = None
     decay: bool = True
     tied_to: str | None = None
-    of_heads: bool = False
+    is_per_head: bool = False
 
     @property
     def size(self) -> int:
         """Elements of the whole tensor."""
         return math.prod(self.shape)
 
-    def on(self, stage: Stage) -> bool:
+    def is_on(self, stage: Stage) -> bool:
         """Whether the pipeline stage holds this parameter."""
         if self.stage == "first":
-            return stage.first
+            return stage.is_first
         if self.stage == "last":
-            return stage.last
+            return stage.is_last
         return self.stage in stage.layers
 
     def local_shape(self, tp: int) -> Shape:
@@ -75,13 +84,13 @@ class Param:
         """The boxes of the whole tensor that rank `rank` of `tp` holds."""
         return slabs(self.name, self.shape, self.split, rank, tp)
 
-    def owned(self, rank: int, tp: int) -> tuple[Slab, ...]:
+    def saved_boxes(self, rank: int, tp: int) -> tuple[Slab, ...]:
         """The boxes that rank `rank` of `tp` answers for; none of a parameter that is tied to another."""
-        return () if self.tied_to else owned(self.name, self.shape, self.split, rank, tp)
+        return () if self.tied_to else saved_boxes(self.name, self.shape, self.split, rank, tp)
 
-    def repeated(self, tp: int) -> Repeated | None:
+    def replicated_range(self, tp: int) -> ReplicatedRange | None:
         """What neighbours of `tp` ranks hold alike of a parameter that is cut."""
-        return repeated(self.name, self.shape, self.split, tp)
+        return replicated_range(self.name, self.shape, self.split, tp)
 
 
 def is_embedding_or_output(row: Param) -> bool:
@@ -89,11 +98,11 @@ def is_embedding_or_output(row: Param) -> bool:
     return row.name in ("embed.weight", "head.weight")
 
 
-def is_layers_matrix(row: Param) -> bool:
+def is_layer_matrix(row: Param) -> bool:
     """Whether it is a matrix of a layer: no embedding, no table of positions, no head."""
     return isinstance(row.stage, int) and len(row.shape) == 2
 
 
-def count(rows: Iterable[Param]) -> int:
+def count_params(rows: Iterable[Param]) -> int:
     """Parameters of a model, a tied one counted once."""
     return sum(row.size for row in rows if row.tied_to is None)

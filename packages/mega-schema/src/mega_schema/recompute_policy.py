@@ -11,7 +11,7 @@ MODULES: tuple[Module, ...] = get_args(Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
+class RecomputePolicy:
     """A trade of memory for time (arXiv:2205.05198 §5).
 
     Attributes:
@@ -28,7 +28,7 @@ class Recompute:
     granularity: Literal["full", "selective"] | None = None
     method: Literal["uniform", "block"] = "uniform"
     layers: int = 1
-    cut: bool = False
+    distribute_saved: bool = False
     modules: tuple[Module, ...] = ("core_attn",)
 
     def recomputes(self, module: Module) -> bool:
@@ -36,7 +36,7 @@ class Recompute:
         return self.granularity == "selective" and module in self.modules
 
     @property
-    def chosen(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether selective recomputation covers other modules than by default."""
         return self.granularity == "selective" and self.modules != KEEP_ALL.modules
 
@@ -51,4 +51,4 @@ class Recompute:
         return [([layer], True) for layer in layers[: self.layers]] + rest
 
 
-KEEP_ALL = Recompute()
+KEEP_ALL = RecomputePolicy()

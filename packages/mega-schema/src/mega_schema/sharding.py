@@ -53,10 +53,10 @@ class Slab:
 
     start: Shape
     shape: Shape
-    at: Shape
+    local_start: Shape
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the box holds no element, as a rank's share of padding rows alone does."""
         return 0 in self.shape
 
@@ -66,7 +66,7 @@ class Slab:
 
     @property
     def in_local(self) -> tuple[slice, ...]:
-        return tuple(slice(s, s + n) for s, n in zip(self.at, self.shape, strict=True))
+        return tuple(slice(s, s + n) for s, n in zip(self.local_start, self.shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class ReplicatedRange:
     """Elements that neighbouring ranks of an axis hold alike, each with a part of their gradient.
 
     Attributes:
@@ -97,10 +97,10 @@ class Repeated:
 
     begin: int
     end: int
-    holders: int
+    head_replicas: int
 
 
-def runs(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
+def run_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
     """Length of one rank's share of every run, padding included; the same on every rank.
 
     Raises:
@@ -111,8 +111,8 @@ def runs(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
         return tuple(-(-run // (ranks * split.pad)) * split.pad for run in lengths)
     units = [run // split.unit for run in lengths]
     assert all(n * split.unit == run for n, run in zip(units, lengths, strict=True)), f"{name}: whole units"
-    if not all(_deals(units, split, ranks)):
-        raise _refusal(name, units, split, ranks)
+    if not all(_is_divisible(units, split, ranks)):
+        raise _split_error(name, units, split, ranks)
     return tuple(max(1, n // ranks) * split.unit for n in units)
 
 
@@ -124,7 +124,7 @@ def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Sha
     """
     if split is None:
         return shape
-    return _set(shape, split.dim, sum(runs(name, shape, split, ranks)))
+    return _with_dim(shape, split.dim, sum(run_lengths(name, shape, split, ranks)))
 
 
 def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
@@ -139,12 +139,12 @@ def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -
     return tuple(box for box, _ in _boxes(name, shape, split, rank, ranks))
 
 
-def owned(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
+def saved_boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
     """The boxes of `slabs` that the rank answers for (saving, norms): over all ranks, every element once."""
-    return tuple(box for box, holders in _boxes(name, shape, split, rank, ranks) if rank % holders == 0)
+    return tuple(box for box, replicas in _boxes(name, shape, split, rank, ranks) if rank % replicas == 0)
 
 
-def repeated(name: str, shape: Shape, split: Split | None, ranks: int) -> Repeated | None:
+def replicated_range(name: str, shape: Shape, split: Split | None, ranks: int) -> ReplicatedRange | None:
     """The elements of a cut tensor that several ranks hold; None where every element has one holder.
 
     Raises:
@@ -153,14 +153,14 @@ def repeated(name: str, shape: Shape, split: Split | None, ranks: int) -> Repeat
     if split is None or not split.repeats:
         return None
     assert split.dim == 0, f"{name}: repeated units are whole rows"
-    lengths, row = runs(name, shape, split, ranks), math.prod(shape[1:])
-    holders = [_holders(split, run, ranks) for run in split.blocks]
-    several = [number for number, n in enumerate(holders) if n > 1]
-    if not several:
+    lengths, row = run_lengths(name, shape, split, ranks), math.prod(shape[1:])
+    replicas = [_head_replicas(split, run, ranks) for run in split.blocks]
+    replicated = [number for number, n in enumerate(replicas) if n > 1]
+    if not replicated:
         return None
-    first, last = several[0], several[-1]
-    assert len({holders[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
-    return Repeated(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, holders[first])
+    first, last = replicated[0], replicated[-1]
+    assert len({replicas[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
+    return ReplicatedRange(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, replicas[first])
 
 
 def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> Iterator[tuple[Slab, int]]:
@@ -169,22 +169,22 @@ def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) 
     if split is None:
         yield Slab(zero, shape, zero), ranks
         return
-    lengths, begin, at = split.blocks or (shape[split.dim],), 0, 0
-    for run, share in zip(lengths, runs(name, shape, split, ranks), strict=True):
-        holders = _holders(split, run, ranks)
-        place = rank // holders
-        first, last = min(place * share, run), min((place + 1) * share, run)
+    lengths, begin, local_begin = split.blocks or (shape[split.dim],), 0, 0
+    for run, shard_rows in zip(lengths, run_lengths(name, shape, split, ranks), strict=True):
+        replicas = _head_replicas(split, run, ranks)
+        shard = rank // replicas
+        first, last = min(shard * shard_rows, run), min((shard + 1) * shard_rows, run)
         box = Slab(
-            _set(zero, split.dim, begin + first),
-            _set(shape, split.dim, last - first),
-            _set(zero, split.dim, at),
+            _with_dim(zero, split.dim, begin + first),
+            _with_dim(shape, split.dim, last - first),
+            _with_dim(zero, split.dim, local_begin),
         )
-        if not box.empty:
-            yield box, holders
-        begin, at = begin + run, at + share
+        if not box.is_empty:
+            yield box, replicas
+        begin, local_begin = begin + run, local_begin + shard_rows
 
 
-def _holders(split: Split, run: int, ranks: int) -> int:
+def _head_replicas(split: Split, run: int, ranks: int) -> int:
     """Ranks that hold one unit of the run; what does not divide was refused before."""
     return 1 if split.pad else max(1, ranks * split.unit // run)
 
@@ -206,19 +206,19 @@ def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> O
 def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
     """Every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
     for number, box in enumerate(have):
-        met = overlap(want.start, want.shape, box.start, box.shape)
-        if met is not None:
-            yield number, met
+        shared = overlap(want.start, want.shape, box.start, box.shape)
+        if shared is not None:
+            yield number, shared
 
 
-def _deals(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
+def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
     """Whether each run of so many units can be dealt to so many ranks."""
     return [n % ranks == 0 or (i in split.repeats and ranks % n == 0) for i, n in enumerate(units)]
 
 
-def _refusal(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
-    worst = units[_deals(units, split, ranks).index(False)]
-    degrees = [n for n in range(1, max(units) + 1) if all(_deals(units, split, n))]
+def _split_error(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
+    worst = units[_is_divisible(units, split, ranks).index(False)]
+    degrees = [n for n in range(1, max(units) + 1) if all(_is_divisible(units, split, n))]
     most = degrees[-1]
     divisors = [n for n in range(1, most + 1) if most % n == 0]
     return LayoutError(
@@ -235,5 +235,5 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _set(shape: Shape, dim: int, value: int) -> Shape:
+def _with_dim(shape: Shape, dim: int, value: int) -> Shape:
     return *shape[:dim], value, *shape[dim + 1 :]

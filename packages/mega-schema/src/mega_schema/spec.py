@@ -110,11 +110,11 @@ class ModelSpec:
                 found=self.hidden,
                 wanted="an even number, 4 or more",
             )
-        if self.turning % 2 or self.turning > self.head_width:
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_width:
             raise ConfigError(
                 "model.rope_share",
                 "rotary components come in pairs",
-                found=f"{self.turning} of {self.head_width}",
+                found=f"{self.rotary_dim} of {self.head_width}",
                 wanted=f"an even number, at most {self.head_width}",
             )
         if self.parallel_residual and self.post_norm_residual:
@@ -151,7 +151,7 @@ class ModelSpec:
         return self.activation in GATED
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         """Components of a head that rotary positions turn."""
         return int(self.head_width * self.rope_share) if self.positions == "rope" else 0
 
@@ -168,9 +168,9 @@ class ModelSpec:
         fields = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
-                close = get_close_matches(key, fields, 1)
+                similar = get_close_matches(key, fields, 1)
                 raise ConfigError(
-                    f"{where}.{key}", "unknown key", hint=f"did you mean {close[0]}?" if close else ""
+                    f"{where}.{key}", "unknown key", hint=f"did you mean {similar[0]}?" if similar else ""
                 )
         for name, field in fields.items():
             if name not in values and field.default is dataclasses.MISSING:
@@ -193,12 +193,12 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
         raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **other: object) -> ModelSpec:
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fields: object) -> ModelSpec:
     """A GPT-2 style model, with what follows from these five filled in."""
-    given: dict[str, object] = {
+    derived: dict[str, object] = {
         "family": "gpt",
         "kv_heads": heads,
-        "head_width": other.get("head_width") or _head_width(hidden, heads),
+        "head_width": fields.get("head_width") or _head_width(hidden, heads),
         "ffn": 4 * hidden,
         "layers": layers,
         "hidden": hidden,
@@ -206,17 +206,17 @@ def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **oth
         "vocab": vocab,
         "context": context,
     }
-    return ModelSpec.from_dict({**given, **other})
+    return ModelSpec.from_dict({**derived, **fields})
 
 
 def llama(
-    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **other: object
+    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **fields: object
 ) -> ModelSpec:
     """A Llama style model, with what follows from these six filled in."""
-    given: dict[str, object] = {
+    derived: dict[str, object] = {
         "family": "llama",
         "kv_heads": heads,
-        "head_width": other.get("head_width") or _head_width(hidden, heads),
+        "head_width": fields.get("head_width") or _head_width(hidden, heads),
         "norm": "rmsnorm",
         "activation": "swiglu",
         "positions": "rope",
@@ -230,7 +230,7 @@ def llama(
         "vocab": vocab,
         "context": context,
     }
-    return ModelSpec.from_dict({**given, **other})
+    return ModelSpec.from_dict({**derived, **fields})
 
 
 def _head_width(hidden: int, heads: int) -> int:
@@ -346,7 +346,7 @@ def preset(name: str) -> ModelSpec:
         ConfigError: no model has that name.
     """
     if name not in PRESETS:
-        close = get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {close[0]}?" if close else ""
+        similar = get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {similar[0]}?" if similar else ""
         raise ConfigError("--preset", "unknown model", found=name, wanted=" | ".join(PRESETS), hint=hint)
     return PRESETS[name]

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 
-from mega_model.distributed.pipeline_p2p import Lines
-from mega_model.distributed.rendezvous import of_this_start
+from mega_model.distributed.pipeline_p2p import PipelineChannels
+from mega_model.distributed.rendezvous import rendezvous
 from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Coordinates, Layout, Stage
 
@@ -33,7 +33,7 @@ _OPS = MappingProxyType({"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "mi
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class AsyncTensor:
     """A tensor that other ranks still have to fill."""
 
     tensor: Tensor
@@ -67,50 +67,52 @@ class Axis:
     sequence: bool = False
     fused: bool = False
 
-    def enter(self, x: Tensor) -> Awaited:
+    def enter(self, x: Tensor) -> AsyncTensor:
         """Begin to enter a tensor-parallel region: with sequence parallelism the tokens of all ranks.
 
         Carries no gradient; `mega_model.tensor_parallel_ops` does.
         """
         if self.group is None or not self.sequence:
-            return Awaited(x)
+            return AsyncTensor(x)
         whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return Awaited(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
+        return AsyncTensor(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
 
-    def leave(self, x: Tensor) -> Awaited:
+    def leave(self, x: Tensor) -> AsyncTensor:
         """Begin to leave one: the sum over the ranks, with sequence parallelism of this rank's tokens only.
 
         `x` is given up: the sum may be made in its place. Carries no gradient.
         """
         if self.group is None:
-            return Awaited(x)
+            return AsyncTensor(x)
         x = x.contiguous()
         if not self.sequence:
-            return Awaited(x, dist.all_reduce(x, group=self.group, async_op=True))
+            return AsyncTensor(x, dist.all_reduce(x, group=self.group, async_op=True))
         share = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return Awaited(share, _scatter(share, x, group=self.group, async_op=True), x)
+        return AsyncTensor(share, _scatter(share, x, group=self.group, async_op=True), x)
 
-    def own(self, x: Tensor) -> Tensor:
+    def local_shard(self, x: Tensor) -> Tensor:
         """This rank's share of something there is one of per token, outside the tensor-parallel regions."""
         return x.chunk(self.size)[self.rank] if self.sequence and self.group is not None else x
 
-    def reduce(self, x: Tensor, how: Reduction = "sum") -> Tensor:
+    def reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
         """`x` of all ranks put together, in place. Carries no gradient."""
         if self.group is not None:
-            dist.all_reduce(x, _OPS[how], group=self.group)
+            dist.all_reduce(x, _OPS[op], group=self.group)
         return x
 
-    def all_reduce(self, x: Tensor) -> Awaited:
+    def all_reduce(self, x: Tensor) -> AsyncTensor:
         """Begin to sum `x` over the ranks, in its place. This and the two below carry no gradient."""
-        return Awaited(x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True))
+        return AsyncTensor(
+            x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True)
+        )
 
-    def reduce_scatter(self, share: Tensor, whole: Tensor) -> Awaited:
+    def reduce_scatter(self, share: Tensor, whole: Tensor) -> AsyncTensor:
         """Begin to sum `whole` over the ranks, this rank's part of it into `share`, which may lie in it."""
-        return Awaited(share, _scatter(share, whole, group=self.group, async_op=True), whole)
+        return AsyncTensor(share, _scatter(share, whole, group=self.group, async_op=True), whole)
 
-    def all_gather(self, whole: Tensor, share: Tensor) -> Awaited:
+    def all_gather(self, whole: Tensor, share: Tensor) -> AsyncTensor:
         """Begin to put the ranks' shares one after another into `whole`, in which this rank's may lie."""
-        return Awaited(whole, _gather(whole, share, group=self.group, async_op=True), share)
+        return AsyncTensor(whole, _gather(whole, share, group=self.group, async_op=True), share)
 
     def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
         """Send and receive at once, each tensor with the place of its peer on this axis; wait for all.
@@ -120,7 +122,7 @@ class Axis:
         if not sends and not receives:
             return
         assert self.group is not None
-        peer: Callable[[int], int] = lambda place: dist.get_global_rank(self.group, place)  # type: ignore[arg-type]  # noqa: E731
+        peer: Callable[[int], int] = lambda position: dist.get_global_rank(self.group, position)  # type: ignore[arg-type]  # noqa: E731
         ops = [dist.P2POp(dist.isend, x.contiguous(), peer(to), self.group) for x, to in sends]
         ops += [dist.P2POp(dist.irecv, x, peer(source), self.group) for x, source in receives]
         for work in dist.batch_isend_irecv(ops):
@@ -145,8 +147,8 @@ class World:
         return cls(_from_env("WORLD_SIZE", 1), _from_env("RANK", 0), _from_env("LOCAL_RANK", 0))
 
 
-def _from_env(name: str, absent: int) -> int:
-    text = os.environ.get(name, str(absent))
+def _from_env(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
     if not text.isdecimal():
         hint = f"unset {name}, or start with torchrun"
         raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
@@ -173,7 +175,7 @@ class Mesh:
     pp: Axis = field(default_factory=lambda: Axis("pp"))
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     replicas: Axis = field(default_factory=lambda: Axis("replicas"))
-    lines: Lines = field(default_factory=Lines)
+    channels: PipelineChannels = field(default_factory=PipelineChannels)
     store: Store | None = None
 
     @classmethod
@@ -185,7 +187,7 @@ class Mesh:
         device: str = "cpu",
         sequence: bool = False,
         fused: bool = False,
-        meet: str = "env://",
+        init_method: str = "env://",
         timeout_minutes: float = 10,
     ) -> Mesh:
         """Meet the other processes and form the axes; alone, nothing is started.
@@ -199,19 +201,19 @@ class Mesh:
         """
         assert layout.world == world.size
         timeout = timedelta(minutes=timeout_minutes)
-        here = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
-        if here.type == "cuda":
-            torch.cuda.set_device(here)
+        local_device = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
+        if local_device.type == "cuda":
+            torch.cuda.set_device(local_device)
         if world.size == 1:
-            return cls(layout, 0, here)
-        store = of_this_start(meet, world.rank, world.size, timeout)
+            return cls(layout, 0, local_device)
+        store = rendezvous(init_method, world.rank, world.size, timeout)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
             store=PrefixStore("ranks", store),
             rank=world.rank,
             world_size=world.size,
             timeout=timeout,
-            device_id=here if device == "cuda" else None,
+            device_id=local_device if device == "cuda" else None,
         )
         # slowest first, as Layout numbers ranks
         sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
@@ -226,21 +228,21 @@ class Mesh:
             _set_pg_timeout(timeout, group)  # init_device_mesh gives its groups torch's default
             return Axis(name, size, rank, group, sequence, fused)
 
-        at: Coordinates = layout.coordinates(world.rank)
-        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
+        coordinates: Coordinates = layout.coordinates(world.rank)
+        dp, cp = axis("dp", layout.dp, coordinates.dp), axis("cp", layout.cp, coordinates.cp, sequence=True)
         replicas = dp if cp.size == 1 else cp
         if layout.dp > 1 and layout.cp > 1:
-            replicas = axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
+            replicas = axis("replicas", layout.dp * layout.cp, coordinates.dp * layout.cp + coordinates.cp)
         return cls(
             layout,
             world.rank,
-            here,
-            axis("tp", layout.tp, at.tp, sequence, fused),
+            local_device,
+            axis("tp", layout.tp, coordinates.tp, sequence, fused),
             dp,
-            axis("pp", layout.pp, at.pp),
+            axis("pp", layout.pp, coordinates.pp),
             cp,
             replicas,
-            Lines.join(layout, world.rank, timeout=timeout),
+            PipelineChannels.join(layout, world.rank, timeout=timeout),
             store,
         )
 
@@ -248,7 +250,7 @@ class Mesh:
         """The pipeline stage that this rank's chunk `chunk` is, in a model of this many layers."""
         return self.layout.stage(self.pp.rank, layers, chunk)
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest of all ranks' numbers, on every rank."""
         if self.layout.world == 1:
             return number
@@ -262,7 +264,7 @@ class Mesh:
         if self.layout.world > 1:
             dist.barrier()
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         """Part from the other processes. The axes are of no use afterwards."""
         if self.layout.world > 1:
             dist.destroy_process_group()

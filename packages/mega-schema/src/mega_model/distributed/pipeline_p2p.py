@@ -18,7 +18,7 @@ from torch import Tensor
 from mega_schema.parallel_layout import Layout
 
 
-class Message:
+class PendingMessage:
     """A tensor on its way."""
 
     def __init__(self, tensor: Tensor, work: dist.Work) -> None:
@@ -35,7 +35,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class P2PChannel:
     """One end of a line.
 
     Attributes:
@@ -46,16 +46,16 @@ class Line:
     group: dist.ProcessGroup
     sends: bool
 
-    def begin(self, x: Tensor) -> Message:
+    def begin(self, x: Tensor) -> PendingMessage:
         """Begin to send `x`, or to receive into it."""
-        other = 1 - self.group.rank()
+        peer = 1 - self.group.rank()
         call = dist.isend if self.sends else dist.irecv
-        (work,) = dist.batch_isend_irecv([dist.P2POp(call, x, group=self.group, group_peer=other)])
-        return Message(x, work)
+        (work,) = dist.batch_isend_irecv([dist.P2POp(call, x, group=self.group, group_peer=peer)])
+        return PendingMessage(x, work)
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class PipelineChannels:
     """A rank's lines to its neighbours; None where there is no neighbour.
 
     Attributes:
@@ -65,45 +65,57 @@ class Lines:
         output_gradient: from the next rank.
     """
 
-    output: Line | None = None
-    input: Line | None = None
-    input_gradient: Line | None = None
-    output_gradient: Line | None = None
+    output: P2PChannel | None = None
+    input: P2PChannel | None = None
+    input_gradient: P2PChannel | None = None
+    output_gradient: P2PChannel | None = None
 
     @classmethod
-    def join(cls, layout: Layout, rank: int, *, timeout: timedelta) -> Lines:
+    def join(cls, layout: Layout, rank: int, *, timeout: timedelta) -> PipelineChannels:
         """Form the lines of all pipelines of the layout, all ranks together.
 
         Groups are formed at once where none of them share a rank: those from even places, from odd ones, and
         the one that closes the ring.
         """
-        place, last, found = layout.coordinates(rank).pp, layout.pp - 1, cls()
+        position, last, channels = layout.coordinates(rank).pp, layout.pp - 1, cls()
         ring = [last] if layout.vp > 1 else []
-        for places in (list(range(0, last, 2)), list(range(1, last, 2)), ring):
-            if not places:
+        for positions in (list(range(0, last, 2)), list(range(1, last, 2)), ring):
+            if not positions:
                 continue
-            pairs = [_pair(layout, at, p) for at in range(layout.world // layout.pp) for p in places]
-            there, back = _group(pairs, timeout), _group(pairs, timeout)
-            if there is None or back is None:
+            pairs = [
+                _pair_ranks(layout, pipeline, p)
+                for pipeline in range(layout.world // layout.pp)
+                for p in positions
+            ]
+            forward_group, backward_group = _new_group(pairs, timeout), _new_group(pairs, timeout)
+            if forward_group is None or backward_group is None:
                 continue
-            if place in places:
-                found = replace(found, output=Line(there, True), output_gradient=Line(back, False))
+            if position in positions:
+                channels = replace(
+                    channels,
+                    output=P2PChannel(forward_group, True),
+                    output_gradient=P2PChannel(backward_group, False),
+                )
             else:
-                found = replace(found, input=Line(there, False), input_gradient=Line(back, True))
-        return found
+                channels = replace(
+                    channels,
+                    input=P2PChannel(forward_group, False),
+                    input_gradient=P2PChannel(backward_group, True),
+                )
+        return channels
 
 
-def _pair(layout: Layout, rank: int, place: int) -> list[int]:
+def _pair_ranks(layout: Layout, rank: int, position: int) -> list[int]:
     """The ranks of this place and the next in the pipeline that begins at `rank`."""
-    at = layout.coordinates(rank)
-    return [layout.rank(replace(at, pp=p % layout.pp)) for p in (place, place + 1)]
+    coordinates = layout.coordinates(rank)
+    return [layout.rank(replace(coordinates, pp=p % layout.pp)) for p in (position, position + 1)]
 
 
-def _group(pairs: Sequence[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
+def _new_group(pairs: Sequence[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
     """The group of this rank, of groups that share no rank; None where it is in none of them."""
-    whole = dist.group.WORLD
-    assert whole is not None
-    if whole.bound_device_id is not None:  # NCCL: one call, however many groups
+    world = dist.group.WORLD
+    assert world is not None
+    if world.bound_device_id is not None:  # NCCL: one call, however many groups
         return dist.split_group(split_ranks=list(pairs), timeout=timeout)
     group, _ = dist.new_subgroups_by_enumeration(list(pairs), timeout=timeout)
     return group

@@ -30,7 +30,7 @@ class CrossEntropy(Protocol):
         """
 
 
-class AddDropped(Protocol):
+class DropoutAdd(Protocol):
     """x with elements dropped and the rest larger, added to a residual: `mega_model.dropout.add_dropped`."""
 
     def __call__(self, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
@@ -73,11 +73,11 @@ class Kernels:
     add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     bias_gelu: Callable[[Tensor, Tensor | None, Literal["none", "tanh"]], Tensor]
     swiglu: Callable[[Tensor], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    rotate_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    apply_rotary_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]
     attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
     cross_entropy: CrossEntropy
-    add_dropped: AddDropped
+    dropout_add: DropoutAdd
     linear: Linear
     add_product: AddProduct

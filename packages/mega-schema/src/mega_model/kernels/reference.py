@@ -51,7 +51,7 @@ def swiglu(x_TF: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotate(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
+def apply_rotary(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """Turn the first 2R components of every head, as pairs (i, i + R); the rest pass (arXiv:2104.09864).
 
     Args:
@@ -63,7 +63,7 @@ def rotate(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-def rotate_packed(
+def apply_rotary_packed(
     qkv_TW: Tensor, widths: Sequence[int], head: int, cos_TR: Tensor, sin_TR: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`rotate` of the queries and the keys of a fused product, and its values as they are.
@@ -77,7 +77,7 @@ def rotate_packed(
         (T, N, H), (T, K, H) and (T, K, H).
     """
     q, k, v = (part.unflatten(-1, (-1, head)) for part in qkv_TW.split(list(widths), -1))
-    return rotate(q, cos_TR, sin_TR), rotate(k, cos_TR, sin_TR), v
+    return apply_rotary(q, cos_TR, sin_TR), apply_rotary(k, cos_TR, sin_TR), v
 
 
 def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -97,18 +97,18 @@ def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Ten
 
 def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
     """softmax(q kᵀ / √H) v over the keys that are visible, (B, N, s, H); torch chooses how."""
-    q, k, v = (attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))
+    q, k, v = (to_attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))
     queries, keys = q.shape[2], k.shape[2]
     causal = isinstance(visible, str) and queries == keys
     if isinstance(visible, str):
-        visible = None if queries in (1, keys) else _lower_right(queries, keys, q.device)
+        visible = None if queries in (1, keys) else _lower_right_mask(queries, keys, q.device)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.to(q_BNsH.dtype)
 
 
-def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
+def _lower_right_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     """The causal mask whose last query sees every key.
 
     On a GPU it is torch's own, for which flash attention makes no mask. Its module imports torch._dynamo,
@@ -122,7 +122,7 @@ def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def attention_dtype(x: Tensor) -> Tensor:
+def to_attention_dtype(x: Tensor) -> Tensor:
     """x as attention computes with it."""
     # torch's own attention in half precision takes two to five times as long on a CPU without products of it
     # (bench/cpu_training.py); one with them has `blocked`
@@ -142,12 +142,12 @@ def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
     # so many that their float32 logits fit a CPU's cache, or are work enough for a GPU
     step = max(1, (1 << (20 if logits_CV.device.type == "cpu" else 25)) // columns)
     float_CV = logits_CV.new_empty((min(step, tokens), columns), dtype=torch.float32)
-    parts = []
-    for some_CV in logits_CV.split(step):
-        work_CV = float_CV[: len(some_CV)].copy_(some_CV)
-        parts.append(softmax_(work_CV, scale))
-        some_CV.copy_(work_CV)
-    return torch.cat(parts)
+    log_parts = []
+    for rows_CV in logits_CV.split(step):
+        work_CV = float_CV[: len(rows_CV)].copy_(rows_CV)
+        log_parts.append(softmax_(work_CV, scale))
+        rows_CV.copy_(work_CV)
+    return torch.cat(log_parts)
 
 
 def cross_entropy(
@@ -162,24 +162,24 @@ def cross_entropy(
 
     The shapes and what becomes of the logits: `interface.CrossEntropy`.
     """
-    mine_C, counts_C = target_C >= 0, target_C != IGNORED
+    is_local_C, counts_C = target_C >= 0, target_C != IGNORED
     token_C, column_C = torch.arange(len(target_C), device=target_C.device), target_C.clamp(min=0)
     at_target_C = logits_CV.new_zeros(len(logits_CV), dtype=torch.float32)
     local_C = torch.full_like(at_target_C, -torch.inf)  # a rank may hold nothing but padding
     if logits_CV.shape[1]:
-        at_target_C = torch.where(mine_C, logits_CV[token_C, column_C].float(), 0.0)
+        at_target_C = torch.where(is_local_C, logits_CV[token_C, column_C].float(), 0.0)
         local_C = softmax_(logits_CV, 1.0 if scale is None else scale)
-    whole_C = local_C
+    log_sum_C = local_C
     if tp.size > 1:
         largest_C = tp.reduce(local_C.clone(), "max")
         sum_C, at_target_C = tp.reduce(torch.stack(((local_C - largest_C).exp(), at_target_C)))
-        whole_C = largest_C + sum_C.log()
+        log_sum_C = largest_C + sum_C.log()
     if scale is not None and logits_CV.shape[1]:
         # to know whether all count is free on a CPU alone
         if tp.size > 1 or logits_CV.device.type != "cpu" or not bool(counts_C.all()):
-            logits_CV.mul_((local_C - whole_C).exp_().mul_(counts_C)[:, None])
+            logits_CV.mul_((local_C - log_sum_C).exp_().mul_(counts_C)[:, None])
         # p - 1 is rounded once; a token of another rank's keeps what column 0 has
-        less_one_C = ((at_target_C - whole_C).expm1() * scale).to(logits_CV.dtype)
+        target_grad_C = ((at_target_C - log_sum_C).expm1() * scale).to(logits_CV.dtype)
         # by index and not scatter_, which on a CPU copies all the logits of a half precision
-        logits_CV[token_C, column_C] = torch.where(mine_C, less_one_C, logits_CV[token_C, column_C])
-    return torch.where(counts_C, whole_C - at_target_C, 0.0)
+        logits_CV[token_C, column_C] = torch.where(is_local_C, target_grad_C, logits_CV[token_C, column_C])
+    return torch.where(counts_C, log_sum_C - at_target_C, 0.0)

@@ -16,10 +16,10 @@ from torch import Tensor
 from mega_model.kernels import reference
 from mega_model.kernels.interface import Visible
 
-Part = Mapping[str, Callable[..., Any]]
+KernelOverrides = Mapping[str, Callable[..., Any]]
 
 
-def apex() -> Part:
+def apex() -> KernelOverrides:
     """NVIDIA apex: its fused norms, the residual added before."""
     from apex.normalization import fused_layer_norm as fused
 
@@ -34,7 +34,7 @@ def apex() -> Part:
     return _norms(layer_norm, rms_norm)
 
 
-def liger() -> Part:
+def liger() -> KernelOverrides:
     """Liger (arXiv:2410.10989): its norms, the residual added before, and SwiGLU."""
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -58,7 +58,7 @@ def liger() -> Part:
     return {**_norms(layer_norm, rms_norm), "swiglu": swiglu}
 
 
-def flash_attn() -> Part:
+def flash_attn() -> KernelOverrides:
     """flash-attn (arXiv:2307.08691): attention in half precision that sees all, or all before."""
     from flash_attn import flash_attn_func
 
@@ -73,7 +73,7 @@ def flash_attn() -> Part:
     return {"attention": attention}
 
 
-def _norms(layer_norm: Callable[..., Tensor], rms_norm: Callable[..., Tensor]) -> Part:
+def _norms(layer_norm: Callable[..., Tensor], rms_norm: Callable[..., Tensor]) -> KernelOverrides:
     """The two, and the two with an addition before."""
 
     def add_layer_norm(

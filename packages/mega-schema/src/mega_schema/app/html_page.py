@@ -17,7 +17,7 @@ margin: .8rem 0 } figcaption { color: #59636e; font-size: 13px } svg { max-width
 """
 
 
-def page(title: str, body: str, style: str = "") -> str:
+def render_page(title: str, body: str, style: str = "") -> str:
     """A whole document.
 
     Args:
@@ -32,7 +32,7 @@ def page(title: str, body: str, style: str = "") -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[str], numbers: Collection[str] = ()) -> str:
+def render_table(head: Sequence[str], rows: Sequence[str], numbers: Collection[str] = ()) -> str:
     """A table of rows of HTML below a head of text.
 
     Args:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-_MOST = 3  # datasets that a hint names
+_MAX_NAMES = 3  # datasets that a hint names
 
 
-def suggest(prefix: Path, option: str = "") -> str:
+def suggest_dataset(prefix: Path, option: str = "") -> str:
     """A hint for a prefix without an index; empty where nothing is near.
 
     Args:
@@ -29,7 +29,7 @@ def suggest(prefix: Path, option: str = "") -> str:
     near = [path for path in _datasets(prefix.parent) if path.name.startswith(f"{prefix.name}_")]
     if not near:
         names = {path.name: path for path in _datasets(prefix.parent)}
-        near = [names[name] for name in get_close_matches(prefix.name, list(names), _MOST, 0.7)]
+        near = [names[name] for name in get_close_matches(prefix.name, list(names), _MAX_NAMES, 0.7)]
     if near:
         return f"did you mean {_list(near)}?"
     if not prefix.parent.is_dir():
@@ -47,8 +47,8 @@ def _datasets(folder: Path) -> list[Path]:
 
 
 def _list(paths: list[Path]) -> str:
-    more = f" and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
-    return ", ".join(map(str, paths[:_MOST])) + more
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return ", ".join(map(str, paths[:_MAX_NAMES])) + more
 
 
 def _stem(path: Path) -> Path:

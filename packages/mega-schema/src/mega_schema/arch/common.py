@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mega_schema.params import ONES, ZEROS, Init, Param, Where
+from mega_schema.params import ONES, ZEROS, Init, Param, StageRef
 from mega_schema.sharding import Shape, Split
 from mega_schema.spec import ModelSpec
 
 
 def matrix(
-    m: ModelSpec, name: str, shape: Shape, stage: Where, split: Split | None, *, residual: bool = False
+    m: ModelSpec, name: str, shape: Shape, stage: StageRef, split: Split | None, *, residual: bool = False
 ) -> Param:
     """A matrix of a linear or of an embedding.
 
@@ -25,14 +25,14 @@ def matrix(
     return Param(name, shape, stage, init, split)
 
 
-def bias(name: str, shape: Shape, stage: Where, split: Split | None = None) -> Param:
+def bias(name: str, shape: Shape, stage: StageRef, split: Split | None = None) -> Param:
     """What a linear adds."""
     return Param(name, shape, stage, ZEROS, split, decay=False)
 
 
-def norm(m: ModelSpec, name: str, stage: Where) -> Iterator[Param]:
+def norm(m: ModelSpec, name: str, stage: StageRef) -> Iterator[Param]:
     """A norm of the residual stream."""
-    return _norm(m, name, m.hidden, stage, of_heads=False)
+    return _norm(m, name, m.hidden, stage, is_per_head=False)
 
 
 def embedding(m: ModelSpec) -> Param:
@@ -49,22 +49,22 @@ def head(m: ModelSpec) -> Param:
 
 def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
     """Attention of a layer and the norm before it."""
-    at, d, q, kv = f"layers.{layer}.", m.hidden, m.q_rows, m.kv_rows
+    prefix, d, q, kv = f"layers.{layer}.", m.hidden, m.q_rows, m.kv_rows
     heads = Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2))
-    yield from norm(m, at + "attn_norm", layer)
-    yield matrix(m, at + "qkv.weight", (q + 2 * kv, d), layer, heads)
+    yield from norm(m, prefix + "attn_norm", layer)
+    yield matrix(m, prefix + "qkv.weight", (q + 2 * kv, d), layer, heads)
     if m.qkv_bias:
-        yield bias(at + "qkv.bias", (q + 2 * kv,), layer, heads)
+        yield bias(prefix + "qkv.bias", (q + 2 * kv,), layer, heads)
     if m.qk_norm:
         for name in ("q_norm", "k_norm"):
-            yield from _norm(m, at + name, m.head_width, layer, of_heads=True)
-    yield matrix(m, at + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
+            yield from _norm(m, prefix + name, m.head_width, layer, is_per_head=True)
+    yield matrix(m, prefix + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
     if m.bias:
-        yield bias(at + "out.bias", (d,), layer)
+        yield bias(prefix + "out.bias", (d,), layer)
 
 
-def _norm(m: ModelSpec, name: str, width: int, stage: Where, *, of_heads: bool) -> Iterator[Param]:
+def _norm(m: ModelSpec, name: str, width: int, stage: StageRef, *, is_per_head: bool) -> Iterator[Param]:
     scale = ZEROS if m.norm_1p else ONES
-    yield Param(name + ".weight", (width,), stage, scale, decay=False, of_heads=of_heads)
+    yield Param(name + ".weight", (width,), stage, scale, decay=False, is_per_head=is_per_head)
     if m.norm == "layernorm":
-        yield Param(name + ".bias", (width,), stage, ZEROS, decay=False, of_heads=of_heads)
+        yield Param(name + ".bias", (width,), stage, ZEROS, decay=False, is_per_head=is_per_head)

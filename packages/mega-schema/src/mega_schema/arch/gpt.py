@@ -21,14 +21,14 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     if m.positions == "learned":
         yield matrix(m, "position.weight", (m.context, d), "first", None)
     for i in range(m.layers):
-        at = f"layers.{i}."
+        prefix = f"layers.{i}."
         yield from attention(m, i)
-        yield from norm(m, at + "ffn_norm", i)
-        yield matrix(m, at + "up.weight", (inner_rows, d), i, inner)
+        yield from norm(m, prefix + "ffn_norm", i)
+        yield matrix(m, prefix + "up.weight", (inner_rows, d), i, inner)
         if m.bias:
-            yield bias(at + "up.bias", (inner_rows,), i, inner)
-        yield matrix(m, at + "down.weight", (d, m.ffn), i, Split("tp", 1), residual=True)
+            yield bias(prefix + "up.bias", (inner_rows,), i, inner)
+        yield matrix(m, prefix + "down.weight", (d, m.ffn), i, Split("tp", 1), residual=True)
         if m.bias:
-            yield bias(at + "down.bias", (d,), i)
+            yield bias(prefix + "down.bias", (d,), i)
     yield from norm(m, "final_norm", "last")
     yield head(m)

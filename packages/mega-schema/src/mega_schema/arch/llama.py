@@ -44,10 +44,10 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     d, f = m.hidden, m.ffn
     yield embedding(m)
     for i in range(m.layers):
-        at = f"layers.{i}."
+        prefix = f"layers.{i}."
         yield from attention(m, i)
-        yield from norm(m, at + "ffn_norm", i)
-        yield matrix(m, at + "gate_up.weight", (2 * f, d), i, Split("tp", 0, (f, f)))
-        yield matrix(m, at + "down.weight", (d, f), i, Split("tp", 1), residual=True)
+        yield from norm(m, prefix + "ffn_norm", i)
+        yield matrix(m, prefix + "gate_up.weight", (2 * f, d), i, Split("tp", 0, (f, f)))
+        yield matrix(m, prefix + "down.weight", (d, f), i, Split("tp", 1), residual=True)
     yield from norm(m, "final_norm", "last")
     yield head(m)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mega_schema.atomic_io import partial_file, replacing, sync_folder, sync_tree, write_text
+from mega_schema.atomic_io import atomic_write, partial_file, sync_folder, sync_tree, write_text
 from mega_schema.checkpoint.side_files import (
     DIGEST,
     MANIFEST,
@@ -31,14 +31,15 @@ from mega_schema.checkpoint.side_files import (
 __all__ = ["DIGEST", "MANIFEST", "RUN_CONFIG", "TOKENIZER", "TRAINER"]
 
 FORMAT = 2
-READABLE = (1, 2)  # formats
+READABLE_FORMATS = (1, 2)  # formats
 PIECE_FORMAT = 1  # of a file with pieces, as its own header says it
 LATEST = "latest_checkpointed_iteration.txt"
 EVENTS = "events.jsonl"  # a run's record
-PIECES = ".pieces"  # ending of the lists in which ranks tell what they wrote; they go with the commit
+# of the lists in which ranks tell what they wrote; they go with the commit
+PIECE_LIST_SUFFIX = ".pieces"
 _ITERATION = re.compile(r"iter_(\d{7,19})")
 _SUPERSEDED = re.compile(r"iter_(\d{7,19})\.superseded")
-_ANY_PIECE = "*.safetensors"
+_PIECE_PATTERN = "*.safetensors"
 
 
 def iteration_folder(run: Path, iteration: int) -> Path:
@@ -77,7 +78,7 @@ def is_foreign(folder: Path) -> bool:
     ours = (folder / MANIFEST, folder / TRAINER)
     return (
         not any(path.exists() for path in ours)
-        and next(folder.glob(_ANY_PIECE), None) is None
+        and next(folder.glob(_PIECE_PATTERN), None) is None
         and next(folder.iterdir(), None) is not None
     )
 
@@ -91,23 +92,23 @@ def iterations(run: Path) -> list[int]:
 def begin(run: Path, iteration: int) -> None:
     """Make room for a checkpoint. What an earlier save or removal left half-done is cleared away."""
     run.mkdir(parents=True, exist_ok=True)
-    for left in run.glob(".iter_*.replaced"):
-        final = run / left.stem.removeprefix(".")
+    for leftover in run.glob(".iter_*.replaced"):
+        final = run / leftover.stem.removeprefix(".")
         if final.exists():
-            shutil.rmtree(left)
+            shutil.rmtree(leftover)
         else:
-            left.rename(final)
+            leftover.rename(final)
     for ending in ("partial", "removed"):
-        for left in run.glob(f".iter_*.{ending}"):
-            shutil.rmtree(left)
+        for leftover in run.glob(f".iter_*.{ending}"):
+            shutil.rmtree(leftover)
     partial_folder(run, iteration).mkdir()
 
 
 def commit(
     run: Path,
     iteration: int,
-    described: Mapping[str, Any],
-    texts: Mapping[str, str],
+    header: Mapping[str, Any],
+    text_files: Mapping[str, str],
     tokenizer: Path | None,
     *,
     replace: bool = False,
@@ -130,23 +131,23 @@ def commit(
     folder = partial_folder(run, iteration)
     if not replace and (final := iteration_folder(run, iteration)).exists():
         raise FileExistsError(errno.EEXIST, "there is a checkpoint already", str(final))
-    parts = sorted(folder.glob(f"*{PIECES}"))
-    records = [json.loads(part.read_bytes()) for part in parts]
+    lists = sorted(folder.glob(f"*{PIECE_LIST_SUFFIX}"))
+    records = [json.loads(part.read_bytes()) for part in lists]
     files = {record["file"]: record["size"] for record in records}
     for name, size in files.items():
-        if (found := (folder / name).stat().st_size) != size:
-            raise OSError(errno.EIO, f"{name} has {found} bytes where {size} were written")
-    for name, text in texts.items():
+        if (actual := (folder / name).stat().st_size) != size:
+            raise OSError(errno.EIO, f"{name} has {actual} bytes where {size} were written")
+    for name, text in text_files.items():
         write_text(folder / name, text)
     if tokenizer is not None:
         shutil.copytree(tokenizer, folder / TOKENIZER)
         sync_tree(folder / TOKENIZER)
-    for part in parts:
+    for part in lists:
         part.unlink()
     manifest = {
         "format": FORMAT,
         "iteration": iteration,
-        **described,
+        **header,
         "side_files": describe_side_files(folder),
         "files": files,
         "tensors": _tensors(records),
@@ -154,7 +155,7 @@ def commit(
     write_manifest(folder, json.dumps(manifest))
     sync_folder(folder)
     final = iteration_folder(run, iteration)
-    with replacing(run / LATEST) as tracker:
+    with atomic_write(run / LATEST) as tracker:
         # before the folder has its final name: a process killed between the two renames must not leave a
         # checkpoint that looks like one the run went back from
         write_text(tracker, f"{iteration}\n")
@@ -206,7 +207,7 @@ def discard(run: Path, iteration: int) -> None:
     shutil.rmtree(partial_folder(run, iteration), ignore_errors=True)
 
 
-def outdated(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
+def to_prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
     """Iterations of a run that are not to be kept, of those before `newest`.
 
     Args:
@@ -224,12 +225,12 @@ def prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
     Returns:
         the iterations removed. A checkpoint goes under another name first, so that none is seen half removed.
     """
-    gone = outdated(run, newest, last=last, every=every)
-    for iteration in gone:
+    pruned = to_prune(run, newest, last=last, every=every)
+    for iteration in pruned:
         aside = run / f".iter_{iteration:07d}.removed"
         iteration_folder(run, iteration).rename(aside)
         shutil.rmtree(aside)
-    return gone
+    return pruned
 
 
 def _tensors(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from mega_schema.sharding import Shape, Slab, overlap
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
+class FlatFragment:
     """A box of a global tensor and where its values lie in a stretch of a flattened local one.
 
     Attributes:
@@ -29,12 +29,12 @@ class Fragment:
     block: Shape
 
     @property
-    def in_stretch(self) -> slice:
+    def in_range(self) -> slice:
         """Where the block's elements lie."""
         return slice(self.offset, self.offset + math.prod(self.block))
 
 
-def blocks(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
+def range_boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
     """The boxes, as start and extent, that elements `begin` up to `end` of a flattened tensor are.
 
     They come in the order of the elements, and there are at most two for every dimension.
@@ -44,8 +44,8 @@ def blocks(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
     row = math.prod(shape[1:])
     first, last = -(-begin // row), end // row  # whole rows
     if first > last:  # all within one row
-        at = begin // row
-        yield from _within(at, shape, begin - at * row, end - at * row)
+        row_index = begin // row
+        yield from _within(row_index, shape, begin - row_index * row, end - row_index * row)
         return
     if begin < first * row:
         yield from _within(first - 1, shape, begin - (first - 1) * row, row)
@@ -55,7 +55,7 @@ def blocks(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
         yield from _within(last, shape, 0, end - last * row)
 
 
-def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iterator[Fragment]:
+def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iterator[FlatFragment]:
     """What elements `begin` up to `end` of a flattened local tensor hold of the global one.
 
     Args:
@@ -63,15 +63,15 @@ def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iter
         shape: of the local tensor.
     """
     offset = 0
-    for start, extent in blocks(shape, begin, end):
+    for start, extent in range_boxes(shape, begin, end):
         for slab in slabs:
-            met = overlap(slab.at, slab.shape, start, extent)
-            if met is not None:
-                at = tuple(s + i for s, i in zip(slab.start, met.in_a, strict=True))
-                yield Fragment(Slab(at, met.shape, met.in_b), offset, extent)
+            shared = overlap(slab.local_start, slab.shape, start, extent)
+            if shared is not None:
+                global_start = tuple(s + i for s, i in zip(slab.start, shared.in_a, strict=True))
+                yield FlatFragment(Slab(global_start, shared.shape, shared.in_b), offset, extent)
         offset += math.prod(extent)
 
 
 def _within(row: int, shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    for start, extent in blocks(shape[1:], begin, end):
+    for start, extent in range_boxes(shape[1:], begin, end):
         yield (row, *start), (1, *extent)

@@ -12,12 +12,12 @@ from typing import Final
 
 from mega_schema.errors import FormatError
 
-MOST_BESIDE: Final = 16_000_000  # bytes of a file that is copied as it is
-MOST_JSON: Final = 100_000_000  # of a config.json, of an index
-MOST_TOKENIZER: Final = 300_000_000
+MAX_COMPANION_BYTES: Final = 16_000_000  # bytes of a file that is copied as it is
+MAX_JSON_BYTES: Final = 100_000_000  # of a config.json, of an index
+MAX_TOKENIZER_BYTES: Final = 300_000_000
 
 
-def check_foreign(path: Path, most: int) -> None:
+def check_foreign(path: Path, max_bytes: int) -> None:
     """Refuse a file that is a link to somewhere else than the Hub's cache, or too large.
 
     Args:
@@ -32,18 +32,18 @@ def check_foreign(path: Path, most: int) -> None:
     if not (real.is_relative_to(folder) or real.parent == blobs):
         hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
         raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
-    if path.is_file() and (size := path.stat().st_size) > most:
-        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {most}")
+    if path.is_file() and (size := path.stat().st_size) > max_bytes:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {max_bytes}")
 
 
-def read_foreign(path: Path, most: int) -> bytes:
+def read_foreign(path: Path, max_bytes: int) -> bytes:
     """The bytes of such a file.
 
     Raises:
         FormatError: `check_foreign` refuses it, or it is no file: a pipe would never end.
         OSError: it is missing, or cannot be read.
     """
-    check_foreign(path, most)
+    check_foreign(path, max_bytes)
     if path.exists() and not path.is_file():
         raise FormatError(path, "is not a file")
     return path.read_bytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 # files by which a folder tells its format, where it does; they are looked for in this order
-MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+FORMAT_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
         "hf": ("config.json",),
@@ -18,7 +18,7 @@ MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "torch_dist": (".metadata", "iter_*/.metadata", "release/.metadata"),
     }
 )
-TITLES: Mapping[str, str] = MappingProxyType(
+FORMAT_TITLES: Mapping[str, str] = MappingProxyType(
     {
         "mega": "a checkpoint of Mega",
         "hf": "a Hugging Face folder",
@@ -33,12 +33,12 @@ TITLES: Mapping[str, str] = MappingProxyType(
 
 def detect_format(path: Path) -> str | None:
     """The format's name in `mega-ckpt convert --from`, or None where the files tell none."""
-    for name, marks in MARKS.items():
+    for name, marks in FORMAT_FILES.items():
         if any(next(path.glob(mark), None) is not None for mark in marks):
             return name
     return None
 
 
-def conversion_command(source: Path, form: str) -> str:
+def conversion_command(source: Path, format_name: str) -> str:
     """The command that makes a checkpoint of Mega out of one of this format, to be pasted."""
-    return f"mega-ckpt convert --from {form} --to mega --load {source} --save CONVERTED"
+    return f"mega-ckpt convert --from {format_name} --to mega --load {source} --save CONVERTED"

@@ -16,7 +16,7 @@ log = logging.getLogger("mega.schema")
 
 
 @contextlib.contextmanager
-def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
+def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
     """Hold a run's folder, which exists, while the block runs.
 
     Both the folder and the run's record, if it has one, are locked: network file systems lock only files that
@@ -29,15 +29,15 @@ def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
     Raises:
         ConfigError: another process holds it.
     """
-    with contextlib.ExitStack() as held:
-        number = os.open(folder, os.O_RDONLY)
-        held.callback(os.close, number)
-        numbers = [number]
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        descriptors = [descriptor]
         if (folder / EVENTS).is_file():
-            numbers.append(held.enter_context((folder / EVENTS).open("ab")).fileno())
-        for number in numbers:
+            descriptors.append(stack.enter_context((folder / EVENTS).open("ab")).fileno())
+        for descriptor in descriptors:
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
                     named_by,
@@ -49,6 +49,6 @@ def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
                     else "wait for it, or end it",
                 ) from None
             except OSError as error:
-                why = error.strerror
-                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, why)
+                reason = error.strerror
+                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, reason)
         yield

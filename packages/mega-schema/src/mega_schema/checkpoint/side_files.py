@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mega_schema.atomic_io import replacing, write_text
-from mega_schema.errors import DamageError
+from mega_schema.atomic_io import atomic_write, write_text
+from mega_schema.errors import CorruptFileError
 
 MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
 DIGEST = "manifest.sha256"
-MOST_BYTES = 1 << 30  # of one side file; none that was ever written comes near it
+MAX_BYTES = 1 << 30  # of one side file; none that was ever written comes near it
 OTHER_ITERATION = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
@@ -30,11 +30,11 @@ def describe_side_files(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         DamageError: one is a link, or no regular file.
     """
-    found = {}
+    records = {}
     for name in _list_side_files(folder):
         content = read_regular(folder / name)
-        found[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return found
+        records[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return records
 
 
 def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) -> None:
@@ -45,21 +45,23 @@ def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) ->
     """
     for name, wanted in recorded.items():
         if not _is_side_file(name):
-            raise DamageError(folder / MANIFEST, "name outside the checkpoint", found=name)
+            raise CorruptFileError(folder / MANIFEST, "name outside the checkpoint", found=name)
         content = read_regular(folder / name)
-        have = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        if have != dict(wanted):
-            word = "bytes" if have["bytes"] != wanted.get("bytes") else "sha256"
-            raise DamageError(
+        actual = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        if actual != dict(wanted):
+            word = "bytes" if actual["bytes"] != wanted.get("bytes") else "sha256"
+            raise CorruptFileError(
                 folder / name,
                 f"is not what was written: {word}",
-                found=have[word],
+                found=actual[word],
                 wanted=wanted.get(word),
-                hint=_accept(folder),
+                hint=_accept_hint(folder),
             )
     for name in (TRAINER, *_list_side_files(folder)):
         if name not in recorded:
-            raise DamageError(folder / name, "has no checksum in the manifest", hint=_accept(folder))
+            raise CorruptFileError(
+                folder / name, "has no checksum in the manifest", hint=_accept_hint(folder)
+            )
 
 
 def check_manifest(folder: Path, content: bytes) -> bool:
@@ -74,14 +76,14 @@ def check_manifest(folder: Path, content: bytes) -> bool:
     file = folder / DIGEST
     if not file.exists():
         return False
-    found = read_regular(file)
-    if found != digest_line(content).encode():
-        raise DamageError(
+    recorded = read_regular(file)
+    if recorded != digest_line(content).encode():
+        raise CorruptFileError(
             folder / MANIFEST,
             "is not what was written: sha256",
             found=hashlib.sha256(content).hexdigest(),
-            wanted=found[:64].decode("ascii", "replace"),
-            hint=_accept(folder),
+            wanted=recorded[:64].decode("ascii", "replace"),
+            hint=_accept_hint(folder),
         )
     return True
 
@@ -100,7 +102,7 @@ def write_manifest(folder: Path, text: str) -> None:
 def replace_manifest(folder: Path, text: str) -> None:
     """The same in the place of an earlier manifest."""
     for name, content in ((MANIFEST, text), (DIGEST, digest_line(text.encode()))):
-        with replacing(folder / name) as new:
+        with atomic_write(folder / name) as new:
             write_text(new, content)
 
 
@@ -111,8 +113,8 @@ def rewrite_checksums(folder: Path, format: int) -> None:
         format: version of the checkpoint format that the manifest has from now on.
     """
     manifest = json.loads(read_regular(folder / MANIFEST))
-    described = {"format": format, "side_files": describe_side_files(folder)}
-    replace_manifest(folder, json.dumps(manifest | described))
+    header = {"format": format, "side_files": describe_side_files(folder)}
+    replace_manifest(folder, json.dumps(manifest | header))
 
 
 def read_regular(path: Path) -> bytes:
@@ -122,13 +124,13 @@ def read_regular(path: Path) -> bytes:
         DamageError: it is, or it is missing.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         wanted = "a file of a checkpoint"
-        raise DamageError(path, "missing", wanted=wanted, hint=OTHER_ITERATION) from None
-    check_regular(path, found.st_mode)
-    if found.st_size > MOST_BYTES:
-        raise DamageError(path, "size in bytes", found=found.st_size, wanted=f"at most {MOST_BYTES}")
+        raise CorruptFileError(path, "missing", wanted=wanted, hint=OTHER_ITERATION) from None
+    check_regular(path, status.st_mode)
+    if status.st_size > MAX_BYTES:
+        raise CorruptFileError(path, "size in bytes", found=status.st_size, wanted=f"at most {MAX_BYTES}")
     return path.read_bytes()
 
 
@@ -146,7 +148,7 @@ def check_regular(path: Path, mode: int) -> None:
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
     kind = kinds.get(stat.S_IFMT(mode), "a special file")
     hint = "cp -rL FOLDER NEW copies files in the place of links" if kind == "a link" else ""
-    raise DamageError(path, "is no file of a checkpoint", found=kind, wanted="a regular file", hint=hint)
+    raise CorruptFileError(path, "is no file of a checkpoint", found=kind, wanted="a regular file", hint=hint)
 
 
 def _list_side_files(folder: Path) -> Iterator[str]:
@@ -166,5 +168,5 @@ def _is_side_file(name: str) -> bool:
     return name in (TRAINER, RUN_CONFIG) or inside
 
 
-def _accept(folder: Path) -> str:
+def _accept_hint(folder: Path) -> str:
     return f"if the edit was meant: mega-ckpt verify {folder} --accept"

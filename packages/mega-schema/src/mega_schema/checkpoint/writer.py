@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG, TRAINER, partial_folder
-from mega_schema.checkpoint.reader import Box, Values
+from mega_schema.checkpoint.reader import BoxToWrite, ReadBox
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 
 
-class Save:
+class CheckpointWriter:
     """One checkpoint being written.
 
     Attributes:
@@ -42,7 +42,7 @@ class Save:
         """Make room. What an earlier save left half-written is removed."""
         checkpoint_dir.begin(self.run, self.iteration)
 
-    def write(self, namespace: str, rank: int, boxes: Sequence[Box], values: Values) -> None:
+    def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: ReadBox) -> None:
         """Write this rank's boxes of a namespace as one safetensors file, one box in memory at a time.
 
         Args:
@@ -51,7 +51,7 @@ class Save:
         Raises:
             MegaError: the disk is full, or would not write for another reason.
         """
-        boxes = [box for box in boxes if not box.slab.empty]
+        boxes = [box for box in boxes if not box.slab.is_empty]
 
         def payload(number: int) -> memoryview:
             box = boxes[number]
@@ -59,8 +59,10 @@ class Save:
             assert array.shape == box.slab.shape, f"{box.name}: {array.shape} for {box.slab.shape}"
             return array.reshape(-1).view(np.uint8).data
 
-        with on_disk(self.folder):
-            for _ in shard_file.write(self.folder, namespace, rank, [box.record() for box in boxes], payload):
+        with disk_errors(self.folder):
+            for _ in shard_file.write_shard_file(
+                self.folder, namespace, rank, [box.to_record() for box in boxes], payload
+            ):
                 pass
 
     def commit(
@@ -87,26 +89,26 @@ class Save:
         Raises:
             MegaError: the disk is full, or would not write for another reason.
         """
-        with on_disk(self.folder):
+        with disk_errors(self.folder):
             return checkpoint_dir.commit(
                 self.run,
                 self.iteration,
-                described(spec, layout),
-                texts(trainer, run_config),
+                manifest_header(spec, layout),
+                text_files(trainer, run_config),
                 tokenizer,
                 replace=replace,
             )
 
 
-def described(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
+def manifest_header(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
     """What a manifest says beside the files and tensors."""
-    cut = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
+    degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
     if layout.vp > 1:
-        cut["vp"] = layout.vp
-    return {"model": spec.to_dict(), "layout": cut}
+        degrees["vp"] = layout.vp
+    return {"model": spec.to_dict(), "layout": degrees}
 
 
-def texts(trainer: Mapping[str, Any], run_config: str | None) -> dict[str, str]:
+def text_files(trainer: Mapping[str, Any], run_config: str | None) -> dict[str, str]:
     """The text files of a checkpoint, by name."""
-    found = {TRAINER: json.dumps(dict(trainer), indent=1)}
-    return found if run_config is None else found | {RUN_CONFIG: run_config}
+    files = {TRAINER: json.dumps(dict(trainer), indent=1)}
+    return files if run_config is None else files | {RUN_CONFIG: run_config}

@@ -31,10 +31,11 @@ Order = Mapping[str, Any]
 COMMIT, DISCARD = "commit", "discard"  # what it is told
 BYTES, NOTE, DONE, FAILED = "bytes", "note", "done", "failed"  # what it tells
 _NICE = 5  # the run's own processes go first
-_SILENT = 1.0  # seconds between two words of how far it is: nobody may be listening during a long step
+# between two words of how far it is: nobody may be listening during a long step
+_REPORT_SECONDS = 1.0
 
 
-def written(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
+def write_shards(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
     """Write what the order says.
 
     Args:
@@ -49,10 +50,10 @@ def written(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator
     folder = checkpoint_dir.partial_folder(Path(order["run"]), order["iteration"])
     folder.mkdir(exist_ok=True)  # over a network, what another host made may not be seen before one asks
     for space, boxes in order["spaces"].items():
-        yield from shard_file.write(folder, space, order["rank"], boxes, partial(payload, space))
+        yield from shard_file.write_shard_file(folder, space, order["rank"], boxes, partial(payload, space))
 
 
-def ended(order: Order, word: str) -> str:
+def finish(order: Order, command: str) -> str:
     """Commit the order's checkpoint and remove those that are not to be kept, or discard what was written.
 
     Returns:
@@ -62,7 +63,7 @@ def ended(order: Order, word: str) -> str:
         OSError: the disk is full, or would not write for another reason.
     """
     run, iteration, commit = Path(order["run"]), order["iteration"], order["commit"]
-    if word == DISCARD:
+    if command == DISCARD:
         checkpoint_dir.discard(run, iteration)
         return ""
     tokenizer = Path(commit["tokenizer"]) if commit["tokenizer"] else None
@@ -74,7 +75,7 @@ def ended(order: Order, word: str) -> str:
         checkpoint_dir.discard(run, iteration)
         raise
     try:
-        checkpoint_dir.supersede(run, (other for other in commit["superseded"] if other != iteration))
+        checkpoint_dir.supersede(run, (old for old in commit["superseded"] if old != iteration))
         checkpoint_dir.remove_superseded(run, iteration)
         if commit["last"]:
             checkpoint_dir.prune(run, iteration, last=commit["last"], every=commit["every"])
@@ -85,38 +86,38 @@ def ended(order: Order, word: str) -> str:
 
 def main() -> None:
     """Carry out an order: `parent`, the memory's descriptor, and place and length of the order in it."""
-    parent, descriptor, at, length = (int(word) for word in sys.argv[1:5])
+    parent, descriptor, offset, length = (int(word) for word in sys.argv[1:5])
     os.nice(_NICE)
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-    order = json.loads(bytes(memory[at : at + length]))
+    order = json.loads(bytes(memory[offset : offset + length]))
 
     def payload(space: str, number: int) -> memoryview:
         box = order["spaces"][space][number]
         return memory[box["at"] : box["at"] + box["bytes"]]
 
     try:
-        done, told = 0, time.monotonic()
-        for count in written(order, payload):
+        written, last_report = 0, time.monotonic()
+        for count in write_shards(order, payload):
             if os.getppid() != parent:
                 os._exit(1)
-            done += count
-            if time.monotonic() > told + _SILENT:
-                told = time.monotonic()
-                _say(BYTES, done)
-        _say(BYTES, done)
-        _say(DONE)
+            written += count
+            if time.monotonic() > last_report + _REPORT_SECONDS:
+                last_report = time.monotonic()
+                _report(BYTES, written)
+        _report(BYTES, written)
+        _report(DONE)
     except OSError as error:
-        _say(FAILED, error.errno or errno.EIO)
-    if order["commit"] is not None and (word := sys.stdin.readline().strip()):
+        _report(FAILED, error.errno or errno.EIO)
+    if order["commit"] is not None and (command := sys.stdin.readline().strip()):
         try:
-            if note := ended(order, word):
-                _say(NOTE, note)
-            _say(DONE)
+            if note := finish(order, command):
+                _report(NOTE, note)
+            _report(DONE)
         except OSError as error:
-            _say(FAILED, error.errno or errno.EIO)
+            _report(FAILED, error.errno or errno.EIO)
     os._exit(0)  # there is nothing to tidy, and whoever waits for the end waits the shorter
 
 
-def _say(*words: object) -> None:
+def _report(*words: object) -> None:
     line = " ".join(map(str, words)).replace("\n", " ")
     os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import IO
 
 from mega_schema.atomic_io import sync_folder, sync_tree
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.outputs import check_output
 
 SUFFIXES = (".bin", ".json", ".idx")
-_LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
+_LEFTOVER = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
 # hidden, and a name that no person gives: a folder that has it may be removed
-_LEFT_FOLDER = re.compile(r"\.\d+\.mega-(?:new|old)")
+_LEFTOVER_FOLDER = re.compile(r"\.\d+\.mega-(?:new|old)")
 
 
-class Staged:
+class StagedDataset:
     """`PREFIX.bin`, `.json` and `.idx` being written.
 
     Each file is locked while it is open, so that a later writer of the same prefix knows which temporary
@@ -32,10 +32,10 @@ class Staged:
         self.prefix = prefix
         self._files: dict[str, IO[bytes]] = {}
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(prefix)
+        _remove_leftovers(prefix)
 
     def path(self, suffix: str) -> Path:
-        return beside(self.prefix, f"{suffix}.{os.getpid()}.tmp")
+        return sibling(self.prefix, f"{suffix}.{os.getpid()}.tmp")
 
     def open(self, suffix: str) -> IO[bytes]:
         """A file to write, one of SUFFIXES; it is closed by `publish` or `discard`."""
@@ -54,10 +54,10 @@ class Staged:
         # The index is what readers open first: without one there is no dataset. So the old one goes
         # before the new payload comes, and the new one comes last.
         for suffix in (".idx", ".json"):
-            beside(self.prefix, suffix).unlink(missing_ok=True)
+            sibling(self.prefix, suffix).unlink(missing_ok=True)
         for suffix in SUFFIXES:
             if suffix in self._files:
-                self.path(suffix).replace(beside(self.prefix, suffix))
+                self.path(suffix).replace(sibling(self.prefix, suffix))
         sync_folder(self.prefix.parent)
 
     def discard(self) -> None:
@@ -69,9 +69,9 @@ class Staged:
         self._files.clear()
 
 
-def _remove_left(prefix: Path) -> None:
+def _remove_leftovers(prefix: Path) -> None:
     for path in prefix.parent.iterdir():
-        if not path.name.startswith(prefix.name) or not _LEFT.fullmatch(path.name[len(prefix.name) :]):
+        if not path.name.startswith(prefix.name) or not _LEFTOVER.fullmatch(path.name[len(prefix.name) :]):
             continue
         with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer lives
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +79,7 @@ def _remove_left(prefix: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+def atomic_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
     """A new folder to write into; it takes the place of `folder` when the block ends well, else it goes.
 
     What a killed process left of such a folder is removed first, and what it had put aside comes back.
@@ -93,19 +93,19 @@ def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[
     check_output(str(folder), folder, "folder", is_ours=is_ours)
     folder = folder.resolve()  # "." has no name to put others beside
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in [*folder.parent.iterdir()]:
-        if left.name.startswith(f".{folder.name}") and _LEFT_FOLDER.fullmatch(
-            left.name[len(folder.name) + 1 :]
+    for leftover in [*folder.parent.iterdir()]:
+        if leftover.name.startswith(f".{folder.name}") and _LEFTOVER_FOLDER.fullmatch(
+            leftover.name[len(folder.name) + 1 :]
         ):
-            with _locked(left) as ours:
-                if ours and left.suffix == ".mega-old" and not folder.exists():
-                    left.rename(folder)
-                elif ours:
-                    shutil.rmtree(left, ignore_errors=True)
+            with _try_lock(leftover) as is_locked:
+                if is_locked and leftover.suffix == ".mega-old" and not folder.exists():
+                    leftover.rename(folder)
+                elif is_locked:
+                    shutil.rmtree(leftover, ignore_errors=True)
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.mega-{word}") for word in ("new", "old"))
     new.mkdir()
     try:
-        with _locked(new):
+        with _try_lock(new):
             yield new
             sync_tree(new)
             # a folder cannot replace one that is not empty, so the earlier one steps aside first
@@ -121,13 +121,13 @@ def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def _try_lock(folder: Path) -> Iterator[bool]:
     """Whether it could be locked: not where another process has, nor on a file system without locks."""
-    number, ours = os.open(folder, os.O_RDONLY), False
+    descriptor, is_locked = os.open(folder, os.O_RDONLY), False
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
-        yield ours
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked
     finally:
-        os.close(number)
+        os.close(descriptor)

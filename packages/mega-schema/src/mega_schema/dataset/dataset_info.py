@@ -64,6 +64,6 @@ class DatasetInfo:
         return cls(**{**values, "tokenizer": tokenizer, "sources": tuple(map(str, values["sources"]))})
 
 
-def beside(prefix: Path, suffix: str) -> Path:
+def sibling(prefix: Path, suffix: str) -> Path:
     """`PREFIX.idx` and its like; the prefix may have dots of its own."""
     return prefix.with_name(prefix.name + suffix)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mega_schema.errors import FormatError
 
-FORMS: Final = ("mmap", "cached", "fairseq-mmap", "fairseq-cached")
+INDEX_FORMATS: Final = ("mmap", "cached", "fairseq-mmap", "fairseq-cached")
 # 6 and 7 as NVIDIA's core writes them; older writers used 7 for float64 too. Text is always 4 or 8.
 CODES: Final = MappingProxyType(
     {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
@@ -37,7 +37,7 @@ Stream = Callable[[], Iterable[NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class DatasetIndex:
     """An index in memory, whatever its form.
 
     Attributes:
@@ -49,7 +49,7 @@ class Index:
         shift: how much higher each id is on disk than it is.
     """
 
-    form: str
+    index_format: str
     dtype: np.dtype[Any]
     lengths: NDArray[np.int32]
     pointers: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class IndexStreams:
     """What an index is written from; see Index."""
 
     dtype: np.dtype[Any]
@@ -70,9 +70,9 @@ class Contents:
     modes: Stream | None = None
 
 
-def code_of(form: str, dtype: np.dtype[Any]) -> int | None:
+def code_of(index_format: str, dtype: np.dtype[Any]) -> int | None:
     """The code by which the form names the dtype, None where it has none."""
-    codes = FAIRSEQ_CODES if form.startswith("fairseq") else CODES
+    codes = FAIRSEQ_CODES if index_format.startswith("fairseq") else CODES
     return next((code for code, name in codes.items() if name == dtype.name), None)
 
 
@@ -88,18 +88,18 @@ def dtype_of(path: Path, code: int, codes: MappingProxyType[int, str]) -> np.dty
     return np.dtype(codes[code]).newbyteorder("<")
 
 
-def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The array in chunks, as views of it."""
-    for at in range(0, len(array), CHUNK):
-        yield array[at : at + CHUNK]
+    for begin in range(0, len(array), CHUNK):
+        yield array[begin : begin + CHUNK]
 
 
-def begins(lengths: Iterable[NDArray[Any]], unit: int) -> Iterator[NDArray[np.int64]]:
+def offsets(lengths: Iterable[NDArray[Any]], unit: int) -> Iterator[NDArray[np.int64]]:
     """Where each sequence begins that follows the one before it, in chunks; a token is `unit` long."""
     end = 0
-    for part in lengths:
-        ends = np.cumsum(part, dtype=np.int64) * unit + end
-        yield ends - part.astype(np.int64) * unit
+    for chunk in lengths:
+        ends = np.cumsum(chunk, dtype=np.int64) * unit + end
+        yield ends - chunk.astype(np.int64) * unit
         end = int(ends[-1]) if len(ends) else end
 
 
@@ -109,11 +109,11 @@ def check_pointers(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.
     Raises:
         FormatError: the first that does not.
     """
-    at = 0
-    for wanted in begins(pieces(lengths), unit):
-        found = pointers[at : at + len(wanted)]
+    first = 0
+    for wanted in offsets(chunks(lengths), unit):
+        found = pointers[first : first + len(wanted)]
         if len(wrong := np.flatnonzero(found != wanted)):
             i = int(wrong[0])
-            what = f"pointer of sequence {at + i}"
+            what = f"pointer of sequence {first + i}"
             raise FormatError(path, what, found=int(found[i]), wanted=int(wanted[i]), hint=CUT_OFF)
-        at += len(wanted)
+        first += len(wanted)

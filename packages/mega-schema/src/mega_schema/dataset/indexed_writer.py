@@ -14,17 +14,17 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.dataset import idx_cached, idx_mmap
-from mega_schema.dataset.atomic_dataset import Staged
+from mega_schema.dataset.atomic_dataset import StagedDataset
 from mega_schema.dataset.dataset_info import DatasetInfo
-from mega_schema.dataset.idx_content import CHUNK, FORMS, Contents, code_of, pieces
+from mega_schema.dataset.idx_content import CHUNK, INDEX_FORMATS, IndexStreams, chunks, code_of
 
 
-def write_index(file: IO[bytes], form: str, contents: Contents) -> None:
+def write_index(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
     """Write an index of the form; memory holds a chunk of it."""
-    write = idx_mmap.write if form.endswith("mmap") else idx_cached.write
-    write(file, form, contents)
+    write = idx_mmap.write if index_format.endswith("mmap") else idx_cached.write
+    write(file, index_format, contents)
 
 
 class _Spool:
@@ -51,11 +51,11 @@ class _Spool:
     def chunks(self) -> Iterator[NDArray[Any]]:
         """All of them, from the first; several may read at once, but none while more are added."""
         if self._file is not None:
-            for at in range(0, self._earlier, CHUNK):
-                self._file.seek(at * self.dtype.itemsize)
-                part = self._file.read(self.dtype.itemsize * min(CHUNK, self._earlier - at))
-                yield np.frombuffer(part, self.dtype)
-        yield from pieces(np.array(self._recent, self.dtype))
+            for begin in range(0, self._earlier, CHUNK):
+                self._file.seek(begin * self.dtype.itemsize)
+                chunk = self._file.read(self.dtype.itemsize * min(CHUNK, self._earlier - begin))
+                yield np.frombuffer(chunk, self.dtype)
+        yield from chunks(np.array(self._recent, self.dtype))
 
     def close(self) -> None:
         if self._file is not None:
@@ -94,17 +94,23 @@ class IndexedWriter:
         info: DatasetInfo | None = None,
         *,
         multimodal: bool = False,
-        form: str = "mmap",
+        index_format: str = "mmap",
     ) -> None:
         self.prefix, self.dtype, self.info, self.multimodal = prefix, np.dtype(dtype), info, multimodal
-        self.form, self._shift = form, 1 if form == "fairseq-cached" else 0
-        if form not in FORMS or code_of(form, self.dtype) is None or (multimodal and form != "mmap"):
-            raise ValueError(f"no {form} index of {self.dtype}" + (" with modes" if multimodal else ""))
-        self._staged, self._tokens = Staged(prefix), 0
+        self.index_format, self._shift = index_format, 1 if index_format == "fairseq-cached" else 0
+        if (
+            index_format not in INDEX_FORMATS
+            or code_of(index_format, self.dtype) is None
+            or (multimodal and index_format != "mmap")
+        ):
+            raise ValueError(
+                f"no {index_format} index of {self.dtype}" + (" with modes" if multimodal else "")
+            )
+        self._staged, self._tokens = StagedDataset(prefix), 0
         self._lengths, self._modes = _Spool(prefix.parent, "i"), _Spool(prefix.parent, "b")
         self._documents = _Spool(prefix.parent, "q")
         self._documents.append(0)
-        self._ended = 0
+        self._ended_sequences = 0
         self._payload = self._staged.open(".bin")
 
     @property
@@ -137,19 +143,19 @@ class IndexedWriter:
         """
         assert len(ids) == lengths.sum(), "the lengths are not those of the ids"
         assert sequences is None or len(lengths) == sequences.sum(), "sequences that no document has"
-        assert self._ended == len(self._lengths), "a document is open"
+        assert self._ended_sequences == len(self._lengths), "a document is open"
         self._write(np.asarray(ids))
         ones = np.ones(len(lengths), np.int64) if sequences is None else sequences
-        self._documents.extend(np.cumsum(ones, dtype=np.int64) + self._ended)
+        self._documents.extend(np.cumsum(ones, dtype=np.int64) + self._ended_sequences)
         self._lengths.extend(lengths)
         if self.multimodal:
             self._modes.extend(np.zeros(len(lengths), np.int8))
-        self._ended = len(self._lengths)
+        self._ended_sequences = len(self._lengths)
 
     def end_document(self) -> None:
         """End the document that the sequences since the last call make; without any, it is an empty one."""
-        self._ended = len(self._lengths)
-        self._documents.append(self._ended)
+        self._ended_sequences = len(self._lengths)
+        self._documents.append(self._ended_sequences)
 
     def __enter__(self) -> Self:
         return self
@@ -173,24 +179,24 @@ class IndexedWriter:
                 raise ValueError(f"ids from {low} to {high} do not fit in {self.dtype}")
         if self._shift:
             values = values.astype(self.dtype) + self.dtype.type(self._shift)
-        with on_disk(self.prefix):
+        with disk_errors(self.prefix):
             self._payload.write(values.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._tokens += len(values)
 
     def _commit(self) -> None:
-        if self._ended != len(self._lengths):
+        if self._ended_sequences != len(self._lengths):
             raise ValueError("sequences after the last end_document() belong to no document")
-        with on_disk(self.prefix):
-            self._write_rest()
+        with disk_errors(self.prefix):
+            self._write_index()
 
-    def _write_rest(self) -> None:
+    def _write_index(self) -> None:
         documents, sequences = len(self._documents) - 1, len(self._lengths)
         modes = self._modes.chunks if self.multimodal else None
         lengths, bounds = self._lengths.chunks, self._documents.chunks
-        contents = Contents(self.dtype, sequences, documents + 1, lengths, bounds, modes)
-        write_index(self._staged.open(".idx"), self.form, contents)
+        contents = IndexStreams(self.dtype, sequences, documents + 1, lengths, bounds, modes)
+        write_index(self._staged.open(".idx"), self.index_format, contents)
         if self.info is not None:
-            if self.form.startswith("fairseq"):  # it says of itself that each sequence is a document
+            if self.index_format.startswith("fairseq"):  # it says of itself that each sequence is a document
                 documents = sequences
             info = dataclasses.replace(
                 self.info, documents=documents, sequences=sequences, tokens=self._tokens

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from mega_schema.errors import FormatError, RequestError
-from mega_schema.tokenizer.files import bytes_of_letters
+from mega_schema.tokenizer.files import byte_alphabet
 from mega_schema.tokenizer.identity import TokenizerIdentity, content_sha256
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class FastTokenizer:
         self,
         source: str | Callable[[], str],
         identity: TokenizerIdentity,
-        library: tokenizers.Tokenizer | Opening | None = None,
-        beside: Mapping[str, bytes] = MappingProxyType({}),
+        library: tokenizers.Tokenizer | LibraryOpening | None = None,
+        companions: Mapping[str, bytes] = MappingProxyType({}),
         content: dict[str, Any] | None = None,
     ) -> None:
         """A tokenizer that may be opened still.
@@ -44,7 +44,7 @@ class FastTokenizer:
                 may hold this value and let another library encode.
             content: what the source holds, where that is known, for the first who asks.
         """
-        self.identity, self.beside = identity, dict(beside)
+        self.identity, self.companions = identity, dict(companions)
         self._source, self._opening, self._content = source, library, content
 
     @cached_property
@@ -56,8 +56,8 @@ class FastTokenizer:
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
         if self._opening is None:
-            return opened(self.source, self.identity.type)
-        return self._opening.result() if isinstance(self._opening, Opening) else self._opening
+            return open_library(self.source, self.identity.type)
+        return self._opening.result() if isinstance(self._opening, LibraryOpening) else self._opening
 
     def wait(self) -> None:
         """Until the library has opened it and the source is written.
@@ -77,13 +77,13 @@ class FastTokenizer:
     def _bytes(self) -> dict[str, int] | None:
         decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
         kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        return bytes_of_letters() if "ByteLevel" in kinds else None
+        return byte_alphabet() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
-        opening, written = self._opening, "source" in self.__dict__
+        opening, is_written = self._opening, "source" in self.__dict__
         # to write it only to send it would keep waiting who opens it there
-        source = opening.text if isinstance(opening, Opening) and not written else self.source
-        return FastTokenizer, (source, self.identity, None, self.beside)
+        source = opening.text if isinstance(opening, LibraryOpening) and not is_written else self.source
+        return FastTokenizer, (source, self.identity, None, self.companions)
 
     def encode(self, text: str) -> list[int]:
         _check_utf8(text)
@@ -118,7 +118,7 @@ class FastTokenizer:
     def save(self, folder: Path) -> None:
         from mega_schema.tokenizer.tokenizer import save_folder
 
-        save_folder(folder, self.identity, {**self.beside, CONTENT: self.source.encode()})
+        save_folder(folder, self.identity, {**self.companions, CONTENT: self.source.encode()})
 
     def _piece(self, token: str) -> str:
         if self._bytes is None:
@@ -140,7 +140,7 @@ def _check_utf8(text: str) -> None:
         raise RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold") from None
 
 
-def opened(source: str, where: object) -> tokenizers.Tokenizer:
+def open_library(source: str, where: object) -> tokenizers.Tokenizer:
     """The text of a tokenizer.json, opened by the library.
 
     Raises:
@@ -162,7 +162,7 @@ def opened(source: str, where: object) -> tokenizers.Tokenizer:
     return library
 
 
-def compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
+def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
     """A text of a tokenizer.json for a library to open, written in a tenth of the time of `json`.
 
     Args:
@@ -178,7 +178,7 @@ def compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
         return json.dumps(content, ensure_ascii=False)
 
 
-class Opening:
+class LibraryOpening:
     """What `opened` gives, made on a thread: the library works without Python's lock.
 
     Attributes:
@@ -191,24 +191,24 @@ class Opening:
             source: another text of the same content, in whose lines and columns errors are told.
         """
         self.text, self._where, self._source = text, where, source
-        self._found: tokenizers.Tokenizer | Exception
+        self._result: tokenizers.Tokenizer | Exception
         self._thread = Thread(target=self._open, daemon=True)
         self._thread.start()
 
     def _open(self) -> None:
         try:
-            self._found = self._opened()
+            self._result = self._open_library()
         except Exception as error:
-            self._found = error
+            self._result = error
 
-    def _opened(self) -> tokenizers.Tokenizer:
+    def _open_library(self) -> tokenizers.Tokenizer:
         source, self._source = self._source, None
         try:
-            return opened(self.text, self._where)
+            return open_library(self.text, self._where)
         except FormatError:
             if source is None:
                 raise
-            return opened(source(), self._where)
+            return open_library(source(), self._where)
 
     def result(self) -> tokenizers.Tokenizer:
         """Wait for it.
@@ -217,12 +217,12 @@ class Opening:
             FormatError: the library takes the text for no tokenizer.json.
         """
         self._thread.join()
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def library_errors(self) -> Iterator[None]:
         """What goes wrong in the block is told in the library's words, where that does not take the text."""
         try:
             yield
@@ -231,14 +231,14 @@ class Opening:
             raise
 
 
-def opened_and_hashed(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
+def open_and_hash(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
     """Of the text of a tokenizer.json: the library's own, what the text holds, and the hash of that.
 
     Raises:
         FormatError: the library takes it for none.
     """
-    opening = Opening(source, where)
-    with opening.blamed():
+    opening = LibraryOpening(source, where)
+    with opening.library_errors():
         content = json.loads(source)
         sha256 = content_sha256(content)
     return opening.result(), content, sha256

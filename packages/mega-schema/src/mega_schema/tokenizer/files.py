@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_COMPANION_BYTES, read_foreign
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.hints import hint_of_content
 
 GPT2_EOD: Final = "<|endoftext|>"
 BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT_ADDED: Final = ("[BOS]", "[EOS]")  # Megatron adds them after the file's last word
-TIK_SPECIAL: Final = ("<unk>", "<s>", "</s>")
+TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>")
 # what Hugging Face's programs want to know beside the content: roles, chats, what ends an answer
-BESIDE: Final = (
+COMPANION_FILES: Final = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "generation_config.json",
 )
 # NVIDIA's two ways to cut text into words, by the names of --tiktoken-pattern
-TIK_PATTERNS: Final = (
+TIKTOKEN_PATTERNS: Final = (
     ("v1", r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
     (
         "v2",
@@ -42,7 +42,7 @@ TIK_PATTERNS: Final = (
 def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
     """GPT-2's vocab.json and the lines of its merges.txt."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return content_of(
+    return tokenizer_json(
         special={GPT2_EOD: vocab[GPT2_EOD]},
         pre_tokenizer=level,
         post_processor=level,
@@ -67,22 +67,22 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
     vocab = {word: number for number, word in enumerate(words)}
     if len(vocab) != len(words):
         seen = set[str]()
-        twice = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+        duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "each word on one line"
-        raise FormatError(path, "a word is there twice", found=repr(twice), wanted=wanted, hint=hint)
-    if lacking := [word for word in BERT_SPECIAL if word not in vocab]:
+        raise FormatError(path, "a word is there twice", found=repr(duplicate), wanted=wanted, hint=hint)
+    if missing := [word for word in BERT_SPECIAL if word not in vocab]:
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "BERT's vocab.txt, with " + " ".join(BERT_SPECIAL)
-        raise FormatError(path, f"no {lacking[0]}", wanted=wanted, hint=hint)
-    special, found = dict[str, int](), {word: vocab[word] for word in BERT_SPECIAL}
+        raise FormatError(path, f"no {missing[0]}", wanted=wanted, hint=hint)
+    special, matched = dict[str, int](), {word: vocab[word] for word in BERT_SPECIAL}
     for word in (*BERT_ADDED, *(f"<extra_id_{i}>" for i in range(extra_ids))):
         special[word] = vocab.setdefault(word, len(vocab))
     rules = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lower_case}
     model = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-    return content_of(
+    return tokenizer_json(
         special=special,
-        found=found,
+        matched=matched,
         normalizer={"type": "BertNormalizer", **rules},
         pre_tokenizer={"type": "BertPreTokenizer"},
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": False},
@@ -91,7 +91,7 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
 
 
 def tiktoken(
-    path: Path, words: Any, *, pattern: str, vocab_size: int, specials: int, named: Sequence[str]
+    path: Path, words: Any, *, pattern: str, vocab_size: int, specials: int, special_names: Sequence[str]
 ) -> dict[str, Any]:
     """NVIDIA's JSON of a tiktoken vocabulary: a list of objects with a rank and its token's bytes in base64.
 
@@ -107,24 +107,24 @@ def tiktoken(
         ConfigError: pattern or special tokens are not what they must be.
         FormatError: the file is something else.
     """
-    expression = dict(TIK_PATTERNS).get(pattern)
+    expression = dict(TIKTOKEN_PATTERNS).get(pattern)
     if expression is None:
         raise ConfigError("--tiktoken-pattern", "unknown", found=pattern, wanted="v1 | v2")
-    if not set(TIK_SPECIAL) <= set(named) or len(set(named)) != len(named):
-        wanted = "different names, among them " + " ".join(TIK_SPECIAL)
+    if not set(TIKTOKEN_SPECIAL) <= set(special_names) or len(set(special_names)) != len(special_names):
+        wanted = "different names, among them " + " ".join(TIKTOKEN_SPECIAL)
         raise ConfigError(
-            "--tiktoken-special-tokens", "not a list of names", found=" ".join(named), wanted=wanted
+            "--tiktoken-special-tokens", "not a list of names", found=" ".join(special_names), wanted=wanted
         )
-    if not len(named) <= specials < vocab_size - 256:
-        wanted = f"{len(named)} names or more, and room for 256 bytes in {vocab_size} ids"
+    if not len(special_names) <= specials < vocab_size - 256:
+        wanted = f"{len(special_names)} names or more, and room for 256 bytes in {vocab_size} ids"
         raise ConfigError("--tiktoken-num-special-tokens", "does not fit", found=specials, wanted=wanted)
     ranks = _ranks(path, words, vocab_size - specials)
-    names = [*named, *(f"<SPECIAL_{i}>" for i in range(len(named), specials))]
+    names = [*special_names, *(f"<SPECIAL_{i}>" for i in range(len(special_names), specials))]
     vocab, merges = byte_level(ranks, specials)
     special = dict(zip(names, range(specials), strict=True))
     split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return content_of(
+    return tokenizer_json(
         special=special,
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
         decoder=level,
@@ -139,21 +139,21 @@ def byte_level(ranks: dict[bytes, int], first: int) -> tuple[dict[str, int], lis
         ranks: of every token, from 0 up, in their order.
         first: id of rank 0.
     """
-    letters = {byte: letter for letter, byte in bytes_of_letters().items()}
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
 
-    def spelt(token: bytes) -> str:
+    def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
     merges = [
-        [spelt(token[:cut]), spelt(token[cut:])]
+        [spell(token[:cut]), spell(token[cut:])]
         for token in ranks
         for cut in sorted(range(1, len(token)), key=lambda cut: _cut_rank(ranks, token, cut))
         if token[:cut] in ranks and token[cut:] in ranks
     ]
-    return {spelt(token): first + rank for token, rank in ranks.items()}, merges
+    return {spell(token): first + rank for token, rank in ranks.items()}, merges
 
 
-def beside(folder: Path) -> dict[str, bytes]:
+def read_companions(folder: Path) -> dict[str, bytes]:
     """Read the files of Hugging Face's that are beside a tokenizer.json, unchanged.
 
     They are copied into what is written from the tokenizer, and people publish that.
@@ -161,16 +161,16 @@ def beside(folder: Path) -> dict[str, bytes]:
     Raises:
         FormatError: one is a link to somewhere else, larger than 16 MB, or not the JSON that its name says.
     """
-    return {name: read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
+    return {name: read_companion(folder / name) for name in COMPANION_FILES if (folder / name).is_file()}
 
 
-def read_beside(path: Path) -> bytes:
+def read_companion(path: Path) -> bytes:
     """One of the files that are beside a tokenizer.json.
 
     Raises:
         FormatError: as `beside` says.
     """
-    content = read_foreign(path, MOST_BESIDE)
+    content = read_foreign(path, MAX_COMPANION_BYTES)
     if path.suffix == ".json":
         try:
             value = json.loads(content)
@@ -181,7 +181,7 @@ def read_beside(path: Path) -> bytes:
     return content
 
 
-def bytes_of_letters() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The byte of each of GPT-2's letters: a byte that prints is itself, the others count up from U+0100."""
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printing]
@@ -214,11 +214,11 @@ def _ranks(path: Path, words: Any, count: int) -> dict[bytes, int]:
     return ranks
 
 
-def content_of(
+def tokenizer_json(
     *,
     special: dict[str, int],
     model: dict[str, Any],
-    found: dict[str, int] | None = None,
+    matched: dict[str, int] | None = None,
     normalizer: dict[str, Any] | None = None,
     pre_tokenizer: dict[str, Any] | None = None,
     post_processor: dict[str, Any] | None = None,
@@ -227,7 +227,7 @@ def content_of(
     """What a tokenizer.json holds; `special` tokens are not looked for in text, those of `found` are."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": i, "content": word, **flags, "special": True} for word, i in special.items()]
-    added += [{"id": i, "content": word, **flags, "special": False} for word, i in (found or {}).items()]
+    added += [{"id": i, "content": word, **flags, "special": False} for word, i in (matched or {}).items()]
     return {
         "version": "1.0",
         "truncation": None,

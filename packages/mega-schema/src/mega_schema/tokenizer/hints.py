@@ -40,7 +40,7 @@ def hint_of_path(path: Path) -> str:
     """What there is instead of a file that cannot be read."""
     folder = path if path.is_dir() else path.parent
     try:
-        names = sorted(one.name for one in folder.iterdir() if one.is_file())
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     except OSError:
         return f"there is no folder {folder}"
     if close := get_close_matches(path.name, names, 1, 0.5):

@@ -76,7 +76,7 @@ class TokenizerIdentity:
         return cls(**values)
 
 
-def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: object) -> None:
+def check_same_tokenizer(dataset: TokenizerIdentity, model: TokenizerIdentity, where: object) -> None:
     """Refuse a dataset whose ids mean something else to the model than to the tokenizer that made them.
 
     The types may differ: GPT-2's vocab.json and merges.txt give the same ids as its tokenizer.json.
@@ -87,7 +87,7 @@ def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: obje
     Raises:
         FormatError: the content, the vocabulary size or the eod differs; the message names both tokenizers.
     """
-    if _essence(dataset) != _essence(model):
+    if _id_content(dataset) != _id_content(model):
         raise FormatError(
             where,
             "tokenizer of the dataset is not the model's",
@@ -97,7 +97,7 @@ def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: obje
         )
 
 
-def _essence(identity: TokenizerIdentity) -> tuple[object, ...]:
+def _id_content(identity: TokenizerIdentity) -> tuple[object, ...]:
     return identity.sha256, identity.vocab_size, identity.eod
 
 
@@ -113,7 +113,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     if model["type"] == "BPE":
         model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
     if isinstance(model.get("vocab"), dict):
-        model["vocab"] = _ordered(model["vocab"])
+        model["vocab"] = _sort_vocab(model["vocab"])
     # a special token is never looked for in text, so only its id counts, not how it would be looked for
     added = content.get("added_tokens", [])
     added = [{k: t[k] for k in ("id", "content")} if t.get("special") else t for t in added]
@@ -126,15 +126,15 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()
 
 
-def _ordered(vocab: dict[str, Any]) -> dict[str, Any]:
+def _sort_vocab(vocab: dict[str, Any]) -> dict[str, Any]:
     """The vocabulary in the order of its words, which takes `json` most of the time of a hash to find."""
     try:
         import orjson
 
-        found: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
+        ordered: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
     except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
         return vocab
-    return found if found == vocab else vocab  # a number that it writes in another way
+    return ordered if ordered == vocab else vocab  # a number that it writes in another way
 
 
 def _without_offsets(part: Any) -> Any:

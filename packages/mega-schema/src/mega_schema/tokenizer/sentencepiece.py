@@ -41,14 +41,14 @@ class SentencePiece:
 
     @cached_property
     def _library(self) -> Any:
-        return _opened(self.model, MODEL)
+        return _open_library(self.model, MODEL)
 
     @cached_property
     def _added(self) -> dict[int, str]:
         """Special tokens by id, those the model has included."""
         return {i: word for word, i in _special(self._library, self.identity.type, 0).items()} | {
             i: f"<extra_id_{i - first}>"
-            for first in [_after(self._library, self.identity.type)]
+            for first in [_first_extra_id(self._library, self.identity.type)]
             for i in range(first, self.identity.vocab_size)
         }
 
@@ -122,7 +122,7 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
         raise FormatError(
             path, "not readable", found=error.strerror, wanted="a SentencePiece model"
         ) from None
-    library = _opened(model, path)
+    library = _open_library(model, path)
     sha256 = content_sha256(model)
     special = _special(library, type, extra_ids)
     eod, bos, pad = (None if i < 0 else i for i in (library.eos_id(), library.bos_id(), library.pad_id()))
@@ -139,7 +139,7 @@ def content_sha256(model: bytes) -> str:
     return hashlib.sha256(model).hexdigest()
 
 
-def _opened(model: bytes, where: object) -> Any:
+def _open_library(model: bytes, where: object) -> Any:
     try:
         import sentencepiece
     except ImportError:
@@ -162,18 +162,20 @@ def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
     if type != "SentencePieceTokenizer":
         return own
     ids = (library.pad_id(), library.bos_id(), library.eos_id())
-    usual = ("<PAD>", "<BOS>", "<EOS>")
-    names = [str(library.id_to_piece(i)) if i >= 0 else name for i, name in zip(ids, usual, strict=True)]
-    special, after = dict[str, int](), len(library)
+    default_names = ("<PAD>", "<BOS>", "<EOS>")
+    names = [
+        str(library.id_to_piece(i)) if i >= 0 else name for i, name in zip(ids, default_names, strict=True)
+    ]
+    special, next_id = dict[str, int](), len(library)
     for name in (*_ADDED, *names, *(f"<extra_id_{i}>" for i in range(extra_ids))):
-        found = int(library.piece_to_id(name))
-        known = str(library.id_to_piece(found)) == name
+        piece_id = int(library.piece_to_id(name))
+        is_known = str(library.id_to_piece(piece_id)) == name
         if name not in special:
-            special[name] = found if known else after
-            after += not known
+            special[name] = piece_id if is_known else next_id
+            next_id += not is_known
     return own | special
 
 
-def _after(library: Any, type: str) -> int:
+def _first_extra_id(library: Any, type: str) -> int:
     """The id that the first `<extra_id_i>` would have."""
     return 1 + max([len(library) - 1, *_special(library, type, 0).values()])

@@ -17,12 +17,12 @@ TRITON = Kernels(
     add_layer_norm=norm.add_layer_norm,
     bias_gelu=feedforward.bias_gelu,
     swiglu=feedforward.swiglu,
-    rotate=rotary.rotate,
-    rotate_packed=rotary.rotate_packed,
+    apply_rotary=rotary.apply_rotary,
+    apply_rotary_packed=rotary.apply_rotary_packed,
     masked_softmax=probability.masked_softmax,
     attention=reference.attention,  # torch has others' fused attention
     cross_entropy=probability.cross_entropy,
-    add_dropped=dropout.add_dropped,
+    dropout_add=dropout.dropout_add,
     linear=products.linear,
     add_product=products.add_product,  # cuBLAS adds to float32 itself
 )

@@ -20,21 +20,25 @@ _MOST_PROGRAMS = 512
 
 
 @triton.jit
-def _norm(x, residual, total, y, scale, shift, mean, inverse, width, eps,
-          ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _norm_kernel(
+    x, residual, total, y, scale, shift, mean, inverse, width, eps,
+    ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    at = row * width + column
-    given = tl.load(x + at, inside, 0.0)
+    offset = row * width + column
+    loaded = tl.load(x + offset, inside, 0.0)
     if ADD:
-        given = (given.to(tl.float32) + tl.load(residual + at, inside, 0.0).to(tl.float32)).to(given.dtype)
-        tl.store(total + at, given, inside)
-    value = given.to(tl.float32)
+        loaded = (loaded.to(tl.float32) + tl.load(residual + offset, inside, 0.0).to(tl.float32)).to(
+            loaded.dtype
+        )
+        tl.store(total + offset, loaded, inside)
+    value = loaded.to(tl.float32)
     if CENTRED:
-        middle = tl.sum(value, 0) / width
-        value = tl.where(inside, value - middle, 0.0)
-        tl.store(mean + row, middle)
+        mean_value = tl.sum(value, 0) / width
+        value = tl.where(inside, value - mean_value, 0.0)
+        tl.store(mean + row, mean_value)
     one_over = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(inverse + row, one_over)
     factor = tl.load(scale + column, inside, 0.0).to(tl.float32)
@@ -42,13 +46,15 @@ def _norm(x, residual, total, y, scale, shift, mean, inverse, width, eps,
     if CENTRED:
         value = value * factor + tl.load(shift + column, inside, 0.0).to(tl.float32)
     else:  # as the definition rounds
-        value = value.to(given.dtype).to(tl.float32) * factor
-    tl.store(y + at, value.to(given.dtype), inside)
+        value = value.to(loaded.dtype).to(tl.float32) * factor
+    tl.store(y + offset, value.to(loaded.dtype), inside)
 
 
 @triton.jit
-def _norm_back(x, scale, mean, inverse, grad_y, grad_total, grad_x, part_scale, part_shift, rows, width,
-               ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _norm_backward_kernel(
+    x, scale, mean, inverse, grad_y, grad_total, grad_x, part_scale, part_shift, rows, width,
+    ADD: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     first, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -56,23 +62,23 @@ def _norm_back(x, scale, mean, inverse, grad_y, grad_total, grad_x, part_scale, 
     sum_scale = tl.zeros((BLOCK,), tl.float32)
     sum_shift = tl.zeros((BLOCK,), tl.float32)
     for row in range(first, rows, programs):
-        at = tl.cast(row, tl.int64) * width + column
+        offset = tl.cast(row, tl.int64) * width + column
         one_over = tl.load(inverse + row)
-        value = tl.load(x + at, inside, 0.0).to(tl.float32)
-        grad = tl.load(grad_y + at, inside, 0.0).to(tl.float32)
+        value = tl.load(x + offset, inside, 0.0).to(tl.float32)
+        grad = tl.load(grad_y + offset, inside, 0.0).to(tl.float32)
         if CENTRED:
             value = tl.where(inside, value - tl.load(mean + row), 0.0)
             sum_shift += grad
         value = value * one_over
         sum_scale += grad * value
         grad = grad * factor
-        back = grad - value * (tl.sum(grad * value, 0) / width)
+        grad_value = grad - value * (tl.sum(grad * value, 0) / width)
         if CENTRED:
-            back = back - tl.sum(grad, 0) / width
-        back = back * one_over
+            grad_value = grad_value - tl.sum(grad, 0) / width
+        grad_value = grad_value * one_over
         if ADD:
-            back += tl.load(grad_total + at, inside, 0.0).to(tl.float32)
-        tl.store(grad_x + at, back.to(grad_x.dtype.element_ty), inside)
+            grad_value += tl.load(grad_total + offset, inside, 0.0).to(tl.float32)
+        tl.store(grad_x + offset, grad_value.to(grad_x.dtype.element_ty), inside)
     tl.store(part_scale + first * width + column, sum_scale, inside)
     if CENTRED:
         tl.store(part_shift + first * width + column, sum_shift, inside)
@@ -121,7 +127,7 @@ class _Norm(torch.autograd.Function):
             shift is not None,
             triton.next_power_of_2(width),
         )
-        _norm[(rows,)](
+        _norm_kernel[(rows,)](
             x, total if residual is None else residual.contiguous(), total, y, scale,
             scale if shift is None else shift, mean, inverse, width, eps,
             ADD=ctx.add, CENTRED=ctx.centred, BLOCK=ctx.block, num_warps=_warps(ctx.block),
@@ -136,11 +142,11 @@ class _Norm(torch.autograd.Function):
         rows, width = total.shape
         programs = min(rows, _MOST_PROGRAMS)
         grad_x, grad_y = torch.empty_like(total), grad_y.contiguous()
-        also = grad_y if grad_total is None else grad_total.contiguous()
+        grad_sum = grad_y if grad_total is None else grad_total.contiguous()
         part_scale = torch.empty((programs, width), dtype=torch.float32, device=total.device)
         part_shift = torch.empty_like(part_scale) if ctx.centred else part_scale
-        _norm_back[(programs,)](
-            total, scale, mean, inverse, grad_y, also, grad_x, part_scale, part_shift, rows, width,
+        _norm_backward_kernel[(programs,)](
+            total, scale, mean, inverse, grad_y, grad_sum, grad_x, part_scale, part_shift, rows, width,
             ADD=grad_total is not None, CENTRED=ctx.centred, BLOCK=ctx.block, num_warps=_warps(ctx.block),
         )  # fmt: skip
         grad_shift = part_shift.sum(0).to(scale.dtype) if ctx.centred else None

@@ -1,4 +1,4 @@
-"""Attention as the blocks of both families have it, from the norm before it to its output projection."""
+"""Attention of both model families, from the norm before it to its output projection."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from mega_model.recompute import recompute_closure
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec
 
-Angles = tuple[Tensor, Tensor] | None  # cosine and sine, where positions turn heads
+Angles = tuple[Tensor, Tensor] | None  # cosine and sine; None for models without rotary positions
 
 
 class Attention(nn.Module):
-    """O · attend(turned Q, turned K, V of x); a block is one of these with a feed-forward of its own.
+    """Project to queries, keys and values, attend, and project back: O · attend(rotary(Q), rotary(K), V).
 
-    The head norms are whole on every rank of tp, and each norms its own heads.
+    A block is a subclass that adds a feed-forward. The weights of the head norms are whole on every rank of
+    tp; each rank norms its own heads.
     """
 
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__()
-        m, prefix = rt.spec, f"layers.{layer}."
-        self.layer, self.head_width, self.kernels = layer, m.head_width, rt.kernels
+        m = rt.spec
+        prefix = f"layers.{layer}."
+        self.layer = layer
+        self.head_width = m.head_width
+        self.kernels = rt.kernels
         self.recompute_norm = rt.recompute.recomputes("layernorm")
         self.recompute_activation = rt.recompute.recomputes("mlp_act")
-        self.mask, self.interleaved_dim = (
-            AttentionMask.from_spec(m, rt.tp),
-            m.rotary_dim if m.rope_interleaved else 0,
-        )
+        self.mask = AttentionMask.from_spec(m, rt.tp)
+        self.interleaved_dim = m.rotary_dim if m.rope_interleaved else 0
         self.attn_norm = build_norm(rt, prefix + "attn_norm")
         self.qkv_widths = rt.run_lengths(prefix + "qkv.weight")
         self.qkv = ColumnLinear(rt, prefix + "qkv", bias=m.qkv_bias)
@@ -39,13 +41,16 @@ class Attention(nn.Module):
         self.out = RowLinear(rt, prefix + "out", bias=m.bias)
 
     def attention(self, x_TD: Tensor, y_TD: Tensor, angles: Angles, attend: AttentionBackend) -> Tensor:
-        """Attention of y, which is `attn_norm` of x."""
+        """Compute attention of y, where y is `attn_norm` of x; (T, D).
+
+        x is needed only to recompute y in backward.
+        """
         qkv_TW = self.qkv(y_TD, recompute_closure(self.recompute_norm, self.attn_norm, x_TD))
         q, k, v = self._split_heads(qkv_TW, angles)
         return self.out(attend(self.layer, q, k, v, self.mask).flatten(1))
 
     def _split_heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as attention takes them."""
+        """Return queries (T, N, H), keys and values (T, K, H), with rotary positions applied."""
         if angles is not None and self.q_norm is None and not self.interleaved_dim:
             return self.kernels.apply_rotary_packed(qkv_TW, self.qkv_widths, self.head_width, *angles)
         q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in qkv_TW.split(self.qkv_widths, -1))
@@ -57,8 +62,10 @@ class Attention(nn.Module):
         return q, k, v
 
     def _deinterleave(self, x_TNH: Tensor) -> Tensor:
-        """Components that turn together half of them apart, as the kernel wants them: neighbours, where the
-        model is of that kind. In q and k alike this changes no score.
+        """Move the rotary pairs (2i, 2i + 1) to (i, i + R), the order that the kernel expects.
+
+        Applied to q and k alike, this permutation changes no score. Models without interleaved pairs pass
+        through.
         """
         if not self.interleaved_dim:
             return x_TNH
@@ -72,10 +79,10 @@ def _norm_heads(norm: nn.Module, x_TNH: Tensor) -> Tensor:
 
 
 def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
-    """How far each pair of components turns per token, in radians: (turning / 2,) float32.
+    """Return the rotary frequency of each pair, radians per token: (rotary_dim / 2,) float32.
 
-    base^(-2i / turning), divided by the interpolation (arXiv:2306.15595), and by Llama 3.1's factor where
-    the pair turns slowly (its released code; Hugging Face's rope_type "llama3").
+    base^(-2i / rotary_dim), divided by the interpolation factor (arXiv:2306.15595). Llama 3.1's scaling
+    divides the low frequencies by a further factor (its released code; Hugging Face's rope_type "llama3").
     """
     pair = torch.arange(0, m.rotary_dim, 2, dtype=torch.float32, device=device)
     freq = m.rope_base ** (-pair / m.rotary_dim) / m.rope_interpolation
@@ -87,6 +94,6 @@ def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
 
 
 def rotary_angles(position_T: Tensor, m: ModelSpec) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every token's angles, two (T, turning / 2) tensors, float32."""
+    """Return cosine and sine of every token's angles, two (T, rotary_dim / 2) tensors, float32."""
     angle_TR = position_T.float()[:, None] * inv_freq(m, position_T.device)
     return angle_TR.cos(), angle_TR.sin()

@@ -1,5 +1,7 @@
-"""Where keys come from. A block computes q, k and v over one axis of tokens and calls `attend`; who calls the
-model brings one of these, so that one forward serves training, scoring and generation.
+"""Attention backends: where the keys and values of a forward pass come from.
+
+A block computes q, k and v over one axis of tokens and calls its backend. The caller of the model supplies
+the backend, so one forward pass serves training, scoring and generation.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from mega_schema.spec import ModelSpec
 
 
 class AttentionBackend(Protocol):
-    """softmax(q kᵀ / √H) v over the keys a token may see."""
+    """softmax(q kᵀ / √H) v over the keys that each token may see."""
 
     def __call__(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
@@ -30,8 +32,8 @@ class AttentionBackend(Protocol):
         """
         Args:
             layer: global number of the calling layer.
-            q_TNH, k_TKH, v_TKH: of the same tokens; K divides N.
-            reach: the model's rule of distance.
+            q_TNH, k_TKH, v_TKH: queries, keys and values of the same tokens; K divides N.
+            mask: the model's rule for distance: sliding window and ALiBi slopes.
 
         Returns:
             (T, N, H).
@@ -40,22 +42,21 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Training and scoring: rows of one length end to end, each token sees its own row up to itself.
+    """Attention for training and scoring: rows of one length end to end, each causal within itself.
 
-    With context parallelism a rank brings the tokens at `context_parallel.places` of every row, and the
-    keys and values of all ranks are gathered in one exchange; on the way back their gradients are
-    summed and parted again (arXiv:2407.21783 §3.3.2). A chunk is computed with the keys up to its end:
-    ranks have equal work.
+    With context parallelism a rank holds the tokens at `context_parallel.token_positions` of every row. One
+    all-gather collects the keys and values of all ranks; its backward is a reduce-scatter of their gradients
+    (arXiv:2407.21783 §3.3.2). Each chunk of queries uses the keys up to its own end, so that ranks have equal
+    work.
 
     Attributes:
-        rows, length: B and S, the whole row's; T = B·S / cp.
-        document_BS: number of the document of each token, of the whole rows; a token sees only its own.
-            None: a row is one document.
-        causal: False lets a token see the tokens after it too (BERT).
+        rows, length: B and S, of whole rows; T = B·S / cp.
+        document_BS: document number of each token, for whole rows; a token sees only its own document.
+            None: each row is one document.
+        causal: False lets a token see later tokens too (BERT).
         cp: the ranks that share the rows.
-        dropout: what training drops of the probabilities. Then they are computed and kept as a whole, S² of
-            them for every head.
-        attention, softmax: a record's; the second with dropout.
+        dropout: dropout of the attention probabilities. It materialises all S² of them for every head.
+        attention, softmax: the kernels to use; softmax is used only with dropout.
     """
 
     rows: int
@@ -68,7 +69,7 @@ class PackedAttention:
     softmax: Callable[[Tensor, Tensor | None, float], Tensor] = masked_softmax
     _visible: dict[AttentionMask, Visible] = field(
         init=False, repr=False, default_factory=dict
-    )  # for all layers
+    )  # shared by all layers
 
     def __call__(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
@@ -93,8 +94,8 @@ class PackedAttention:
         return out.transpose(1, 2).flatten(0, 1)
 
     def _build_visible(self, mask: AttentionMask, q: Tensor) -> Visible:
-        """Who sees whom, by places in the row."""
-        assert self.causal or mask.is_plain, "distance counts where a token sees those before it"
+        """Build the mask of which keys each query sees, from positions in the row."""
+        assert self.causal or mask.is_plain, "windows and slopes need causal attention"
         document_BS = self.document_BS
         if document_BS is None and mask.is_plain:
             return "before" if self.causal else None
@@ -124,13 +125,13 @@ class PackedAttention:
 
 
 class KVCacheAttention:
-    """Generation: keys and values of what came before are kept; all rows have the same length.
+    """Attention for generation: keys and values of earlier tokens are cached; all rows have the same length.
 
     A forward pass over T = B·S tokens adds S tokens to every row.
 
     Attributes:
         rows: B.
-        capacity: most tokens a row can come to.
+        capacity: maximum tokens of a row.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class KVCacheAttention:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.rows, self.capacity = rows, capacity
+        self.rows = rows
+        self.capacity = capacity
         shape = (spec.layers, rows, spec.kv_heads, capacity, spec.head_width)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
@@ -150,7 +152,7 @@ class KVCacheAttention:
 
     @property
     def length(self) -> int:
-        """Tokens in every row that all layers have seen."""
+        """Cached tokens of every row, in all layers."""
         return min(self._lengths)
 
     def __call__(
@@ -172,8 +174,9 @@ class KVCacheAttention:
         return attention(q, keys, values, visible).transpose(1, 2).flatten(0, 1)
 
     def select(self, row_B: Tensor) -> None:
-        """Row i becomes a copy of what row `row_B[i]` was (the surviving beams of a search)."""
-        self._keys, self._values = self._keys[:, row_B], self._values[:, row_B]
+        """Make row i a copy of the previous row `row_B[i]` (reordering of beams)."""
+        self._keys = self._keys[:, row_B]
+        self._values = self._values[:, row_B]
         self.rows = row_B.numel()
 
 
@@ -189,23 +192,25 @@ def _attention_with_dropout(
     drop: Callable[[Tensor], Tensor],
     softmax: Callable[[Tensor, Tensor | None, float], Tensor],
 ) -> Tensor:
-    """The same with probabilities dropped. They exist as a whole: torch's kernels drop by the order in which
-    they compute, and so would differ from layout to layout.
+    """Attention with dropout of the probabilities, which are materialised in full.
+
+    torch's fused kernels choose dropped elements by their own order of computation, which differs between
+    layouts.
     """
     q, k, v = (to_attention_dtype(x) for x in (q_BNsH, k_BKSH, v_BKSH))
     queries, keys = q.shape[2], k.shape[2]
     if isinstance(visible, str):
         visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    group_size = q.shape[1] // k.shape[1]  # query heads of a key head
+    group_size = q.shape[1] // k.shape[1]  # query heads per key head
     k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
-    # the queries are scaled, not the scores: float16 does not overflow, and a copy of them is kept,
-    # not all of the product that Q, K and V lie in
+    # Scale the queries, not the scores: float16 does not overflow, and autograd then keeps a copy of the
+    # queries instead of the whole QKV projection that they are a view of.
     score = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
     return (drop(softmax(score, visible, 1.0)) @ v).to(q_BNsH.dtype)
 
 
 def document_positions(token_BS: Tensor, eod: int) -> tuple[Tensor, Tensor]:
-    """Number of the document of each token in its row, and the token's place in that document; both (B, S).
+    """Return each token's document number within its row and its position within the document; both (B, S).
 
     A document ends with its `eod`; the next token begins another (Megatron's --reset-attention-mask and
     --reset-position-ids).

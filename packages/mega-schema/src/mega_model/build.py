@@ -1,4 +1,4 @@
-"""From a spec to a model, and from named values to its weights."""
+"""Build a model from its spec, and fill its weights from named values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mega_schema.spec import ModelSpec
 
 
 def build_model(spec: ModelSpec, rt: Runtime) -> Decoder:
-    """The stage of the model that the runtime's rank holds, its values not yet set."""
+    """Build this rank's pipeline stage of the model, with uninitialised weights."""
     return {"gpt": GPT, "llama": Llama}[spec.family](rt)
 
 
@@ -42,13 +42,13 @@ def load_model(
 
 
 def build_chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
-    """The stages that the runtime's rank holds, one for each round of the pipeline over the ranks."""
+    """Build the stages that this rank holds, one per round of an interleaved pipeline."""
     spec = rt.spec
     return tuple(build_model(spec, rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:
-    """Every parameter this rank holds, with its row; one tied to another on the same stage comes once."""
+    """Yield every parameter of this rank with its table row; parameters tied on one stage come once."""
     for name, weight in model.named_parameters():
         yield rt.table[name], weight
 
@@ -57,11 +57,11 @@ def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Paramete
 def fill_weights(
     model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: Runtime | None = None
 ) -> None:
-    """Set every weight from a source of boxes of the global tensors; padding becomes zero.
+    """Set every weight from a source of boxes of the global tensors; padding rows become zero.
 
     Args:
-        read: called with a name in the table and the box that is wanted; a checkpoint's `model_slab`, or
-            `init.initial_values`. A tied parameter asks for the one it is tied to.
+        read: called with a name in the table and a box; a checkpoint's `model_slab`, or
+            `init.initial_values`. A tied parameter reads the tensor it is tied to.
         rt: the runtime the model was built with; None for a model that one process holds whole.
     """
     rt = rt or Runtime.single_process(model.spec)

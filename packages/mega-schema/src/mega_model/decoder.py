@@ -1,4 +1,4 @@
-"""The part of a decoder that one pipeline stage holds: embedding, blocks, final norm and head."""
+"""The decoder of one pipeline stage: embedding, blocks, final norm and head."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from mega_model.runtime import Runtime
 class Decoder(nn.Module):
     """A decoder-only model, or one pipeline stage of it.
 
-    A family gives it the block and, where positions are added to embeddings, its own `embedded`. Layers keep
-    their global numbers, so a parameter has one name on every layout.
+    A family supplies the block class and, if it adds positions to the embeddings, overrides `embed_tokens`.
+    Layers keep their global numbers, so a parameter has the same name on every layout.
     """
 
     def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
         super().__init__()
-        self.spec, self.stage, self.tp, self.kernels = rt.spec, rt.stage, rt.tp, rt.kernels
-        self.recompute_groups, self.distribute_saved = (
-            rt.recompute.groups(rt.stage.layers),
-            rt.recompute.distribute_saved,
-        )
+        self.spec = rt.spec
+        self.stage = rt.stage
+        self.tp = rt.tp
+        self.kernels = rt.kernels
+        self.recompute_groups = rt.recompute.groups(rt.stage.layers)
+        self.distribute_saved = rt.recompute.distribute_saved
         if rt.stage.is_first:
             self.embed = VocabEmbedding(rt, "embed")
         self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
@@ -36,6 +37,7 @@ class Decoder(nn.Module):
             self.final_norm = build_norm(rt, "final_norm")
             self.head = LMHead(rt, "head")
             if rt.stage.is_first and rt.spec.tied:
+                # registers the second use of the weight and returns it
                 self.head.weight = rt.weight_gradients.share_weight(self.embed.weight)
 
     def forward(
@@ -47,17 +49,18 @@ class Decoder(nn.Module):
         target_T: Tensor | None = None,
         gradient: float | None = None,
     ) -> Tensor:
-        """One stage's share of the work.
+        """Run this stage's part of the forward pass.
 
         Args:
-            x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
-            position_T: place of every token in its document, whole on every rank.
-            drop: what training drops of the branches.
-            target_T: the token after each, or IGNORED; whole on every rank of tp. Without it, logits.
-            gradient: of the sum of the losses, as `head_loss` takes it.
+            x: (T,) token ids on the first stage; (T, D) from the previous stage on the others.
+            position_T: position of every token in its document, whole on every rank.
+            drop: dropout of the residual branches.
+            target_T: the next token of each token, or IGNORED; whole on every rank of tp. None: return
+                logits.
+            gradient: gradient of the summed loss, see `head_loss`.
 
         Returns:
-            (T, D) for the next stage; on the last one the sum of the tokens' losses in nats, or this rank's
+            (T, D) for the next stage; on the last stage the summed loss of the tokens in nats, or this rank's
             (T, V) logits.
         """
         x_TD = self.hidden_states(x, position_T, attend, drop)
@@ -66,7 +69,7 @@ class Decoder(nn.Module):
     def hidden_states(
         self, x: Tensor, position_T: Tensor, attend: AttentionBackend, drop: DropoutFn = no_dropout
     ) -> Tensor:
-        """Everything but the head: (T, D), normed on the last stage."""
+        """Compute everything but the head: (T, D), normed on the last stage."""
         x_TD = drop("embed", self.embed_tokens(x, position_T)) if self.stage.is_first else x
         angles = rotary_angles(position_T, self.spec) if self.spec.rotary_dim else None
         for layers, is_recomputed in self.recompute_groups:
@@ -89,9 +92,9 @@ class Decoder(nn.Module):
         )
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """This rank's slice of the scores, (T, V): columns past the true vocabulary mean nothing."""
+        """Return this rank's slice of the logits, (T, V); columns past the true vocabulary mean nothing."""
         return self.head(x_TD)
 
     def embed_tokens(self, token_T: Tensor, position_T: Tensor) -> Tensor:
-        """(T, D) of the tokens, before the first block."""
+        """Return the input of the first block, (T, D)."""
         return self.embed(token_T)

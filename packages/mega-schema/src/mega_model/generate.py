@@ -1,8 +1,8 @@
-"""Prompts to tokens: Megatron's batch scheme, scoring and beam search, over a cache of keys.
+"""Generate text from prompts: Megatron's batch scheme, scoring and beam search, with a KV cache.
 
-Every function takes ids and gives ids; text, files and the clock are the caller's. Shape suffixes: B rows of
-the batch (prompts, or beams), S tokens of a row, T = B·S of them end to end, D width, V words of the true
-vocabulary.
+Functions take and return token ids; text, files and time limits are the caller's. Shape suffixes: B rows of
+the batch (prompts, or beams), S tokens of a row, T = B·S of them end to end, D width, V words of the
+vocabulary without padding.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from mega_model.decoder import Decoder
 from mega_model.sampling import sample_token
 from mega_schema.errors import RequestError
 
-_CHUNK_LOGITS = 1 << 22  # values: 16 MiB in float32, however long a prompt and however large the vocabulary
+_CHUNK_LOGITS = 1 << 22  # values computed at a time: 16 MiB in float32, for any prompt length and vocabulary
 _BANNED_LOGIT = -1e10  # the logit Megatron gives to a word that is not allowed
-_MIN_TOP_P = math.ulp(0.0)  # a top_p that decays to 0 would mean: keep every word
+_MIN_TOP_P = math.ulp(0.0)  # a top_p of exactly 0 would disable the filter
 
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """What ends a row: a token of `ids`, or the token `twice` two times running. It stays in the row."""
+    """What ends a row: a token of `ids`, or the token `repeated_id` twice in a row, which the row keeps."""
 
     ids: frozenset[int] = frozenset()
     repeated_id: int | None = None
 
     def is_met(self, new_B: Tensor, before_B: Tensor) -> Tensor:
-        """(B,) bool: whether a row whose last token was `before_B` ends with `new_B`."""
+        """Return, (B,) bool, whether a row whose last token was `before_B` ends with `new_B`."""
         met_B = torch.zeros_like(new_B, dtype=torch.bool)
         for token in self.ids:
             met_B |= new_B == token
@@ -43,12 +43,12 @@ class StopCriteria:
 
 @dataclass(frozen=True, slots=True)
 class GenerateOutput:
-    """What came of a batch of prompts.
+    """The result of a batch of prompts.
 
     Attributes:
         rows: prompt and continuation of every prompt, in order.
-        logprobs: ln P(token i+1 | tokens up to i) of every row, one fewer than its tokens; None if not asked
-            for.
+        logprobs: ln P(token i+1 | tokens up to i) of every row, one fewer than its tokens; None if not
+            requested.
     """
 
     rows: list[list[int]]
@@ -57,17 +57,17 @@ class GenerateOutput:
 
 @dataclass(frozen=True, slots=True)
 class BeamHypothesis:
-    """A finished hypothesis: prompt, continuation and (where it met it) the stop token; and its score."""
+    """A finished hypothesis: prompt, continuation and stop token, if any; and its score."""
 
     row: list[int]
     score: float
 
 
 def check_length(model: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """Tokens the longest row comes to.
+    """Return the number of tokens of the longest finished row.
 
     Raises:
-        RequestError: a prompt has no tokens, or the model's context is shorter than the longest row.
+        RequestError: a prompt has no tokens, or the longest row would exceed the model's context.
     """
     if not all(prompts):
         raise RequestError("prompts", "a prompt has no tokens", wanted="at least one", hint='"add_BOS": true')
@@ -93,7 +93,7 @@ def generate(
     top_p: float = 0.0,
     top_p_decay: float = 0.0,
     top_p_bound: float = 0.0,
-    stop: StopCriteria = StopCriteria(),  # a frozen value without fields that could change
+    stop: StopCriteria = StopCriteria(),  # immutable
     banned_bigram: tuple[int, int] | None = None,
     vocab_limit: int | None = None,
     logprobs: bool = False,
@@ -103,19 +103,20 @@ def generate(
     """Continue every prompt until `stop`, or until it is the longest prompt's length + `new_tokens`.
 
     The batch starts at the shortest prompt's length and grows by one token a step; a longer prompt keeps its
-    own tokens until they are used up. Steps end early once every row has stopped.
+    own tokens until they are used up. Generation ends early once every row has stopped.
 
     Args:
-        temperature, top_k, top_p: see `sampling.choose`.
+        temperature, top_k, top_p: see `sampling.sample_token`.
         top_p_decay, top_p_bound: after every step of the batch top_p becomes max(top_p · decay, bound); a
-            decay of 0 leaves it alone.
-        never_after: (a, b): where the last token is a, the next one is not b.
-        words: choose among the first so many ids (a tokenizer may know fewer than the model);
-            log-probabilities are still over all of them.
-        logprobs: also give log-probabilities, from the logits as the model gave them: before temperature,
-            filters and `never_after`.
-        generator: of the model's device.
-        before_step: called with the batch's length before each forward pass; what it raises ends the work.
+            decay of 0 keeps it constant.
+        banned_bigram: (a, b): after the token a, b is never sampled.
+        vocab_limit: sample only ids below this (a tokenizer may have fewer than the model); log-probabilities
+            are still over all ids.
+        logprobs: also return log-probabilities, from the model's logits before temperature, filters and
+            `banned_bigram`.
+        generator: random generator on the model's device.
+        before_step: called with the batch's length before each forward pass; an exception from it ends
+            generation.
 
     Raises:
         RequestError: see `check_length`.
@@ -160,7 +161,7 @@ def generate(
 
 @torch.inference_mode()
 def score(model: Decoder, prompts: Sequence[Sequence[int]]) -> GenerateOutput:
-    """Log-probabilities of the prompts' own tokens, in one forward pass.
+    """Compute log-probabilities of the prompts' own tokens, in one forward pass.
 
     Raises:
         RequestError: see `check_length`.
@@ -184,26 +185,26 @@ def beam_search(
     vocab_limit: int | None = None,
     before_step: Callable[[int], None] | None = None,
 ) -> list[BeamHypothesis]:
-    """The `width` best continuations, best first; fewer where the vocabulary has not as many.
+    """Return the `width` best continuations, best first; fewer if the vocabulary is smaller.
 
     A hypothesis' score is Σ ln P over its new tokens, divided by their number to the power `length_penalty`;
-    a stop token counts. Every step looks at the 2·width best continuations of the open beams: a stop token
-    among the first `width` finishes its beam, any other opens one. The search ends once `width` are finished
-    and no open beam, as it scores now, beats the worst of them. Beams still open at the end are taken as
-    they are.
+    a stop token counts. Every step takes the 2·width best continuations of the open beams: a stop token among
+    the first `width` finishes its beam, any other token continues one. The search ends when `width` beams are
+    finished and no open beam scores higher than the worst of them. Beams still open at the length limit are
+    finished as they are.
 
     Args:
         stop: the id that finishes a hypothesis; None or an id outside the vocabulary finishes none.
-        never_after, words, before_step: see `generate`.
+        banned_bigram, vocab_limit, before_step: see `generate`.
 
     Raises:
         RequestError: see `check_length`.
     """
-    assert new_tokens > 0, "a beam has to have somewhere to go"
+    assert new_tokens > 0, "beam search needs at least one new token"
     total = check_length(model, [prompt], new_tokens)
     token_BS = _pad_prompts(model, [prompt], total)[0].repeat(width, 1)
     cache = _new_cache(model, 1, total - 1)
-    # all beams begin as the same prompt: only the first may be continued, or all would stay alike
+    # all beams start as the same prompt: only the first may be continued, or all would stay identical
     sum_B = torch.full((width,), float("-inf"), device=token_BS.device)
     sum_B[0] = 0.0
     finished = _FinishedBeams(width, length_penalty)
@@ -243,18 +244,19 @@ class _FinishedBeams:
     """The `width` best finished hypotheses."""
 
     def __init__(self, width: int, length_penalty: float) -> None:
-        self.width, self.length_penalty = width, length_penalty
+        self.width = width
+        self.length_penalty = length_penalty
         self.beams: list[BeamHypothesis] = []
 
     def add(self, row: list[int], logprob: float, new: int) -> None:
-        """Keep a hypothesis of `new` new tokens if it is among the best; of two alike, the earlier."""
+        """Keep a hypothesis of `new` new tokens if it is among the best; of two equal ones, the earlier."""
         if logprob == float("-inf"):
-            return  # a place that the vocabulary had no word for
+            return  # an unused slot: the vocabulary has fewer than `width` words
         self.beams.append(BeamHypothesis(row, self._score(logprob, new)))
         self.beams = self.ranked()[: self.width]
 
     def is_done(self, best_logprob: float, new: int) -> bool:
-        """Whether no open beam, as it scores now, beats the worst of `width` finished ones."""
+        """Whether `width` beams are finished and no open beam scores higher than the worst of them."""
         return len(self.beams) == self.width and self.beams[-1].score >= self._score(best_logprob, new)
 
     def ranked(self) -> list[BeamHypothesis]:
@@ -265,7 +267,7 @@ class _FinishedBeams:
 
 
 def _pad_prompts(model: Decoder, prompts: Sequence[Sequence[int]], total: int) -> tuple[Tensor, Tensor]:
-    """(B, total) ids, 0 where nothing is yet, and (B,) lengths; on the model's device."""
+    """Return (B, total) ids, padded with 0, and (B,) lengths; on the model's device."""
     device = next(model.parameters()).device
     token_BS = torch.zeros(len(prompts), total, dtype=torch.long)
     for row_S, prompt in zip(token_BS, prompts, strict=True):
@@ -282,7 +284,7 @@ def _new_cache(model: Decoder, rows: int, capacity: int) -> KVCacheAttention:
 
 
 def _hidden_states(model: Decoder, token_BS: Tensor, cache: KVCacheAttention) -> Tensor:
-    """(B, S, D) of the tokens that follow what the cache holds."""
+    """Return (B, S, D) for the tokens that follow the cached ones."""
     rows, new = token_BS.shape
     position_S = torch.arange(cache.length, cache.length + new, device=token_BS.device)
     return model.hidden_states(token_BS.flatten(), position_S.repeat(rows), cache).unflatten(0, (rows, new))
@@ -294,8 +296,9 @@ def _logits(model: Decoder, x_TD: Tensor) -> Tensor:
 
 
 def _logprobs(model: Decoder, x_BSD: Tensor, target_BS: Tensor) -> Tensor:
-    """(B, S) ln P(target), with the logits of only some tokens in memory at a time."""
-    x_TD, target_T1 = x_BSD.flatten(0, 1), target_BS.flatten()[:, None]
+    """Return ln P(target), (B, S), computing the logits of a few tokens at a time."""
+    x_TD = x_BSD.flatten(0, 1)
+    target_T1 = target_BS.flatten()[:, None]
     chunk = max(1, _CHUNK_LOGITS // model.spec.vocab)
     parts = [
         _logits(model, x_TD[i : i + chunk]).log_softmax(-1).gather(1, target_T1[i : i + chunk])
@@ -314,7 +317,7 @@ def _mask_banned(logit_BV: Tensor, before_B: Tensor, banned_bigram: tuple[int, i
 
 
 def _top_continuations(sum_BV: Tensor, count: int) -> list[tuple[float, int, int]]:
-    """The `count` largest of all beams: (sum, beam, token), the largest first."""
+    """Return the `count` largest sums over all beams as (sum, beam, token), largest first."""
     top = sum_BV.flatten().topk(min(count, sum_BV.numel()))
     width = sum_BV.shape[1]
     pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)

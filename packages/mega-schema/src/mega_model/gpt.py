@@ -1,9 +1,9 @@
-"""GPT-2 style models (Radford et al. 2019), with every variation Megatron's GPT has.
+"""GPT-2 style models (Radford et al. 2019), with all variations of Megatron's GPT.
 
 x = E[token] + P[position]      or the embedding normed first, or other positions
 for every layer:  x = x + O · attend(Q, K, V of norm(x))
-                  x = x + W₂ · act(W₁ · norm(x))        or of the x before it, beside each other
-scores = norm(x) · Eᵀ
+                  x = x + W₂ · act(W₁ · norm(x))        or of the layer's input (parallel residual)
+logits = norm(x) · Eᵀ
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mega_model.runtime import Runtime
 
 
 class GPT(Decoder):
-    """The model, or one pipeline stage of it."""
+    """The GPT model, or one pipeline stage of it."""
 
     def __init__(self, rt: Runtime) -> None:
         super().__init__(rt, GPTBlock)
@@ -56,18 +56,21 @@ class GPT(Decoder):
 
 
 class GPTBlock(Attention):
-    """One layer: attention, then the feed-forward, each on the normed stream and added to it.
+    """One layer: attention, then the feed-forward, each applied to the normed stream and added to it.
 
-    In a model with `parallel_residual` both read what enters the layer.
+    In a model with `parallel_residual` both read the input of the layer.
     """
 
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__(rt, layer)
-        m, prefix = rt.spec, f"layers.{layer}."
-        self.residual_after_norm, self.parallel_residual = m.post_norm_residual, m.parallel_residual
+        m = rt.spec
+        prefix = f"layers.{layer}."
+        self.residual_after_norm = m.post_norm_residual
+        self.parallel_residual = m.parallel_residual
         self.ffn_norm = build_norm(rt, prefix + "ffn_norm")
         self.up = ColumnLinear(rt, prefix + "up", bias=m.bias)
-        self.act, self.act_adds_bias = activation(rt), rt.spec.activation in ("gelu_tanh", "gelu_erf")
+        self.act = activation(rt)
+        self.act_adds_bias = rt.spec.activation in ("gelu_tanh", "gelu_erf")
         self.down = RowLinear(rt, prefix + "down", bias=m.bias)
 
     def forward(self, x_TD: Tensor, angles: Angles, attend: AttentionBackend, drop: DropoutFn) -> Tensor:
@@ -83,7 +86,10 @@ class GPTBlock(Attention):
         return drop(prefix + "down", self._feed_forward(x_TD, y_TD), residual_TD)
 
     def _feed_forward(self, x_TD: Tensor, y_TD: Tensor) -> Tensor:
-        """The feed-forward of y, which is `ffn_norm` of x."""
+        """Compute the feed-forward of y, where y is `ffn_norm` of x.
+
+        x is needed only to recompute y in backward.
+        """
         up = self.up.matmul if self.act_adds_bias else self.up
         up_TF = up(y_TD, recompute_closure(self.recompute_norm, self.ffn_norm, x_TD))
         return self.down(
@@ -91,12 +97,15 @@ class GPTBlock(Attention):
         )
 
     def _activate(self, up_TF: Tensor) -> Tensor:
-        """The activation of the feed-forward; GELU's kernel adds the bias of `up` first."""
+        """Apply the activation of the feed-forward; GELU's kernel adds the bias of `up` first."""
         return self.act(up_TF, self.up.bias) if self.act_adds_bias else self.act(up_TF)
 
 
 def activation(rt: Runtime) -> Callable[..., Tensor]:
-    """The activation that the spec names. GELU takes the bias too; a gated one halves the width."""
+    """Return the activation that the spec names.
+
+    GELU also takes the bias; a gated activation halves the width.
+    """
     functions: dict[str, Callable[..., Tensor]] = {
         "gelu_tanh": lambda x, bias: rt.kernels.bias_gelu(x, bias, "tanh"),
         "gelu_erf": lambda x, bias: rt.kernels.bias_gelu(x, bias, "none"),
@@ -110,6 +119,6 @@ def activation(rt: Runtime) -> Callable[..., Tensor]:
 
 
 def _gated(act: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
-    """act(gate) · up, the two halves of the last dimension in that order (arXiv:2002.05202)."""
+    """Compute act(gate) · up of the two halves of the last dimension, gate and up (arXiv:2002.05202)."""
     gate, up = x_TF.chunk(2, -1)
     return act(gate) * up

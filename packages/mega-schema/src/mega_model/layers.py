@@ -1,4 +1,4 @@
-"""The layers that know of tensor parallelism. Each docstring is the whole theory; none says `if tp > 1`."""
+"""Tensor-parallel layers. Each docstring is the whole theory; no layer tests `if tp > 1`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
 from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 
-# computes a layer's input once more, as `recompute.recompute_closure` gives it
+# recomputes a layer's input in backward, see `recompute.recompute_closure`
 RecomputeInput = Callable[[], Tensor] | None
 
 
 class ColumnLinear(nn.Module):
-    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output on each rank."""
+    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output per rank."""
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
-        self.bias, self.fp8 = rt.new_param(name + ".bias") if bias else None, rt.fp8
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if bias else None
+        self.fp8 = rt.fp8
         self.linear = rt.kernels.linear
 
     def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
@@ -35,14 +38,14 @@ class ColumnLinear(nn.Module):
         return self.matmul(x) if self.bias is None else self.matmul(x) + self.bias
 
     def matmul(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
-        """x Wᵀ alone, for a caller that adds the bias in its next kernel."""
+        """Compute x Wᵀ only, for a caller whose next kernel adds the bias."""
         if self.fp8 is not None:
             return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, recompute_input)
 
 
 class LMHead(nn.Module):
-    """The logits of the vocabulary, or their loss, for which they are computed in chunks; never in FP8."""
+    """The logits of the vocabulary, or the loss, for which logits are computed in chunks; never in FP8."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
@@ -54,10 +57,10 @@ class LMHead(nn.Module):
         self.kernel = rt.kernels.cross_entropy
 
     def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
-        """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats.
+        """Return this rank's logits, (T, V); with targets, the summed loss of the tokens in nats.
 
         Args:
-            gradient: of that sum, as `head_loss` takes it.
+            gradient: gradient of that sum, see `head_loss`.
         """
         if target_T is None:
             return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
@@ -75,15 +78,18 @@ class LMHead(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """y = x Wᵀ + b with the columns of W cut over tp: a slice of the input, the whole sum on every rank.
+    """y = x Wᵀ + b with the columns of W cut over tp: every rank has a slice of the input and the whole sum.
 
     b is whole on every rank and added once, after the sum.
     """
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
-        self.bias, self.fp8 = rt.new_param(name + ".bias") if bias else None, rt.fp8
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if bias else None
+        self.fp8 = rt.fp8
         self.linear = rt.kernels.linear
 
     def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
@@ -95,11 +101,16 @@ class RowLinear(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """The row of the table for each token, rows cut over tp: a rank adds zero for the others' tokens."""
+    """Embedding lookup in a table whose rows are cut over tp.
+
+    A rank contributes zero for tokens of other ranks.
+    """
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.new_param(name + ".weight")
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
 
     def forward(self, token_T: Tensor) -> Tensor:
         rows = self.weight.shape[0]
@@ -109,7 +120,7 @@ class VocabEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """The row of a small table for each token, whole on every rank."""
+    """Embedding lookup of positions in a small table, whole on every rank."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
@@ -124,14 +135,16 @@ class RMSNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.weight_plus_one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
+        self.eps = rt.spec.norm_eps
+        self.weight_plus_one = rt.spec.norm_1p
+        self.kernels = rt.kernels
         self.weight = rt.new_param(name + ".weight")
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernels.rms_norm(x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.eps)
 
     def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the two, and its norm."""
+        """Return x + residual, and its norm."""
         weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_rms_norm(x_TD, residual_TD, weight_D, self.eps)
 
@@ -141,8 +154,11 @@ class LayerNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.weight_plus_one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
-        self.weight, self.bias = rt.new_param(name + ".weight"), rt.new_param(name + ".bias")
+        self.eps = rt.spec.norm_eps
+        self.weight_plus_one = rt.spec.norm_1p
+        self.kernels = rt.kernels
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias")
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernels.layer_norm(
@@ -150,20 +166,20 @@ class LayerNorm(nn.Module):
         )
 
     def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the two, and its norm."""
+        """Return x + residual, and its norm."""
         weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self.bias, self.eps)
 
 
 def build_norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
-    """The norm the model's spec names."""
+    """Build the norm that the model's spec names."""
     return RMSNorm(rt, name) if rt.spec.norm == "rmsnorm" else LayerNorm(rt, name)
 
 
 def dropout_add_norm(
     norm: RMSNorm | LayerNorm, drop: DropoutFn, site: str, x_TD: Tensor, residual_TD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What is left of x plus the residual, and the norm of that: at once where nothing is dropped."""
+    """Apply dropout to x and add the residual; return the sum and its norm. One kernel without dropout."""
     if drop is no_dropout:
         return norm.add_and_norm(x_TD, residual_TD)
     sum_TD = drop(site, x_TD, residual_TD)
@@ -171,9 +187,9 @@ def dropout_add_norm(
 
 
 def sinusoids(position_T: Tensor, width: int) -> Tensor:
-    """fairseq's computed positions: (T, width) float32, sines in the first half and cosines in the second.
+    """Return fairseq's sinusoidal positions: (T, width) float32, sines first, then cosines.
 
-    fairseq counts places from its padding id + 1, which is 2 in every dictionary of its own making.
+    fairseq counts positions from its padding id + 1, which is 2 in every dictionary it makes.
     """
     half = width // 2
     step = -torch.log(torch.tensor(10000.0, device=position_T.device)) / (half - 1)

@@ -1,9 +1,9 @@
 """Llama style models (arXiv:2302.13971, arXiv:2307.09288).
 
 x = E[token]
-for every layer:  x = x + O · attend(turned Q, turned K, V of rmsnorm(x))
+for every layer:  x = x + O · attend(rotary(Q), rotary(K), V of rmsnorm(x))
                   x = x + W₂ · (silu(G · rmsnorm(x)) ∘ (U · rmsnorm(x)))
-scores = rmsnorm(x) · Hᵀ
+logits = rmsnorm(x) · Hᵀ
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mega_model.runtime import Runtime
 
 
 class Llama(Decoder):
-    """The model, or one pipeline stage of it."""
+    """The Llama model, or one pipeline stage of it."""
 
     def __init__(self, rt: Runtime) -> None:
         super().__init__(rt, LlamaBlock)

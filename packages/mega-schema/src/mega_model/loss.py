@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that no rank holds whole, and of which the scores need not exist at once.
+"""Cross-entropy over a vocabulary cut over tp, with the logits computed in chunks of tokens.
 
 Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vocabulary.
 """
@@ -34,21 +34,20 @@ def head_loss(
     linear: Linear = linear,
     gradient: float | None = None,
 ) -> Tensor:
-    """Sum over the tokens of the cross-entropy of x Wᵀ, in nats; the logits exist for a few tokens at a time.
+    """Compute the summed cross-entropy of x Wᵀ over the tokens, in nats, in chunks of tokens.
 
-    Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
-    the logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the
-    sum; until then the weight's gradient is a float32 tensor as large as the main gradient. If `gradient` is
-    given and the weight has a main gradient, forward adds to that one instead: always in float32, in bfloat16
-    only if `gradient` is a power of two, of float16 products never.
+    Forward also computes the gradients, while it has a chunk's logits: three products in all, as if the
+    logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the sum.
+    Until backward, the weight gradient is kept in a second float32 buffer as large as the main gradient. If
+    `gradient` is given and the weight has a main gradient, forward adds to the main gradient directly: always
+    in float32, in bfloat16 only if `gradient` is a power of two, in float16 never.
 
     Args:
-        x_TD: what the head multiplies, as `column_linear` takes it.
-        weight_VD, vocab, tp: this rank's rows of the head; rows of padding give no probability, and get no
-            gradient.
-        target_T: of the tokens of all ranks of tp; global ids in [0, vocab), or -100 for a token that does
-            not count.
-        gradient: what backward will bring as the gradient of the sum, where the caller knows it.
+        x_TD: input of the head, as for `column_linear`.
+        weight_VD, vocab, tp: this rank's rows of the head. Padding rows get no probability and no gradient.
+        target_T: targets of the tokens of all ranks of tp: global ids in [0, vocab), or -100 for an ignored
+            token.
+        gradient: the gradient of the sum that backward will receive, if the caller knows it.
 
     Returns:
         a float32 number, the same on every rank of tp.
@@ -56,7 +55,8 @@ def head_loss(
     Raises:
         IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
             synchronisation per step.
-        RuntimeError: forward has added the weight's gradient, and backward's gradient is not `gradient`.
+        RuntimeError: forward has added the weight's gradient, and backward received another gradient than
+            `gradient`.
     """
     _check_targets(target_T, vocab)
     options = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
@@ -71,7 +71,10 @@ def _check_targets(target_T: Tensor, vocab: int) -> None:
 
 
 def _local_targets(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, int]:
-    """Targets as this rank's columns, -1 where they are another's, IGNORED kept; and how many are true."""
+    """Map targets to this rank's columns, and count the columns without padding.
+
+    -1 for another rank's target; IGNORED is kept.
+    """
     first = tp.rank * columns
     columns_in_vocab = max(0, min(vocab - first, columns))
     local_T = target_T - first
@@ -100,9 +103,10 @@ class _HeadLoss(torch.autograd.Function):
         tokens, width = whole_TD.shape
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
-        # a small probability is zero in float16
+        # loss scaling: small probabilities underflow in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
-        # the gradient at the target is about -1: times no power of two, bfloat16 rounds it alike for all
+        # The gradient at the target is about -1. Scaled by anything but a power of two, it is rounded to
+        # bfloat16 with the same bias for every token.
         is_exact = gradient is not None and (dtype == torch.float32 or math.frexp(gradient)[0] == 0.5)
         main_VD = gradients.main_grad(weight_VD) if needs_weight and is_exact and scale == 1 else None
         grad_VD = main_VD
@@ -124,7 +128,8 @@ class _HeadLoss(torch.autograd.Function):
 
         step = chunk_tokens(tokens, max_chunk_tokens(width, dtype.itemsize))
         for begin in range(0, tokens, step):
-            compute_chunk(begin, begin + step)  # its logits are gone before the next one's are there
+            # a function, so that a chunk's logits are freed before the next chunk's exist
+            compute_chunk(begin, begin + step)
         if main_VD is not None:
             gradients.mark_accumulated(weight_VD)
             grad_VD = None
@@ -132,12 +137,10 @@ class _HeadLoss(torch.autograd.Function):
             grad_VD[columns_in_vocab:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
         ctx.save_for_backward(grad_x, grad_VD)
-        ctx.weight, ctx.gradients, ctx.scale, ctx.grad_accumulated = (
-            weight_VD,
-            gradients,
-            scale,
-            main_VD is not None,
-        )
+        ctx.weight = weight_VD
+        ctx.gradients = gradients
+        ctx.scale = scale
+        ctx.grad_accumulated = main_VD is not None
         return loss_T.sum()
 
     @staticmethod

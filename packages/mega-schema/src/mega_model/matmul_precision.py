@@ -1,4 +1,4 @@
-"""In which precision a product of half-precision factors is made, where a CPU makes it."""
+"""Choose the dtype in which a CPU multiplies bf16/fp16 matrices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """What products of x are made in.
+    """Return the dtype in which to multiply x.
 
-    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
+    A CPU without instructions for a half precision takes seven to thirty times as long as in float32
     (bench/cpu_training.py).
     """
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
@@ -20,7 +20,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 
 def has_native(half: torch.dtype) -> bool:
-    """Whether torch has this CPU's own instructions for products of a half precision."""
+    """Whether torch uses this CPU's own instructions for products of a half precision."""
     if not torch.backends.mkldnn.is_available():
         return False
     ops = torch.ops.mkldnn
@@ -29,12 +29,12 @@ def has_native(half: torch.dtype) -> bool:
 
 @contextmanager
 def allow_bf16_matmul(half: torch.dtype) -> Iterator[None]:
-    """Inside, the factors of a CPU's float32 products are numbers of `half` precision.
+    """Within the context, promise that the factors of float32 products are exact in `half` precision.
 
-    A CPU with its own products of bfloat16 then uses them: they are the float32 product but for the order of
+    A CPU with bfloat16 instructions then uses them: the result is the float32 product up to the order of
     additions, in half the time (bench/cpu_training.py).
     """
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module puts another in its place
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces this module at import
     previous = settings.fp32_precision
     if half == torch.bfloat16 and has_native(half):
         settings.fp32_precision = "bf16"

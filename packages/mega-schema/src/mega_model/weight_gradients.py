@@ -1,8 +1,9 @@
-"""Where the backward pass of a layer leaves the gradient of its weight.
+"""Accumulation of weight gradients in float32 by the backward pass of each layer.
 
-Autograd would make a gradient in the weight's dtype for every micro-batch, which something then adds up. Here
-the product is added to a float32 main gradient as it is made (Megatron's gradient accumulation fusion), and
-it may be put off: a zero-bubble pipeline first does what the stage before waits for (arXiv:2401.10241 §2).
+Autograd would create a gradient in the weight's dtype for every micro-batch, to be added up afterwards. Here
+the product is accumulated into a float32 main gradient directly (Megatron's gradient accumulation fusion). It
+can be deferred: a zero-bubble pipeline first computes what the previous stage waits for (arXiv:2401.10241
+§2).
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from mega_model.kernels.products import add_product
 class WeightGradients:
     """The main gradients of one rank's linear and embedding weights.
 
-    A weight that `into` did not name has its gradient returned to autograd.
+    Gradients of weights without a registered main gradient are returned to autograd.
 
     Attributes:
-        fused: a product is added in float32, as it is made; else it is rounded to the precision of its
-            factors before (Megatron's --no-gradient-accumulation-fusion).
-        ready: called with a weight when as many of its uses have added as one pass of the model has: in every
-            backward pass, but for a head whose loss has a known gradient, which adds in forward.
+        fused: accumulate products in float32; otherwise a product is first rounded to the dtype of its
+            factors (Megatron's --no-gradient-accumulation-fusion).
+        on_grad_ready: called with a weight after all its uses have accumulated for one pass of the model.
+            That is in every backward pass, or in forward for a head whose loss has a known gradient.
     """
 
     def __init__(self, *, fused: bool = True, product: AddProduct = add_product) -> None:
-        self.fused, self._product = fused, product
+        self.fused = fused
+        self._product = product
         self.on_grad_ready: Callable[[nn.Parameter], None] | None = None
         self._main_grads: dict[Tensor, Callable[[], Tensor]] = {}
         self._extra_uses: Counter[Tensor] = Counter()
@@ -40,10 +42,10 @@ class WeightGradients:
         self._deferred: dict[Hashable, list[Callable[[], None]]] = {}
 
     def register_main_grad(self, weight: nn.Parameter, main_grad: Callable[[], Tensor] | None) -> None:
-        """From now on the gradients of `weight` add to what `main` gives at that time, float32 of its shape.
+        """Accumulate gradients of `weight` into the tensor that `main_grad` returns, float32 of its shape.
 
         Args:
-            main: None returns them to autograd.
+            main_grad: called at every accumulation; None returns the gradients to autograd.
         """
         if main_grad is None:
             self._main_grads.pop(weight, None)
@@ -51,18 +53,21 @@ class WeightGradients:
             self._main_grads[weight] = main_grad
 
     def share_weight(self, weight: nn.Parameter) -> nn.Parameter:
-        """Say that one more layer uses the weight: its gradient is complete after one more addition."""
+        """Register one more layer that uses the weight, and return the weight.
+
+        The gradient is complete after one more accumulation per pass.
+        """
         self._extra_uses[weight] += 1
         return weight
 
     @property
     def is_deferring(self) -> bool:
-        """Whether additions are being put off."""
+        """Whether accumulations are being deferred."""
         return self._deferring_to is not None
 
     @contextmanager
     def defer(self, pass_: Hashable) -> Iterator[None]:
-        """Put off the additions of the backward pass inside, until `run` is called with the same name."""
+        """Defer the accumulations of the backward pass inside, until `run_deferred` of the same name."""
         assert self._deferring_to is None
         self._deferring_to = self._deferred.setdefault(pass_, [])
         try:
@@ -72,18 +77,18 @@ class WeightGradients:
 
     @torch.no_grad()
     def run_deferred(self, pass_: Hashable) -> None:
-        """Make the additions that were put off under this name."""
+        """Run the accumulations that were deferred under this name."""
         for addition in self._deferred.pop(pass_):
             addition()
 
     def accumulate(self, weight: nn.Parameter, x_TI: Callable[[], Tensor], grad_TO: Tensor) -> Tensor | None:
-        """Add gradᵀ x, now or later.
+        """Accumulate gradᵀ x, now or deferred.
 
         Args:
-            x_TI: gives the layer's input, whole; called once, when the product is made.
+            x_TI: returns the layer's whole input; called once, when the product is computed.
 
         Returns:
-            what autograd is to have as the weight's gradient: None, unless the weight has no main gradient.
+            the gradient for autograd: None, unless the weight has no main gradient.
         """
         main_grad = self._main_grads.get(weight)
         if main_grad is None:
@@ -94,23 +99,23 @@ class WeightGradients:
     def accumulate_product(
         self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool = False
     ) -> None:
-        """main += gradᵀ x in float32, whatever the two are.
+        """Compute main += gradᵀ x in float32, for factors of any dtype.
 
         Args:
-            first: nothing was added before: main may hold anything.
+            first: overwrite main, which may hold anything.
         """
         self._product(main_OI, grad_TO, x_TI, first=first, rounded=not self.fused)
 
     def main_grad(self, weight: nn.Parameter) -> Tensor | None:
-        """The main gradient of a weight, None where autograd has its gradients.
+        """Return the main gradient of a weight, or None if autograd has its gradients.
 
-        Who adds to it calls `added` when the gradient of one pass is complete.
+        A caller that adds to it must call `mark_accumulated` once per pass.
         """
         main_grad = self._main_grads.get(weight)
         return None if main_grad is None else main_grad()
 
     def accumulate_with(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
-        """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
+        """Let `addition` add to a float32 tensor of the weight's shape; otherwise as `accumulate`."""
         main_grad = self._main_grads.get(weight)
         if main_grad is None:
             grad = torch.zeros_like(weight, dtype=torch.float32)
@@ -120,11 +125,11 @@ class WeightGradients:
         return None
 
     def accumulate_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        """Add grad[t] to row `row_T[t]`, for every t; as `add` otherwise."""
+        """Add grad[t] to row `row_T[t]` for every t; otherwise as `accumulate`."""
         main_grad = self._main_grads.get(weight)
         if main_grad is None:
             return torch.ops.aten.embedding_dense_backward(grad_TD, row_T, weight.shape[0], -1, False)
-        # on a GPU index_add_ adds in any order, index_put_ sorts: the same bits every time
+        # on a GPU index_add_ adds in arbitrary order; index_put_ sorts first and is reproducible
         if weight.device.type == "cpu":
             self._run_or_defer(weight, lambda: main_grad().index_add_(0, row_T, grad_TD.float()))
         else:
@@ -134,11 +139,13 @@ class WeightGradients:
         return None
 
     def accumulate_scaled(self, weight: nn.Parameter, grad: Tensor, scale: Tensor) -> Tensor | None:
-        """Add what is there already, `scale` times (a number); as `add` otherwise, but never put off: it
-        would only be kept for longer.
+        """Add `scale` times a finished gradient; otherwise as `accumulate`.
+
+        Never deferred: that would only keep the gradient in memory for longer.
 
         Args:
-            made: float32, of the weight's shape.
+            grad: float32, of the weight's shape.
+            scale: a number.
         """
         main_grad = self._main_grads.get(weight)
         if main_grad is None:
@@ -158,7 +165,7 @@ class WeightGradients:
             self._deferring_to.append(add)
 
     def mark_accumulated(self, weight: nn.Parameter) -> None:
-        """Say that one use of the weight has added its gradient of one pass."""
+        """Record that one use of the weight has accumulated its gradient of one pass."""
         self._accumulations[weight] += 1
         if (
             self.on_grad_ready is not None

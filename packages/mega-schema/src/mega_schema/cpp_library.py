@@ -1,4 +1,4 @@
-"""Compile C++ sources with this machine's compiler, once; load what was compiled."""
+"""Compile C++ sources with this machine's compiler, cache the library, and load it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _TIMEOUT_SECONDS: Final = 120
 
 
 class CompileError(Exception):
-    """The library cannot be compiled or loaded, for the reason that the text says."""
+    """The library cannot be compiled or loaded; the text gives the reason."""
 
 
 def load_library(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
-    """The library of all C++ sources of a folder, compiled unless the cache has it.
+    """Return the library of all C++ sources of a folder, compiled unless it is in the cache.
 
-    The cache is $XDG_CACHE_HOME/mega, by default ~/.cache/mega; a library is kept there under a digest of the
-    sources, the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
+    The cache is $XDG_CACHE_HOME/mega, by default ~/.cache/mega. A library's key is a digest of the sources,
+    the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
 
     Raises:
-        NotCompiled: there is no compiler, it failed, or the library cannot be written or loaded.
+        CompileError: there is no compiler, it failed, or the library cannot be written or loaded.
     """
     compiler, files = _compiler(), sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
     key = hashlib.sha256(" ".join((compiler, *flags)).encode())
@@ -48,7 +48,7 @@ def load_library(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
 
 @cache
 def cpu_vendor() -> str:
-    """The maker of this CPU by Linux's name, "AuthenticAMD" or "GenuineIntel"; empty where it gives none."""
+    """Return this CPU's vendor by Linux's name, "AuthenticAMD" or "GenuineIntel"; "" if it gives none."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -69,14 +69,14 @@ def _cache() -> Path:
 
 
 def _compile(command: Sequence[str], sources: Sequence[Path], path: Path) -> None:
-    """Write the library. Processes that do so at the same time replace one file by an equal one."""
+    """Compile and link the library. Concurrent processes each replace the file with an equal one."""
     start = time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         for source, object_file in zip(sources, objects, strict=True):
             _run([*command, "-c", str(source), "-o", object_file])
-        # without the flags: torch brought the library of threads along that answers what -fopenmp calls
+        # link without -fopenmp: torch has already loaded the OpenMP runtime
         library = Path(folder, path.name)
         _run([command[0], "-shared", *objects, "-o", str(library)])
         library.replace(path)

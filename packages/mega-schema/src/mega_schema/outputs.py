@@ -1,11 +1,11 @@
-"""Check that an output path can be written without the loss of anything: one rule for every program.
+"""Check that an output path can be written without losing anything: one rule for every program.
 
-- An output is a path of this machine. A URL is refused.
-- An output is no input, and an output folder holds no input. Links, hard links and the case of names count.
-- An output folder lies in no folder that its command reads: the next run would read what this one writes.
-- A folder that is not empty, or a file that exists, is replaced only where this toolkit wrote it.
+- An output is a path of this machine; a URL is refused.
+- An output is not an input, and an output folder contains no input. Links, hard links and letter case count.
+- An output folder is not inside a folder that its command reads: the next run would read this one's output.
+- A non-empty folder or an existing file is replaced only if this toolkit wrote it.
 
-Uses Python's standard library alone, so that every command can check before it imports anything slow.
+Uses Python's standard library only, so that every command can check before slow imports.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def check_output(
     is_ours: Callable[[Path], bool] = lambda path: False,
     instead: str = "",
 ) -> None:
-    """Refuse an output path whose use would overwrite an input or files that this toolkit did not write.
+    """Refuse an output path whose use would overwrite an input, or files that this toolkit did not write.
 
     Args:
         option: the command-line option that names the path; begins the message.
         inputs: files, or folders, that the command reads.
-        read_folders: folders of `--input` in which the command would read also files that it writes.
-        is_ours: whether an existing file, or a folder that is not empty, was written by this toolkit, so that
-            the command may replace it.
-        instead: what the hint proposes; "" is another path.
+        read_folders: folders of `--input` in which the command would also read files that it writes.
+        is_ours: whether an existing file, or a non-empty folder, was written by this toolkit and may be
+            replaced.
+        instead: the remedy that the hint proposes; "" proposes another path.
 
     Raises:
         ConfigError: the path is refused.
@@ -71,21 +71,20 @@ def check_output(
             )
         raise ConfigError(option, "holds an input", found=overwritten, hint="name another folder")
     if kind == "file" and not is_ours(path):
-        what, hint = (
-            "is a file that this command did not write",
-            f"{instead or 'name another file'}, or remove this file",
-        )
+        what = "is a file that this command did not write"
+        hint = f"{instead or 'name another file'}, or remove this file"
         raise ConfigError(option, what, found=path, hint=hint)
     if kind == "folder" and (names := _names(path)) and not is_ours(path):
-        what, hint = "holds files that this command did not write", instead or "name a new or an empty folder"
+        what = "holds files that this command did not write"
+        hint = instead or "name a new or an empty folder"
         raise ConfigError(option, what, found=f"{path} with {names}", hint=hint)
 
 
 def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = ()) -> bool:
-    """Refuse the prefix of a dataset where one of its files is an input or no dataset's.
+    """Refuse the prefix of a dataset if one of its files is an input or does not belong to a dataset.
 
     Returns:
-        whether a dataset has this prefix already, which the command replaces.
+        whether a dataset with this prefix exists, which the command replaces.
 
     Raises:
         ConfigError: the prefix is refused.
@@ -98,7 +97,7 @@ def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = 
     )
     for suffix, is_ours in (
         (".idx", lambda path: True),
-        # a process that was killed while it replaced a dataset leaves the payload without its index
+        # a process killed while it replaced a dataset leaves the payload without its index
         (".bin", lambda path: has_leftovers or index.exists() or _has_info(sibling(prefix, ".json"))),
         (".json", _has_info),
     ):
@@ -112,7 +111,7 @@ def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = 
 
 
 def dataset_files(prefix: Path) -> list[Path]:
-    """The files that a dataset may have."""
+    """Return the files that a dataset may have."""
     return [sibling(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
 
 
@@ -120,16 +119,17 @@ def check_local(option: str, path: Path) -> None:
     """Refuse a URL, which would become a local folder of that name.
 
     Raises:
-        ConfigError: the path is one.
+        ConfigError: the path is a URL.
     """
     if match := _URL.match(str(path)):
         hint = "name a local path, and copy what is there afterwards, as `aws s3 cp --recursive` does"
-        found, wanted = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}", "a path of this machine"
+        found = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}"
+        wanted = "a path of this machine"
         raise ConfigError(option, "is a URL", found=found, wanted=wanted, hint=hint)
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing beside it."""
+    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing else."""
     names = {path.name for path in folder.iterdir()}
     return IDENTITY in names and names <= TOKENIZER_FILES and "sha256" in _object(folder / IDENTITY)
 
@@ -151,7 +151,7 @@ def is_page(path: Path) -> bool:
 
 
 def has_keys(keys: Iterable[str]) -> Callable[[Path], bool]:
-    """A function: whether the first object of a file of JSON, or JSON lines, has exactly these keys."""
+    """Return a predicate: whether the first object of a JSON or JSON lines file has exactly these keys."""
     wanted = frozenset(keys)
     return lambda path: not path.stat().st_size or _object(path).keys() == wanted
 
@@ -161,7 +161,7 @@ def _has_info(path: Path) -> bool:
 
 
 def _object(path: Path) -> dict[str, object]:
-    """The object in a file of JSON, or on its first line; an empty one where there is none."""
+    """Return the object in a JSON file, or on its first line; {} if there is none."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LINE)
@@ -176,7 +176,7 @@ def _object(path: Path) -> dict[str, object]:
     return {}
 
 
-_LINE = 64 << 20  # bytes of a line at most; a longer one is not looked at
+_LINE = 64 << 20  # maximum bytes of a line; a longer one is ignored
 
 
 def _head(path: Path) -> bytes:
@@ -191,7 +191,7 @@ def _names(folder: Path) -> str:
 
 
 def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
-    """The inputs that are the output, or lie in it: under their own name, or where their link leads."""
+    """Yield the inputs that are the output or are inside it, by their own name or by their link's target."""
     output_id, inside = _file_id(output), dict[Path, bool]()
 
     def holds(folder: Path) -> bool:
@@ -201,7 +201,7 @@ def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
             )
         return inside[folder]
 
-    folders = dict[Path, Path]()  # resolved once each: a corpus has many files in few folders
+    folders = dict[Path, Path]()  # resolve each folder once: a corpus has many files in few folders
     for path in inputs:
         folder = folders.setdefault(path.parent, path.parent)
         if folder is path.parent:
@@ -215,7 +215,10 @@ def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
 
 
 def _find_reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
-    """The first folder that the output lies in; None where it is in none, or below a hidden name."""
+    """Return the first of `folders` that contains the output, or None.
+
+    None also if a hidden folder is between.
+    """
     folders_by_id = {_file_id(folder): folder for folder in folders}
     parent = output.resolve()
     while folders_by_id and parent != parent.parent and not parent.name.startswith("."):
@@ -226,7 +229,7 @@ def _find_reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """What tells a file or folder from every other, whatever its name; None where there is nothing."""
+    """Return device and inode, which identify a file under any name; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

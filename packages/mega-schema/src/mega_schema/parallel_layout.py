@@ -1,4 +1,4 @@
-"""Which rank does what: ranks and coordinates, pipeline stages and layers. Pure arithmetic."""
+"""The parallel layout: ranks and coordinates, pipeline stages and layers. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
 class Stage:
     """One stage of a pipeline and the layers it holds, by their global numbers.
 
-    A rank of an interleaved pipeline holds several (arXiv:2104.04473 §2.2): `index` counts all stages of all
-    ranks in the order a micro-batch passes them, `count` is how many there are.
+    A rank of an interleaved pipeline holds several (arXiv:2104.04473 §2.2). `index` counts the stages of all
+    ranks in the order a micro-batch passes them; `count` is their total.
     """
 
     index: int
@@ -33,7 +33,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where a rank stands on each axis."""
+    """A rank's position on each axis."""
 
     tp: int
     dp: int
@@ -46,9 +46,9 @@ class Layout:
     """Sizes of the axes. Ranks are numbered tp fastest, then cp, then dp, and pp slowest, as in Megatron.
 
     Attributes:
-        tp, cp, dp, pp: ranks that share every layer, every sequence, every batch, and the depth.
-        vp: stages of the pipeline that each rank of pp holds; it multiplies no ranks.
-        dealt: layers of every stage, where `deal` was asked for something else than evenly.
+        tp, cp, dp, pp: number of ranks that share every layer, every sequence, every batch, and the depth.
+        vp: stages of the pipeline on each rank of pp; it multiplies no ranks.
+        layers_per_stage: layers of every stage, if not split evenly.
     """
 
     tp: int = 1
@@ -60,12 +60,12 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return self.tp * self.cp * self.dp * self.pp
 
     @classmethod
     def from_world_size(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
-        """The layout of `world` ranks with these degrees; data parallel takes what remains.
+        """Return the layout of `world` ranks with these degrees; data parallel takes the rest.
 
         Raises:
             LayoutError: the ranks are not a whole number of model copies.
@@ -103,9 +103,9 @@ class Layout:
         )
 
     def stage(self, pp: int, layers: int, chunk: int = 0) -> Stage:
-        """The stage that chunk `chunk` of pipeline place `pp` is, in a model of `layers` layers.
+        """Return the stage that is chunk `chunk` of pipeline position `pp`, in a model of `layers` layers.
 
-        Stages go around the places: the second round of them lies on each place's chunk 1, and so on.
+        Stages go round the positions: the second round is chunk 1 of each position, and so on.
 
         Raises:
             LayoutError: a stage would have no layer.
@@ -127,21 +127,22 @@ def split_layers(
     embedding: bool = False,
     head: bool = False,
 ) -> tuple[int, ...]:
-    """How many layers each stage has, in the order of the stages, as evenly as can be.
+    """Split the layers over the pipeline stages as evenly as possible; return layers per stage.
 
-    Layers that are left over go to the middle stages first: the ends carry the embedding and the head.
+    Remaining layers go to the middle stages first, because the ends hold the embedding and the head.
 
     Args:
-        first, last: layers of the first and of the last place, all its stages together; None deals them too.
-        embedding, head: count the embedding, the head, as a layer of the stage that holds it. Such a stage
-            may then have no other.
+        first, last: layers of the first and of the last position, all its stages together; None splits them
+            too.
+        embedding, head: count the embedding, the head, as a layer of its stage. Such a stage may then have no
+            other layer.
 
     Raises:
-        LayoutError: a stage would have no layer, or some layers no stage.
+        LayoutError: a stage would have no layer, or a layer no stage.
     """
     stages = pp * vp
     sizes: dict[int, int] = {}
-    # what is left over goes to the chunks that hold neither the embedding nor the head
+    # remaining layers go to the chunks that hold neither the embedding nor the head
     for flag, wanted_layers, place_stages in (
         (FIRST, first, range(0, stages, pp)[::-1]),
         (LAST, last, range(pp - 1, stages, pp)),
@@ -167,7 +168,7 @@ def split_layers(
 
 
 def _fixed_sizes(flag: str, wanted_layers: int, layers: int, stages: range, pp: int) -> dict[int, int]:
-    """The layers that were asked for one place, over its stages."""
+    """Split the layers that were requested for one position over its stages."""
     if pp == 1:
         raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
     if not len(stages) <= wanted_layers < layers:
@@ -185,7 +186,8 @@ def _too_few_layers(units: int, free: int, layers: int, pp: int, vp: int, has_fi
         found = f"{units} layers left for {free} stages"
         return LayoutError(f"{FIRST}, {LAST}", what, found=found, wanted=f"at least {free} left")
     if vp > 1:
-        found, most = f"{pp} x {vp} stages for {layers} layers", layers // pp
+        found = f"{pp} x {vp} stages for {layers} layers"
+        most = layers // pp
         return LayoutError(
             VIRTUAL, what, found=found, wanted=f"at most {most}", hint=f"{VIRTUAL} {most}" if most else ""
         )

@@ -1,4 +1,4 @@
-"""What backward computes again instead of keeping it: which layers of a stage, and in which groups."""
+"""Which layers of a stage backward recomputes, and in which groups."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ MODULES: tuple[Module, ...] = get_args(Module)
 
 @dataclass(frozen=True, slots=True)
 class RecomputePolicy:
-    """A trade of memory for time (arXiv:2205.05198 §5).
+    """Activation recomputation: a trade of memory for time (arXiv:2205.05198 §5).
 
     Attributes:
-        granularity: "full", of layers only what enters them is kept; "selective", the outputs of `modules`
-            are not; None, everything is kept.
-        method: of "full": "uniform", all layers, what enters a group of `layers` is kept; "block", the first
-            `layers` of a stage one by one, and of the rest everything is kept.
-        cut: what is kept of a full group is cut over tp (arXiv:1910.02054 §6.1).
-        modules: of "selective", the parts of a layer that backward computes again: "core_attn", attention
-            from q, k and v; "layernorm", the norms that linear layers read, from their inputs; "mlp_act", the
+        granularity: "full": save only the inputs of layers; "selective": do not save the outputs of
+            `modules`; None: save everything.
+        method: of "full": "uniform": save the input of every group of `layers` layers; "block": recompute the
+            first `layers` layers of a stage one by one, and save everything of the others.
+        layers: see `method`.
+        distribute_saved: shard the saved inputs of "full" over tp (arXiv:1910.02054 §6.1).
+        modules: of "selective", the parts of a layer that backward recomputes: "core_attn": attention from q,
+            k and v; "layernorm": the norms that linear layers read, from their inputs; "mlp_act": the
             activation between the two linear layers of the feed-forward, from its input.
     """
 
@@ -41,7 +42,7 @@ class RecomputePolicy:
         return self.granularity == "selective" and self.modules != KEEP_ALL.modules
 
     def groups(self, stage: Sequence[int]) -> list[tuple[list[int], bool]]:
-        """The layers of a stage in runs, each with whether it is computed again as one."""
+        """Return the layers of a stage in groups, each with whether it is recomputed as one."""
         layers = list(stage)
         if self.granularity != "full":
             return [(layers, False)]

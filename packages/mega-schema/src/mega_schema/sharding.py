@@ -1,8 +1,8 @@
-"""How a tensor is cut over an axis of the mesh, as integers.
+"""Splits of a tensor over an axis of the mesh, as integers.
 
-`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor together with the place it
-takes in a local one, `overlaps` is where two boxes meet. Loading, saving and resharding are nothing but these
-three: no model is built and no tensor is gathered to move weights between two layouts.
+`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor with its place in a local one,
+`overlaps` finds where two boxes meet. Loading, saving and resharding need only these three: weights move
+between layouts without building a model or gathering a tensor.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The dimension `dim` is cut over the mesh axis `axis`.
+    """The dimension `dim` is split over the mesh axis `axis`.
 
     Attributes:
         axis: name of the mesh axis ("tp").
-        dim: the dimension that is cut.
-        blocks: lengths of the runs along `dim` that are cut one by one, in order (Q|K|V, gate|up); empty when
-            the dimension is one run. A rank holds its share of every run, one after another.
-        pad: a rank's share is rounded up to a multiple of this, and the last ranks hold rows past the end of
-            the global tensor (a vocabulary). 0 means the dimension has to divide.
-        unit: the cut falls between whole units of this many rows (the rows of one head).
-        repeats: numbers of the runs that may have fewer units than there are ranks, if a divisor of them: as
-            many neighbouring ranks then hold one unit each alike (key and value heads under query heads).
+        dim: the dimension that is split.
+        blocks: lengths of the runs along `dim` that are split one by one, in order (Q|K|V, gate|up); empty if
+            the dimension is one run. A rank holds its shard of every run, one after another.
+        pad: a rank's shard is rounded up to a multiple of this, and the last ranks hold rows past the end of
+            the global tensor (a vocabulary). 0: the dimension must divide.
+        unit: splits fall between units of this many rows (the rows of one head).
+        repeats: numbers of the runs that may have fewer units than there are ranks, if their number divides
+            the ranks. Each unit is then replicated on neighbouring ranks (key and value heads under query
+            heads).
     """
 
     axis: str
@@ -43,12 +44,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """A box of a global tensor and where it lies in a local one.
+    """A box of a global tensor and its place in a local one.
 
     Attributes:
         start: first index of the box in the global tensor, one per dimension.
         shape: extent of the box.
-        at: first index of the box in the local tensor.
+        local_start: first index of the box in the local tensor.
     """
 
     start: Shape
@@ -57,7 +58,7 @@ class Slab:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the box holds no element, as a rank's share of padding rows alone does."""
+        """Whether the box holds no element, like a rank's shard of padding rows only."""
         return 0 in self.shape
 
     @property
@@ -88,11 +89,11 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedRange:
-    """Elements that neighbouring ranks of an axis hold alike, each with a part of their gradient.
+    """Elements that neighbouring ranks of an axis replicate, each with a partial gradient.
 
     Attributes:
-        begin, end: where they lie in a rank's local tensor, counted flat; the same on every rank.
-        holders: ranks that hold one of them; the first of these neighbours answers for it.
+        begin, end: flat offsets in a rank's local tensor; the same on every rank.
+        head_replicas: ranks that hold a copy; the first of these neighbours saves it.
     """
 
     begin: int
@@ -101,7 +102,7 @@ class ReplicatedRange:
 
 
 def run_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
-    """Length of one rank's share of every run, padding included; the same on every rank.
+    """Return the length of one rank's shard of every run, padding included; the same on every rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -117,7 +118,7 @@ def run_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int,
 
 
 def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Shape:
-    """Shape of one rank's share of a tensor, padding included; the same on every rank.
+    """Return the shape of one rank's shard of a tensor, padding included; the same on every rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -128,10 +129,10 @@ def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Sha
 
 
 def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
-    """The boxes of the global tensor `name` that rank `rank` of `ranks` holds, in their local order.
+    """Return the boxes of the global tensor `name` that rank `rank` of `ranks` holds, in their local order.
 
-    Over all ranks the boxes cover the tensor; where two of them meet they are one, repeated. Empty boxes are
-    left out.
+    The boxes of all ranks cover the tensor; two that overlap are equal (replicated). Empty boxes are left
+    out.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -140,12 +141,12 @@ def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -
 
 
 def saved_boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
-    """The boxes of `slabs` that the rank answers for (saving, norms): over all ranks, every element once."""
+    """Return the boxes of `slabs` that the rank owns (saving, norms): over all ranks, every element once."""
     return tuple(box for box, replicas in _boxes(name, shape, split, rank, ranks) if rank % replicas == 0)
 
 
 def replicated_range(name: str, shape: Shape, split: Split | None, ranks: int) -> ReplicatedRange | None:
-    """The elements of a cut tensor that several ranks hold; None where every element has one holder.
+    """Return the elements of a split tensor that several ranks hold; None if every element is on one rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -164,12 +165,14 @@ def replicated_range(name: str, shape: Shape, split: Split | None, ranks: int) -
 
 
 def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> Iterator[tuple[Slab, int]]:
-    """A rank's boxes, and how many ranks hold each."""
+    """Yield a rank's boxes, and how many ranks hold each."""
     zero = (0,) * len(shape)
     if split is None:
         yield Slab(zero, shape, zero), ranks
         return
-    lengths, begin, local_begin = split.blocks or (shape[split.dim],), 0, 0
+    lengths = split.blocks or (shape[split.dim],)
+    begin = 0
+    local_begin = 0
     for run, shard_rows in zip(lengths, run_lengths(name, shape, split, ranks), strict=True):
         replicas = _head_replicas(split, run, ranks)
         shard = rank // replicas
@@ -185,12 +188,12 @@ def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) 
 
 
 def _head_replicas(split: Split, run: int, ranks: int) -> int:
-    """Ranks that hold one unit of the run; what does not divide was refused before."""
+    """Return how many ranks hold one unit of the run; divisibility was checked before."""
     return 1 if split.pad else max(1, ranks * split.unit // run)
 
 
 def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> Overlap | None:
-    """Where two boxes of one global tensor meet, or None where they do not."""
+    """Return where two boxes of one global tensor meet, or None if they do not."""
     start = [max(a, b) for a, b in zip(a_start, b_start, strict=True)]
     stop = [min(a + n, b + m) for a, n, b, m in zip(a_start, a_shape, b_start, b_shape, strict=True)]
     extent = tuple(e - s for s, e in zip(start, stop, strict=True))
@@ -204,7 +207,7 @@ def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> O
 
 
 def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
-    """Every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
+    """Yield every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
     for number, box in enumerate(have):
         shared = overlap(want.start, want.shape, box.start, box.shape)
         if shared is not None:
@@ -212,7 +215,7 @@ def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
 
 
 def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
-    """Whether each run of so many units can be dealt to so many ranks."""
+    """Return for each run whether its units can be split over the ranks."""
     return [n % ranks == 0 or (i in split.repeats and ranks % n == 0) for i, n in enumerate(units)]
 
 

@@ -1,7 +1,8 @@
-"""How ranks make sure that those they meet are of their own start.
+"""Rendezvous that ignores keys left in the store by a previous launch attempt.
 
-torchrun starts a run again with the store that the start before left its keys in. A rank that reads the
-address of a dead one there waits for nobody, so nothing is read until all ranks have agreed on who is here.
+torchrun restarts a run with the same store, which still holds the previous attempt's keys. A rank that read
+the address of a dead rank there would wait forever, so nothing is read until all live ranks have agreed on a
+roster.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
 from mega_schema.errors import LayoutError
 
-_POLL_SECONDS = 0.02  # seconds between two looks of up to _CROWD ranks; of more, each looks less often
-_FULL_RATE_RANKS = 32  # so that thousands ask the store no more at once than these do
-_START_SKEW = timedelta(minutes=1)  # processes start at different times, whatever a collective may take later
+_POLL_SECONDS = 0.02  # between polls, for up to _FULL_RATE_RANKS ranks; more ranks poll less often each
+_FULL_RATE_RANKS = 32  # thousands of ranks together send as many requests as these
+_START_SKEW = timedelta(minutes=1)  # processes start at different times, however short the timeout
 
 
 def rendezvous(init_method: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Meet the other ranks, and share a store with them that holds nothing yet.
+    """Meet the other ranks, and return an empty store that they share.
 
     Args:
-        meet: where the processes find each other, a torch.distributed init_method.
+        init_method: torch.distributed's init_method.
 
     Raises:
         LayoutError: not all ranks came in time.
@@ -36,15 +37,16 @@ def rendezvous(init_method: str, rank: int, size: int, timeout: timedelta) -> St
 
 
 def agree_on_roster(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """The part of a store that only the ranks of this start use.
+    """Return the part of a store that only the ranks of this launch attempt use.
 
-    Every rank leaves a name it made up. The first keeps a roster of all names until every rank has found its
-    own in it: then none of the names is one that a dead rank left.
+    Every rank writes a random name. Rank 0 keeps publishing a roster of all names until every rank has
+    confirmed that its own name is in it: then no name is left over from a dead rank.
 
     Raises:
         LayoutError: not all ranks came in time.
     """
-    name, end = token_hex(8), time.monotonic() + timeout.total_seconds()
+    name = token_hex(8)
+    end = time.monotonic() + timeout.total_seconds()
     poll_seconds = _POLL_SECONDS * max(1.0, size / _FULL_RATE_RANKS)
     store.set(f"name {rank}", name)
     while time.monotonic() < end:
@@ -80,5 +82,5 @@ def _digest(names: list[str]) -> str:
 
 
 def _read(store: Store, key: str) -> str:
-    """What is there, or nothing."""
+    """Return the value of a key, or "" if it is not set."""
     return store.get(key).decode() if store.check([key]) else ""

@@ -1,4 +1,4 @@
-"""Faster versions of what a model computes, and the definitions they are held against."""
+"""Kernels: faster versions of what a model computes, and the reference that each is checked against."""
 
 from __future__ import annotations
 

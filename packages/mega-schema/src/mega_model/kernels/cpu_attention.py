@@ -1,12 +1,12 @@
-"""Attention for a CPU, in blocks as flash-attention has it (arXiv:2307.08691).
+"""Blockwise attention for a CPU, as in flash-attention (arXiv:2307.08691).
 
-A block of queries meets the keys it sees while the scores lie in the processor's cache, and keys after the
-block are left out. Scores, softmax and sums are float32; the factors of products are bfloat16 where the CPU
-multiplies it, or float32. Kept for backward are q, k and v, of which the probabilities are made again.
-bench/cpu_attention.py compares it with torch's own, which is made in float32.
+The scores of a block of queries stay in the processor's cache; keys after the block are skipped. Scores,
+softmax and sums are float32; factors of products are bfloat16 if the CPU multiplies it natively, else
+float32. Backward recomputes the probabilities from q, k and v. bench/cpu_attention.py compares it with
+torch's own, which computes in float32.
 
-Legend: B rows; N query heads, K key heads, E query heads of each; G key heads at a time; s queries of a row,
-S keys; R queries of a block times E; C keys a block sees; H width of a head.
+Legend: B rows; N query heads, K key heads, E query heads per key head; G key heads at a time; s queries of a
+row, S keys; R query rows of a block, E heads together; C keys a block sees; H width of a head.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mega_model.kernels.reference import attention as definition
 from mega_model.matmul_precision import allow_bf16_matmul
 
 _BLOCK_ROWS = 128  # R
-_BLOCK_SCORES = 1 << 20  # of a block: 4 MiB
-_MAX_WIDTHS = 32  # most values of C: products are compiled for each, and a thousand of them kept (oneDNN)
+_BLOCK_SCORES = 1 << 20  # per block: 4 MiB
+_MAX_WIDTHS = 32  # different values of C: oneDNN compiles a product for each, and caches a thousand
 
 
 def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """As `reference.attention`, which it leaves masks, single queries and other precisions to."""
+    """Compute attention, as `reference.attention`, which handles masks, single queries and other dtypes."""
     is_supported = q_BNsH.dtype in (torch.bfloat16, torch.float32)
     if isinstance(visible, Tensor) or not is_supported or q_BNsH.shape[2] == 1:
         return definition(q_BNsH, k_BKSH, v_BKSH, visible)
@@ -39,9 +39,9 @@ def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) 
 
 
 def attention_in_float32(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """`attention` with all products in float32, for a CPU that does not multiply half precisions.
+    """Compute `attention` with all products in float32, for a CPU without half-precision instructions.
 
-    A block's factors are converted at a time; nothing is kept in float32.
+    The factors of one block are converted at a time; nothing is saved in float32.
     """
     if isinstance(visible, Tensor) or q_BNsH.dtype == torch.float64 or q_BNsH.shape[2] == 1:
         return definition(q_BNsH, k_BKSH, v_BKSH, visible)
@@ -51,7 +51,7 @@ def attention_in_float32(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries `begin` to `end`, of which the first sees `seen` keys, and the last `keys` or fewer."""
+    """Queries `begin` to `end`; the first of them sees `seen` keys, the last at most `keys`."""
 
     begin: int
     end: int
@@ -72,7 +72,7 @@ def _blocks(queries: int, keys: int, group_size: int, causal: bool) -> Iterator[
 
 
 class _HeadGroup:
-    """Key heads of one row and their queries, and the room in which their blocks are computed."""
+    """Some key heads of one row, their queries, and the buffers in which their blocks are computed."""
 
     def __init__(self, q_NsH: Tensor, k_GSH: Tensor, causal: bool, dtype: torch.dtype) -> None:
         heads, keys, width = k_GSH.shape
@@ -81,20 +81,22 @@ class _HeadGroup:
         self.k_GSH = _to_dense(k_GSH, torch.float32)
         self.group_size, queries = self.q_GEsH.shape[1:3]
         self.blocks = list(_blocks(queries, keys, self.group_size, causal))
-        step, hidden = self.blocks[0].end, max(block.keys - block.seen for block in self.blocks)
-        buffer_size, mask_shape = heads * self.group_size * step * keys, (step, hidden)
+        step = self.blocks[0].end
+        hidden = max(block.keys - block.seen for block in self.blocks)
+        buffer_size = heads * self.group_size * step * keys
+        mask_shape = (step, hidden)
         self._future_mask = torch.full(
             mask_shape, -torch.inf
-        ).triu()  # what a query does not see of the last keys
+        ).triu()  # hides the last keys from earlier queries
         self.buffer = q_NsH.new_empty(buffer_size, dtype=torch.float32)
         self._matmul_buffer = None if dtype == torch.float32 else q_NsH.new_empty(buffer_size, dtype=dtype)
 
     def rows(self, x_GEsH: Tensor, block: _Block) -> Tensor:
-        """The block's queries, (G, R, H)."""
+        """Return the block's query rows, (G, R, H)."""
         return x_GEsH[:, :, block.begin : block.end].flatten(1, 2)
 
     def probabilities(self, block: _Block) -> Tensor:
-        """softmax of the block's scores, (G, R, C) float32; good until the next."""
+        """Return the softmax of the block's scores, (G, R, C) float32; valid until the next call."""
         q_GRH, k_GCH = self.rows(self.q_GEsH, block), self.k_GSH[:, : block.keys].contiguous()
         shape = (*q_GRH.shape[:2], block.keys)
         p_GRC = self.buffer[: prod(shape)].view(shape)
@@ -105,11 +107,14 @@ class _HeadGroup:
         return torch.softmax(p_GRC, 2, out=p_GRC)
 
     def to_matmul_dtype(self, x_GRC: Tensor) -> Tensor:
-        """x in the dtype of the products: itself in float32, else a copy that is good until the next."""
+        """Return x in the dtype of the products.
+
+        For half precision, a copy that is valid until the next call.
+        """
         return x_GRC if self._matmul_buffer is None else _view_in(self._matmul_buffer, x_GRC).copy_(x_GRC)
 
     def put_rows(self, into_GEsH: Tensor, block: _Block, rows_GRH: Tensor) -> None:
-        """What was computed of the block's queries, to its place among all."""
+        """Write a block's result to its queries' rows."""
         into_GEsH[:, :, block.begin : block.end] = rows_GRH.unflatten(1, (self.group_size, -1))
 
 
@@ -118,9 +123,10 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool, dtype: torch.dtype
     ) -> Tensor:
-        """`dtype` is that of the factors of the products."""
+        """`dtype` is the dtype of the products' factors."""
         ctx.save_for_backward(q_BNsH, k_BKSH, v_BKSH)
-        ctx.causal, ctx.dtype = causal, dtype
+        ctx.causal = causal
+        ctx.dtype = dtype
         out_BNsH = token_major(q_BNsH)
         with allow_bf16_matmul(dtype):
             for tensors in _head_groups(k_BKSH, q_BNsH, k_BKSH, v_BKSH, out_BNsH):
@@ -159,8 +165,12 @@ def _backward_heads(
     grad_k_GSH: Tensor,
     grad_v_GSH: Tensor,
 ) -> None:
-    """Of p = softmax(score): the score's gradient is p (grad_p - Σ p grad_p), over the keys."""
-    heads, groups = _HeadGroup(q_NsH, k_GSH, causal, dtype), (len(k_GSH), -1)
+    """Compute the gradients of some heads.
+
+    For p = softmax(score), the gradient of the score is p (grad_p - Σ p grad_p), summed over the keys.
+    """
+    heads = _HeadGroup(q_NsH, k_GSH, causal, dtype)
+    groups = (len(k_GSH), -1)
     if dtype == torch.float32:
         q_GEsH, k_GSH = heads.q_GEsH, heads.k_GSH
     else:
@@ -170,7 +180,9 @@ def _backward_heads(
     sum_k_GSH, sum_v_GSH = torch.zeros_like(v_GSH), torch.zeros_like(v_GSH)
     buffer = torch.empty_like(heads.buffer)
     for block in heads.blocks:
-        p_GRC, grad_GRH, visible = heads.probabilities(block), heads.rows(grad_GEsH, block), slice(block.keys)
+        p_GRC = heads.probabilities(block)
+        grad_GRH = heads.rows(grad_GEsH, block)
+        visible = slice(block.keys)
         grad_p_GRC = _view_in(buffer, p_GRC)
         torch.bmm(grad_GRH.float(), v_GSH[:, visible].contiguous().mT, out=grad_p_GRC)
         _add_product(sum_v_GSH[:, visible], heads.to_matmul_dtype(p_GRC).mT, grad_GRH)
@@ -187,7 +199,7 @@ def _backward_heads(
 
 
 def _head_groups(k_BKSH: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Of each row so many key heads as a block can have, with what of each tensor belongs to them."""
+    """Yield, for each row, groups of key heads that fit one block, with their part of every tensor."""
     rows, heads, keys, _ = k_BKSH.shape
     group_heads = max(1, _BLOCK_SCORES // (_BLOCK_ROWS * keys))
     for row in range(rows):
@@ -198,7 +210,7 @@ def _head_groups(k_BKSH: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
 
 
 def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:
-    """sum += a b, the sum in float32; a product of bfloat16 factors is rounded before it is added."""
+    """Compute sum += a b with a float32 sum; a bfloat16 product is rounded before it is added."""
     if a_GCR.dtype == torch.float32:
         sum_GSH.baddbmm_(a_GCR, b_GRH)
     else:
@@ -206,7 +218,7 @@ def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:
 
 
 def token_major(x_BNsH: Tensor) -> Tensor:
-    """Room for numbers that lie as a row's tokens do in a model, all heads of one beside each other."""
+    """Return an uninitialised tensor of x's shape in which the heads of a token are contiguous."""
     return x_BNsH.new_empty(x_BNsH.transpose(1, 2).shape).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Which version of each kernel a model computes with: chosen once, before it is built, for a reason."""
+"""Choose the version of each kernel that a model computes with, before it is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mega_schema.errors import ConfigError
 
 KernelsName = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
 
-# what a name imports, and how one gets it
+# the module that each name imports, and how to install it
 PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "triton": ("triton", "pip install triton"),
@@ -39,7 +39,7 @@ _COMPILED = (
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernels, and of each field of the record whose it is and why."""
+    """The chosen kernels, and for each field of `Kernels` its source and the reason."""
 
     kernels: Kernels
     sources: Mapping[str, str]
@@ -47,7 +47,7 @@ class KernelChoice:
 
     @property
     def summary(self) -> str:
-        """Whose they are, most first: "triton, reference (attention, linear, add_product)"."""
+        """The sources, most fields first: "triton, reference (attention, linear, add_product)"."""
         fields_by_source: dict[str, list[str]] = {}
         for field, source in self.sources.items():
             fields_by_source.setdefault(source, []).append(field)
@@ -56,7 +56,7 @@ class KernelChoice:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a package of `PACKAGES` or of any other import; None where it is not installed."""
+    """Return the version of a package of `PACKAGES` or of any import; None if it is not installed."""
     module = PACKAGES[name][0] if name in PACKAGES else name
     if find_spec(module) is None:
         return None
@@ -67,17 +67,17 @@ def installed_version(name: str) -> str | None:
 
 
 def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "inductor") -> KernelChoice:
-    """The kernels that --kernels names, for a device.
+    """Choose the kernels that --kernels names, for a device.
 
-    `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
-    attention in blocks, and where a compiler is there what `cpp.part` has. The name of a
-    package takes what that has, and ours for the rest.
+    On a GPU, `auto` takes our Triton kernels, and flash-attn if it is installed. On a CPU it takes the
+    reference with blockwise attention and, with a C++ compiler, the kernels of `cpp`. The name of a package
+    takes its kernels, and ours for the rest.
 
     Args:
         backend: torch.compile's.
 
     Raises:
-        ConfigError: what is asked for is not installed, or does not run on this device.
+        ConfigError: the requested package is not installed, or does not run on this device.
     """
     if name == "reference":
         return _reference_choice("asked for")
@@ -141,7 +141,7 @@ def _check_available(name: str, device: torch.device) -> None:
 
 
 def _is_interpreting() -> bool:
-    """Whether Triton runs kernels on the CPU, slowly; it says so itself, by its own variable."""
+    """Whether Triton interprets kernels on the CPU, slowly (its own variable TRITON_INTERPRET)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -157,7 +157,8 @@ def _override(
 
 
 def _compile(backend: str) -> third_party.KernelOverrides:
-    """What lies between a block's products and exchanges. These are autograd functions of ours, at which
-    torch.compile would end a graph: what is left of a block to compile is what lies between them.
+    """Compile the kernels between a block's products and collectives with torch.compile.
+
+    Products and collectives are autograd functions of ours, at which torch.compile ends a graph.
     """
     return {field: torch.compile(getattr(REFERENCE, field), backend=backend) for field in _COMPILED}

@@ -1,4 +1,4 @@
-"""Holds kernels against their definitions on the device they are for: outputs and gradients."""
+"""Check kernels against the reference on their device: outputs and gradients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from mega_model.kernels import REFERENCE, Kernels
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.fp8_recipe import Fp8Recipe
 
-_T, _N, _K, _H, _D, _V = 64, 4, 2, 16, 96, 501  # tokens, heads, key heads, their width, hidden, vocabulary
-_TOLERANCE_EPS = 16.0  # roundings of the largest number; a sum over the tokens has one for each of them too
+_T = 64  # tokens
+_N = 4  # query heads
+_K = 2  # key heads
+_H = 16  # width of a head
+_D = 96  # hidden
+_V = 501  # vocabulary
+_TOLERANCE_EPS = 16.0  # allowed roundings of the largest number; times the tokens for a sum over them
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCheck:
-    """One kernel.
+    """The result of checking one kernel.
 
     Attributes:
         seconds: of a first call, forward and backward, which may compile.
-        error: the largest, as a share of what roundings explain.
-        failure: what it raised; empty if nothing.
+        error: the largest error, relative to what rounding explains.
+        failure: the exception it raised; "" if none.
     """
 
     name: str
@@ -41,14 +46,14 @@ class KernelCheck:
 
 
 def check_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[KernelCheck]:
-    """Every kernel of a record against its definition in float64, on the CPU."""
+    """Check every kernel of a record against the reference in float64 on the CPU."""
     for field in fields(Kernels):
         call, inputs = _case(field.name, device, dtype)
         start = time.perf_counter()
         try:
             outputs = _run_with_gradients(call(kernels), inputs)
             seconds = time.perf_counter() - start
-        except Exception as error:  # whatever a kernel can raise is the answer
+        except Exception as error:  # any exception is reported as the kernel's failure
             failure = f"{type(error).__name__}: {error}"
             yield KernelCheck(field.name, time.perf_counter() - start, float("inf"), failure)
             continue
@@ -59,7 +64,7 @@ def check_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype) ->
 
 
 def check_fp8(device: torch.device) -> KernelCheck:
-    """A layer's three products in FP8 against those of the same rounded factors in float64, on the CPU."""
+    """Check a layer's three FP8 products against the same quantized factors in float64 on the CPU."""
     x, weight, grad = (
         _numbers(shape, i).to(device, torch.bfloat16)
         for i, shape in enumerate(((_T + 8, _D), (2 * _D, _D), (_T + 8, 2 * _D)))
@@ -96,9 +101,9 @@ def _error(output: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
 
 
 def _run_with_gradients(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    """Outputs, and the gradients of what was given."""
+    """Return the outputs, and the gradients of the inputs."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    output = function(*(x * 1 for x in leaves))  # some of it is given up
+    output = function(*(x * 1 for x in leaves))  # x * 1 copies: kernels may overwrite their inputs
     outputs = output if isinstance(output, tuple) else (output,)
     total = sum((y * _numbers(y.shape, i + 7).to(y)).sum() for i, y in enumerate(outputs) if y.requires_grad)
     grads = torch.autograd.grad(total, leaves) if isinstance(total, Tensor) else ()
@@ -112,7 +117,7 @@ def _numbers(shape: torch.Size | tuple[int, ...], seed: int) -> Tensor:
 def _case(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]:
-    """What is called of a record, with what."""
+    """Return how to call a kernel of a record, and its inputs."""
 
     def random_tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [_numbers(shape, i).to(device, dtype) for i, shape in enumerate(shapes)]

@@ -8,9 +8,9 @@
     class Run:
         batch: Batch = Batch()
 
-`flags(Run)` decorates a click command with every flag; `load` puts the three sources together, the later
-over the earlier: defaults, file, flags, --set. Only types and names are checked here; what two values must
-agree on is for whoever resolves the configuration to check, once and in one place.
+`add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
+earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
+configuration checks once whether its values agree.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(flag: str, default: Any, help: str) -> Any:
-    """A field of a section, with the flag that sets it.
+    """Declare a field of a section, with its flag.
 
-    A bool is a flag without a value; one that is true unless said otherwise is written "--on/--off".
+    A bool is a flag without a value; one whose default is true is written "--on/--off".
     """
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
 
 
 def multi_option(flag: str, help: str) -> Any:
-    """A field of several words, all of them behind its flag: `--data-path 0.3 A 0.7 B`. Its type is Words.
+    """Declare a field of several words after one flag: `--data-path 0.3 A 0.7 B`. Its type is WordList.
 
-    The command must be a `Wordy` one. A file has a list, whose numbers need no quotes, or one text.
+    The command must be a `MultiValueCommand`. A file has a list, whose numbers need no quotes, or one string.
     """
     return dataclasses.field(default=(), metadata={"flag": flag, "help": help, "words": True})
 
 
 class NonEmptyPath(click.Path):
-    """A path that is not empty: an unset variable of a shell would mean the working directory."""
+    """A path that is not empty: an unset shell variable would mean the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -59,10 +59,10 @@ class NonEmptyPath(click.Path):
 
 
 class MultiValueCommand(click.Command):
-    """A command whose flags of several words take all that follow them, up to the next flag."""
+    """A command whose multi-value flags take all words up to the next flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does. Where such a flag is given again, the last one counts, as elsewhere."""
+        """Parse the arguments; if a multi-value flag is repeated, the last one counts."""
         multi_flags = {opt for param in self.params if isinstance(param, _MultiOption) for opt in param.opts}
         plain: list[str] = []
         values_of: dict[str, list[str]] = {}
@@ -85,7 +85,7 @@ class MultiValueCommand(click.Command):
 
 
 class _MultiOption(click.Option):
-    """An option whose words `Wordy` hands on to click one by one."""
+    """An option whose words `MultiValueCommand` passes to click one by one."""
 
 
 def _is_flag(word: str) -> bool:
@@ -115,7 +115,7 @@ class ConfigKey:
 
     @property
     def declared(self) -> str:
-        """The flag as click wants it, with the one that turns it off."""
+        """The flag as click needs it, with the one that turns it off."""
         return str(self.field.metadata["flag"])
 
     @property
@@ -125,12 +125,12 @@ class ConfigKey:
 
     @property
     def parameter(self) -> str:
-        """The name click passes the flag's value by."""
+        """The name by which click passes the flag's value."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
 def config_keys(cls: type[Any]) -> Iterator[ConfigKey]:
-    """Every value of a configuration class, section by section."""
+    """Yield every value of a configuration class, section by section."""
     for section, kind in get_type_hints(cls).items():
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -160,13 +160,13 @@ def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
 def load_config(
     cls: type[R], file: Path | None, flag_values: Mapping[str, Any], sets: Sequence[str] = ()
 ) -> R:
-    """The configuration.
+    """Build the configuration from file, flags and --set.
 
     Args:
         file: TOML with a table per section.
-        given: what click parsed, by parameter name; None means not given.
+        flag_values: click's values by parameter name; None: not given.
         sets: "section.key=value" texts, the value written as in TOML (a bare word is a string). The bare word
-            none takes out what the file or a flag gives to a key that needs no value.
+            none removes the file's or flag's value of an optional key.
 
     Raises:
         ConfigError: a key is unknown, or a value has another type.
@@ -195,7 +195,10 @@ def load_config(
 
 
 def to_toml(config: Any) -> str:
-    """The configuration as TOML, None and empty lists left out; `load` reads it back to an equal one."""
+    """Write the configuration as TOML, without None and empty lists.
+
+    `load_config` reads it back to an equal one.
+    """
     lines: list[str] = []
     for section in dataclasses.fields(config):
         lines.append(f"[{section.name}]")
@@ -209,7 +212,7 @@ def to_toml(config: Any) -> str:
 
 
 def did_you_mean(word: str, words: Sequence[str]) -> str:
-    """A hint that names the most similar word, or an empty one."""
+    """Return a hint with the most similar word, or ""."""
     similar = get_close_matches(word, words, 1, 0.5)
     return f"did you mean {similar[0]}?" if similar else ""
 
@@ -221,7 +224,7 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
         raise ConfigError("--config", "no such file", found=file)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except ValueError as error:  # also bytes that are no text, and numbers longer than Python reads
+    except ValueError as error:  # also invalid UTF-8, and numbers longer than Python reads
         raise ConfigError(file, "is not TOML", found=error) from error
     for section, table in tables.items():
         if not isinstance(table, dict):
@@ -241,7 +244,7 @@ def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigK
 
 
 def _without_none(kind: Any) -> Any:
-    """A type without its None."""
+    """Return an optional type without its None."""
     if get_origin(kind) in (Union, UnionType):
         rest = [k for k in get_args(kind) if k is not NoneType]
         assert len(rest) == 1, kind
@@ -272,7 +275,7 @@ def _convert(key: ConfigKey, value: Any, where: str) -> Any:
 
 
 def _matches_tuple(kind: Any, values: Sequence[Any]) -> bool:
-    *first, last = get_args(kind)  # (str, ...) of any length, or a type for each place
+    *first, last = get_args(kind)  # (str, ...) of any length, or one type per item
     kinds = [*first, last] if last is not ... else first * len(values)
     return len(kinds) == len(values) and all(type(v) is k for v, k in zip(values, kinds, strict=True))
 
@@ -290,7 +293,7 @@ _TYPE_NAMES: Mapping[type, str] = MappingProxyType(
 
 
 def _literal(text: str, key: ConfigKey) -> Any:
-    """What a word means as TOML; where text is wanted it needs no quotes, even if it looks like a number."""
+    """Parse a value as TOML. A text value needs no quotes, even if it looks like a number."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except ValueError:
@@ -300,7 +303,7 @@ def _literal(text: str, key: ConfigKey) -> Any:
 
 
 def _is_removal(text: str, key: ConfigKey) -> bool:
-    """Whether a word of --set takes the value of a key away; for some keys none is a value."""
+    """Whether a word of --set removes a key's value; for some keys none is itself a value."""
     return (
         text == "none"
         and _without_none(key.kind) is not key.kind
@@ -315,7 +318,7 @@ def _toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    # JSON escapes as TOML does, except for the one character that only TOML wants escaped
+    # JSON escapes like TOML, except for one character that only TOML requires to be escaped
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""Suggest what a person meant by the prefix of a dataset where none is."""
+"""Suggest a dataset prefix for a path that is not one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MAX_NAMES = 3  # datasets that a hint names
 
 
 def suggest_dataset(prefix: Path, option: str = "") -> str:
-    """A hint for a prefix without an index; empty where nothing is near.
+    """Return a hint for a prefix without an index; "" if nothing is similar.
 
     Args:
-        option: of the command, which takes the prefix; "" where it is an argument.
+        option: the option that takes the prefix; "" if it is an argument.
     """
     if prefix.is_file():
         stem = _stem(prefix)
@@ -39,7 +39,7 @@ def suggest_dataset(prefix: Path, option: str = "") -> str:
 
 
 def _datasets(folder: Path) -> list[Path]:
-    """Prefixes of the datasets in a folder, by name."""
+    """Return the prefixes of the datasets in a folder, sorted by name."""
     try:
         return sorted(path.with_suffix("") for path in folder.iterdir() if path.suffix == ".idx")
     except OSError:
@@ -52,5 +52,5 @@ def _list(paths: list[Path]) -> str:
 
 
 def _stem(path: Path) -> Path:
-    """The path without the endings of its name: corpus.jsonl.zst is corpus."""
+    """Return the path without all suffixes: corpus.jsonl.zst is corpus."""
     return path.with_name(path.name.partition(".")[0] or path.name)

@@ -1,4 +1,4 @@
-"""Rows that the families share: norms, the vocabulary, and attention."""
+"""Rows that the families share: norms, embedding, head and attention."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from mega_schema.spec import ModelSpec
 def matrix(
     m: ModelSpec, name: str, shape: Shape, stage: StageRef, split: Split | None, *, residual: bool = False
 ) -> Param:
-    """A matrix of a linear or of an embedding.
+    """Return the row of a linear layer's or an embedding's matrix.
 
     Args:
-        residual: its output is added to the stream, so that normal values begin narrower by depth.
+        residual: its output is added to the residual stream, so its initial values are scaled down with
+            depth.
     """
     if m.init == "xavier_uniform":
         init = Init("uniform", math.sqrt(2 / sum(shape)))
@@ -26,30 +27,33 @@ def matrix(
 
 
 def bias(name: str, shape: Shape, stage: StageRef, split: Split | None = None) -> Param:
-    """What a linear adds."""
+    """Return the row of a linear layer's bias."""
     return Param(name, shape, stage, ZEROS, split, decay=False)
 
 
 def norm(m: ModelSpec, name: str, stage: StageRef) -> Iterator[Param]:
-    """A norm of the residual stream."""
+    """Yield the rows of a norm of the residual stream."""
     return _norm(m, name, m.hidden, stage, is_per_head=False)
 
 
 def embedding(m: ModelSpec) -> Param:
-    """The table of the vocabulary."""
+    """Return the row of the token embedding."""
     return matrix(m, "embed.weight", (m.vocab, m.hidden), "first", Split("tp", 0, pad=m.vocab_multiple))
 
 
 def head(m: ModelSpec) -> Param:
-    """The matrix that scores the vocabulary."""
+    """Return the row of the output matrix."""
     row = embedding(m)
     tied_to = row.name if m.tied else None
     return Param("head.weight", row.shape, "last", row.init, row.split, tied_to=tied_to)
 
 
 def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
-    """Attention of a layer and the norm before it."""
-    prefix, d, q, kv = f"layers.{layer}.", m.hidden, m.q_rows, m.kv_rows
+    """Yield the rows of a layer's attention and the norm before it."""
+    prefix = f"layers.{layer}."
+    d = m.hidden
+    q = m.q_rows
+    kv = m.kv_rows
     heads = Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2))
     yield from norm(m, prefix + "attn_norm", layer)
     yield matrix(m, prefix + "qkv.weight", (q + 2 * kv, d), layer, heads)

@@ -1,4 +1,4 @@
-"""The parameters of a GPT-2 style model, with every variation Megatron's GPT has."""
+"""The parameters of a GPT-2 style model, with all variations of Megatron's GPT."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mega_schema.spec import ModelSpec
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:
-    """Every parameter, in the order of the forward pass."""
-    d, inner = m.hidden, Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
+    """Yield the row of every parameter, in the order of the forward pass."""
+    d = m.hidden
+    inner = Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
     inner_rows = 2 * m.ffn if m.gated else m.ffn
 
     yield embedding(m)

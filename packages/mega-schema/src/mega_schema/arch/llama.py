@@ -1,5 +1,7 @@
-"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, no biases but those
-of queries, keys and values where they are asked for (Qwen 2)."""
+"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, and no biases.
+
+Only queries, keys and values have biases, if `qkv_bias` is set (Qwen 2).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FIXED: Mapping[str, object] = MappingProxyType(
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:
-    """Every parameter, in the order of the forward pass.
+    """Yield the row of every parameter, in the order of the forward pass.
 
     Raises:
         ConfigError: the spec asks for something this family does not have.

@@ -1,10 +1,10 @@
-"""An order to write (`writer`), carried out by a process of its own or, where memory is scarce, in place.
+"""Carry out an order of `writer_process` in a subprocess or, if memory is scarce, in this process.
 
-memory.lay_out(boxes)              # where each box's values go
-memory.hold(order)                 # makes room and leaves the order there
-…                                  # whoever has the values copies them to memory.map
-writing = Background(memory)       # the values may change from now on only when it is done
-writing.state()                    # None while it is busy
+buffer.plan(boxes)                 # assign an offset to each box's values
+buffer.stage(order, end)           # allocate the buffer and write the order to it
+…                                  # the caller copies the values to buffer.map
+writer = SubprocessWriter(buffer)  # the values must not change until it is done
+writer.state()                     # None while it is busy
 """
 
 from __future__ import annotations
@@ -26,47 +26,50 @@ from typing import Any, Protocol
 from mega_schema.checkpoint.writer_process import BYTES, DONE, FAILED, NOTE, Order, finish, write_shards
 
 _MAIN = "from mega_schema.checkpoint.writer_process import main; main()"
+# Run with -I -S: no site-packages and no environment, so that Python starts in a few hundredths of a second.
+# The last argument is the folder to import mega_schema from.
 _BOOT = f"import sys; sys.path.append(sys.argv.pop()); {_MAIN}"
 _SOURCE_ROOT = str(Path(__file__).parents[2])
-_ALIGNMENT = 64  # bytes; no dtype minds where its values begin
-_TURN_SECONDS = 0.2  # seconds of writing in place between two looks
-_KILLED = 1000  # and the signal that ended it: the state of a process that ended without a word
+_ALIGNMENT = 64  # bytes; enough for every dtype
+_TURN_SECONDS = 0.2  # of writing per call of `state`
+_KILLED = 1000  # plus the signal's number: the state of a process that ended without a report
 _BLOCKED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
 
 
 def describe_failure(state: int) -> str:
-    """A state that is a failure, in words."""
+    """Describe a writer's state that is a failure."""
     if state > _KILLED:
         return f"the process that writes was ended by {signal.Signals(state - _KILLED).name}"
     return "the process that writes ended with an error" if state == _KILLED else os.strerror(state)
 
 
 class WriterHandle(Protocol):
-    """An order being carried out.
+    """A running order.
 
     Attributes:
         bytes: written so far.
-        note: what a person should know of a commit that succeeded.
+        note: a message for the user about a commit that succeeded.
     """
 
     bytes: int
     note: str
 
     def state(self) -> int | None:
-        """None while it is busy with what it was last told; 0 when that is done; else `problem` says what."""
+        """Return None while it is busy with its last command, 0 when that is done, else a failure."""
 
     def send(self, command: str) -> None:
-        """COMMIT or DISCARD, to the one whose order has the commit."""
+        """Send COMMIT or DISCARD to the writer whose order has the commit."""
 
     def close(self) -> None:
-        """Part from it."""
+        """Release the writer."""
 
 
 class SharedBuffer:
-    """Memory that another process can read. It grows as it must and is kept for the next order.
+    """Memory that another process can read. It grows as needed and is reused for the next order.
 
     Attributes:
-        map: where values go, at the places of `lay_out`.
+        map: the buffer; values go to the offsets that `plan` returned.
+        order_range: offset and length of the staged order.
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class SharedBuffer:
         self.order_range = (0, 0)  # place and length
 
     def plan(self, boxes: Sequence[Mapping[str, Any]], begin: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """The boxes with the place of each one's values, the first at `begin`; and where the last ends."""
+        """Return the boxes with an offset `at` for their values, the first at `begin`; and the end."""
         planned = []
         for box in boxes:
             planned.append({**box, "at": begin})
@@ -88,14 +91,14 @@ class SharedBuffer:
         return planned, begin
 
     def stage(self, order: Order, order_start: int) -> mmap.mmap:
-        """Make room for values up to `past`, and leave the order behind them.
+        """Allocate room for values up to `order_start`, and write the order after them.
 
         Raises:
-            OSError: there is no such memory.
+            OSError: the memory is not available.
         """
         text = json.dumps(order).encode()
         if self.map is None or len(self.map) < order_start + len(text):
-            self.map = None  # the values of the order before are not needed any more
+            self.map = None  # values of the previous order are not needed any more
             os.ftruncate(self.descriptor, order_start + len(text))
             self.map = mmap.mmap(self.descriptor, order_start + len(text))
         self.map[order_start : order_start + len(text)] = text
@@ -104,15 +107,15 @@ class SharedBuffer:
 
 
 class SubprocessWriter:
-    """A process that carries out the order in a memory (a `Writing`).
+    """A process that carries out the order in a shared buffer (a `WriterHandle`).
 
-    It hears no signal that a terminal or a scheduler sends to all processes of a run: it ends when it is
-    done, or when the run is gone.
+    It blocks the signals that a terminal or a scheduler sends to all processes of a run: it ends when it is
+    done, or when the run has ended.
     """
 
     def __init__(self, memory: SharedBuffer) -> None:
         arguments = [os.getpid(), memory.descriptor, *memory.order_range, _SOURCE_ROOT]
-        # a blocked signal stays blocked in the new process; here the next line lets it through again
+        # the new process inherits the blocked signals; this one restores its mask below
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -126,11 +129,13 @@ class SubprocessWriter:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdout, self._stdin = self._process.stdout, self._process.stdin
+        self._stdout = self._process.stdout
+        self._stdin = self._process.stdin
         os.set_blocking(self._stdout.fileno(), False)
         self._unread = b""
         self._state: int | None = None
-        self.bytes, self.note = 0, ""
+        self.bytes = 0
+        self.note = ""
 
     def state(self) -> int | None:
         while True:
@@ -151,7 +156,7 @@ class SubprocessWriter:
         try:
             self._stdin.write(f"{command}\n".encode())
         except BrokenPipeError:
-            return  # `state` finds out why
+            return  # `state` reports why
 
     def close(self) -> None:
         self._stdin.close()
@@ -168,16 +173,18 @@ class SubprocessWriter:
 
 
 class InProcessWriter:
-    """An order that is carried out by whoever asks how far it is (a `Writing`), from values nobody staged."""
+    """An order carried out in steps by the calls of `state` (a `WriterHandle`), without staging."""
 
     def __init__(self, order: Order, payload: Callable[[str, int], memoryview]) -> None:
         """
         Args:
-            payload: the bytes of a namespace's box, by its number; one is asked for after another.
+            payload: returns the bytes of a namespace's box, by its number; called for one box after another.
         """
-        self._order, self._steps = order, write_shards(order, payload)
+        self._order = order
+        self._steps = write_shards(order, payload)
         self._state: int | None = None
-        self.bytes, self.note = 0, ""
+        self.bytes = 0
+        self.note = ""
 
     def state(self) -> int | None:
         if self._state is None:
@@ -192,7 +199,7 @@ class InProcessWriter:
         self._state = _errno_of(end)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to release."""
 
     def _advance(self) -> int | None:
         until = time.monotonic() + _TURN_SECONDS

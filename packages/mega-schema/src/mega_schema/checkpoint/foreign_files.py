@@ -1,8 +1,8 @@
-"""Files beside the weights of another program, whose author is a stranger: links and sizes, then bytes.
+"""Read small files beside another program's weights, from an untrusted author: check links and sizes first.
 
-What is read of them is copied into what is written, and people publish that: a link out of the folder would
-publish a file of theirs. Numbers of weights are not looked at here: they are read as numbers of a known shape
-alone, and large files are often links.
+Their content is copied into our output, and people publish that: a link out of the folder would publish a
+file of theirs. Weight files are not checked here: they are read only as numbers of a known shape, and are
+often links.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Final
 
 from mega_schema.errors import FormatError
 
-MAX_COMPANION_BYTES: Final = 16_000_000  # bytes of a file that is copied as it is
+MAX_COMPANION_BYTES: Final = 16_000_000  # of a file that is copied unchanged
 MAX_JSON_BYTES: Final = 100_000_000  # of a config.json, of an index
 MAX_TOKENIZER_BYTES: Final = 300_000_000
 
 
 def check_foreign(path: Path, max_bytes: int) -> None:
-    """Refuse a file that is a link to somewhere else than the Hub's cache, or too large.
+    """Refuse a file that is too large, or a link to anywhere but the Hub's cache.
 
     Args:
-        most: bytes that it may have.
+        max_bytes: maximum size.
 
     Raises:
-        FormatError: it is one.
+        FormatError: the file is refused.
     """
     folder, real = path.parent.resolve(), path.resolve()
     # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
@@ -37,10 +37,10 @@ def check_foreign(path: Path, max_bytes: int) -> None:
 
 
 def read_foreign(path: Path, max_bytes: int) -> bytes:
-    """The bytes of such a file.
+    """Return the bytes of such a file.
 
     Raises:
-        FormatError: `check_foreign` refuses it, or it is no file: a pipe would never end.
+        FormatError: `check_foreign` refuses it, or it is not a regular file: reading a pipe would never end.
         OSError: it is missing, or cannot be read.
     """
     check_foreign(path, max_bytes)

@@ -1,4 +1,4 @@
-"""Tell the format of a checkpoint from the names of its files, without opening one."""
+"""Detect the format of a checkpoint from the names of its files, without opening one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-# files by which a folder tells its format, where it does; they are looked for in this order
+# patterns of files that identify a format, tried in this order
 FORMAT_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
@@ -32,7 +32,7 @@ FORMAT_TITLES: Mapping[str, str] = MappingProxyType(
 
 
 def detect_format(path: Path) -> str | None:
-    """The format's name in `mega-ckpt convert --from`, or None where the files tell none."""
+    """Return the format's name in `mega-ckpt convert --from`, or None if the files match no format."""
     for name, marks in FORMAT_FILES.items():
         if any(next(path.glob(mark), None) is not None for mark in marks):
             return name
@@ -40,5 +40,5 @@ def detect_format(path: Path) -> str | None:
 
 
 def conversion_command(source: Path, format_name: str) -> str:
-    """The command that makes a checkpoint of Mega out of one of this format, to be pasted."""
+    """Return the command that converts a checkpoint of this format to one of Mega."""
     return f"mega-ckpt convert --from {format_name} --to mega --load {source} --save CONVERTED"

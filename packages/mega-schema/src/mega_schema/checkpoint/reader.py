@@ -1,15 +1,15 @@
-"""The checkpoint format: safetensors pieces and a manifest, committed whole, read into any layout.
+"""Read checkpoints: safetensors pieces and a manifest, committed as a whole, read into any layout.
 
     RUN/latest_checkpointed_iteration.txt     "10"
-    RUN/iter_0000010/manifest.json            format number, model, every tensor and where its pieces lie
+    RUN/iter_0000010/manifest.json            format number, model, every tensor and the place of its pieces
                      trainer.json             iteration, consumed samples, schedule: what a resumed run needs
                      tokenizer/               the tokenizer's files
                      run.toml                 the run's configuration
                      model-00000.safetensors  one file per writing rank and namespace
                      optim.exp_avg-00000.safetensors …
 
-A piece is a box of a whole tensor in global coordinates, so a reader asks for the boxes its own layout wants
-and never learns which layout wrote them. Padding is not on disk. docs/formats/checkpoint.md is the
+A piece is a box of a whole tensor in global coordinates. A reader asks for the boxes of its own layout, and
+need not know the layout that wrote them. Padding is not on disk. docs/formats/checkpoint.md is the
 specification.
 """
 
@@ -40,12 +40,12 @@ from mega_schema.sharding import Overlap, Shape, Slab, overlap
 from mega_schema.spec import ModelSpec
 
 MODEL = "model"
-MAIN = "optim.main"  # the weights in float32, where the model's are narrower
-MOMENTS = ("optim.exp_avg", "optim.exp_avg_sq")  # the first and the second
+MAIN = "optim.main"  # float32 weights, if the model's are narrower
+MOMENTS = ("optim.exp_avg", "optim.exp_avg_sq")  # Adam's first and second
 OPTIMIZER = (MAIN, *MOMENTS)
 NAMESPACES = (MODEL, *OPTIMIZER, "optim.momentum")
 
-# safetensors' names; numpy has no bfloat16, which travels as the 16 bits it is
+# by safetensors' names; numpy has no bfloat16, which is stored as its 16 bits
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
         "F64": np.dtype("<f8"),
@@ -61,11 +61,11 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A box of a tensor in a file.
+    """A box of a tensor, stored in a file.
 
     Attributes:
         file: name of the file in the checkpoint's folder.
-        offset, bytes: where the values lie in it, in C order, little endian.
+        offset, bytes: where the values are in it, in C order, little endian.
         start, shape: the box in the whole tensor.
         crc32: checksum of those bytes.
     """
@@ -80,7 +80,7 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A whole tensor: its shape, its safetensors dtype, and the pieces that make it up."""
+    """A whole tensor in the manifest: its shape, its safetensors dtype, and its pieces."""
 
     shape: Shape
     dtype: str
@@ -88,24 +88,24 @@ class TensorEntry:
 
 
 class Checkpoint:
-    """A committed checkpoint, open for reading. Files are mapped as they are asked for; nothing is unpickled.
+    """A committed checkpoint, open for reading. Files are mapped on demand; nothing is unpickled.
 
     Attributes:
-        folder: where its files are.
+        folder: its folder.
         spec: the model.
         iteration: optimizer steps done.
         tensors: namespace -> name -> tensor.
-        files: name -> size in bytes of every file with pieces.
-        written_by: tp and pp of the layout that wrote it; for people, readers do not need it.
-        trainer: what trainer.json says.
+        files: name -> size in bytes of every shard file.
+        written_by: tp and pp of the layout that wrote it; informational, readers do not need it.
+        trainer: the content of trainer.json.
         format: version of its format.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the one in this folder; `open` finds the latest of a run.
+        """Open the checkpoint in this folder; `open` also takes a run's folder.
 
         Raises:
-            FormatError: the folder holds no whole checkpoint; a DamageError where it once did.
+            FormatError: the folder holds no checkpoint; a CorruptFileError if it is damaged.
         """
         self.folder = folder
         where = folder / MANIFEST
@@ -117,7 +117,7 @@ class Checkpoint:
             raise FormatError(where, "format", found=version, wanted=" or ".join(map(str, READABLE_FORMATS)))
         self.format = version
         if self.format > 1 and not has_digest:
-            read_regular(folder / DIGEST)  # raises: it is missing
+            read_regular(folder / DIGEST)  # raises the error of a missing file
         self.trainer = _json_object(folder / TRAINER, read_regular(folder / TRAINER))
         try:
             if self.format > 1:
@@ -138,10 +138,10 @@ class Checkpoint:
         except ConfigError as error:
             raise CorruptFileError(where, str(error)) from error
         for space in self.tensors:
-            if space not in NAMESPACES and Path(space).name == space:  # a path is refused as one below
+            if space not in NAMESPACES and Path(space).name == space:  # paths are refused below
                 raise CorruptFileError(where, "unknown namespace", found=space, wanted=" | ".join(NAMESPACES))
         max_tensors = max(map(len, self.tensors.values()), default=0)
-        if self.spec.layers > max_tensors:  # or the table of a layer count gone wrong would fill the memory
+        if self.spec.layers > max_tensors:  # a corrupt layer count must not build a huge table
             raise CorruptFileError(
                 where, "more layers than tensors", found=self.spec.layers, wanted=f"at most {max_tensors}"
             )
@@ -149,10 +149,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """The checkpoint at `path`: one iteration's folder, or a run's folder, whose latest is meant.
+        """Open the checkpoint at `path`: an iteration's folder, or a run's folder, whose latest is opened.
 
         Raises:
-            FormatError: there is none, or it is not whole.
+            FormatError: there is none, or it is incomplete.
         """
         if (path / MANIFEST).is_file():
             return cls(path)
@@ -160,10 +160,10 @@ class Checkpoint:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where its tokenizer is.
+        """The tokenizer's folder.
 
         Raises:
-            FormatError: it has none; the hint gives it that of a dataset PREFIX.
+            FormatError: there is none; the hint adds that of a dataset PREFIX.
         """
         folder = self.folder / TOKENIZER
         if not folder.is_dir():
@@ -172,18 +172,18 @@ class Checkpoint:
         return folder
 
     def model_slab(self, name: str, slab: Slab) -> np.ndarray:
-        """A box of a model weight, bfloat16 as float32."""
+        """Read a box of a model weight, bfloat16 as float32."""
         return self.read(MODEL, name, slab)
 
     def read(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
-        """A box of a tensor as numbers; bfloat16 becomes float32, which holds each of its values."""
+        """Read a box of a tensor as numbers; bfloat16 becomes float32, which is exact."""
         raw = self.read_raw(namespace, name, slab)
         if self.tensors[namespace][name].dtype == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw
 
     def read_raw(self, namespace: str, name: str, slab: Slab) -> np.ndarray:
-        """A box of a tensor as it is stored, bfloat16 as its bits.
+        """Read a box of a tensor as stored, bfloat16 as its 16 bits.
 
         Raises:
             FormatError: the checkpoint has no such tensor, or its pieces do not cover the box.
@@ -210,7 +210,11 @@ class Checkpoint:
     def _read_overlap(
         self, tensor: TensorEntry, piece: TensorPiece, shared: Overlap, out: np.ndarray
     ) -> None:
-        """Whole rows are read, which is faster than mapping them and leaves no pages; columns are mapped."""
+        """Copy the shared part of a piece to `out`.
+
+        Whole rows are read, which is faster than mapping and leaves no mapped pages; parts of rows are
+        mapped.
+        """
         target = out[shared.a]
         if shared.shape[1:] != piece.shape[1:] or not target.flags.c_contiguous:
             target[...] = self.map_piece(tensor, piece)[shared.b]
@@ -229,11 +233,11 @@ class Checkpoint:
                 remaining = remaining[count:]
 
     def map_piece(self, tensor: TensorEntry, piece: TensorPiece) -> np.ndarray:
-        """The values of one piece, mapped from its file."""
+        """Return the values of one piece, mapped from its file."""
         return np.memmap(self.folder / piece.file, DTYPES[tensor.dtype], "r", piece.offset, piece.shape)
 
     def pieces(self) -> Iterator[tuple[str, str, TensorEntry, TensorPiece]]:
-        """Every piece with its namespace, its tensor's name and its tensor."""
+        """Yield every piece with its namespace, its tensor's name and its tensor."""
         for space, entries in self.tensors.items():
             for name, tensor in entries.items():
                 for piece in tensor.pieces:
@@ -241,10 +245,10 @@ class Checkpoint:
 
     @property
     def run_config(self) -> str | None:
-        """The run's configuration as TOML; None where it has none.
+        """The run's configuration as TOML; None if there is none.
 
         Raises:
-            DamageError: it is not UTF-8.
+            CorruptFileError: it is not UTF-8.
         """
         file = self.folder / RUN_CONFIG
         if not file.exists():
@@ -255,7 +259,7 @@ class Checkpoint:
             raise CorruptFileError(file, "is not UTF-8", found=error, hint=OTHER_ITERATION) from error
 
     def _check_files(self) -> None:
-        # a namespace is part of a file's name once someone writes it again
+        # a namespace becomes part of a file's name when a tool rewrites the checkpoint
         for name in (*self.files, *self.tensors):
             if Path(name).name != name or name == "..":
                 raise CorruptFileError(self.folder / MANIFEST, "name outside the checkpoint", found=name)
@@ -317,7 +321,7 @@ def _json_object(path: Path, content: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BoxToWrite:
-    """A box of a whole tensor that a rank is going to write, with the shape of the whole."""
+    """A box of a whole tensor that a rank is going to write, with the tensor's shape."""
 
     name: str
     whole: Shape
@@ -329,7 +333,7 @@ class BoxToWrite:
         return math.prod(self.slab.shape) * DTYPES[self.dtype].itemsize
 
     def to_record(self) -> dict[str, Any]:
-        """The box in plain words, as `shard_file.write` takes it."""
+        """Return the box as a JSON object, as `shard_file.write_shard_file` takes it."""
         return {
             "name": self.name,
             "whole": self.whole,
@@ -344,5 +348,5 @@ ReadBox = Callable[[BoxToWrite], np.ndarray]
 
 
 def boxes_to_write(name: str, whole: Shape, slabs: Sequence[Slab], dtype: str) -> list[BoxToWrite]:
-    """The boxes of one tensor that a rank is going to write."""
+    """Return the boxes of one tensor that a rank is going to write."""
     return [BoxToWrite(name, whole, slab, dtype) for slab in slabs]

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: one process at a time writes checkpoints there, a trainer or a converter."""
+"""A lock on a run's folder: only one process at a time, trainer or converter, writes checkpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger("mega.schema")
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
-    """Hold a run's folder, which exists, while the block runs.
+    """Lock a run's folder, which must exist, while the block runs.
 
-    Both the folder and the run's record, if it has one, are locked: network file systems lock only files that
-    are open for writing. The system releases the locks when the process ends, however it ends. File systems
-    that cannot lock are left alone.
+    Both the folder and the run's event log, if any, are locked: network file systems lock only files that are
+    open for writing. The system releases the locks when the process ends, in any way. File systems without
+    locks are tolerated.
 
     Args:
-        named_by: the flag or the argument that named the folder, to begin the message with.
+        named_by: the flag or the argument that named the folder; begins the message.
 
     Raises:
         ConfigError: another process holds it.

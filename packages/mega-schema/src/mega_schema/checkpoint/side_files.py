@@ -1,9 +1,8 @@
 """Checksums of a checkpoint's small files: trainer.json, run.toml, the tokenizer's files, and the manifest.
 
-The manifest records the size and the SHA-256 of each side file; `manifest.sha256` beside it holds the digest
-of the manifest, in the form that `sha256sum -c` reads. They find damage and edits, not forgery: nothing is
-signed.
-Of Python's own library alone, as `disk` is.
+The manifest records the size and the SHA-256 of each side file; `manifest.sha256` holds the digest of the
+manifest, in the format of `sha256sum -c`. They detect damage and edits, not forgery: nothing is signed. Uses
+Python's standard library only.
 """
 
 from __future__ import annotations
@@ -18,17 +17,20 @@ from typing import Any
 from mega_schema.atomic_io import atomic_write, write_text
 from mega_schema.errors import CorruptFileError
 
-MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
+MANIFEST = "manifest.json"
+TRAINER = "trainer.json"
+TOKENIZER = "tokenizer"
+RUN_CONFIG = "run.toml"
 DIGEST = "manifest.sha256"
-MAX_BYTES = 1 << 30  # of one side file; none that was ever written comes near it
+MAX_BYTES = 1 << 30  # of one side file; real ones are far smaller
 OTHER_ITERATION = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
 def describe_side_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 of every side file, by its path in the checkpoint's folder.
+    """Return size in bytes and SHA-256 of every side file, by its path in the checkpoint's folder.
 
     Raises:
-        DamageError: one is a link, or no regular file.
+        CorruptFileError: one is a link, or not a regular file.
     """
     records = {}
     for name in _list_side_files(folder):
@@ -38,10 +40,10 @@ def describe_side_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hold every side file against its record.
+    """Compare every side file with its record.
 
     Raises:
-        DamageError: one is missing, not recorded, or not what was written.
+        CorruptFileError: one is missing, not recorded, or was changed.
     """
     for name, wanted in recorded.items():
         if not _is_side_file(name):
@@ -65,13 +67,13 @@ def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) ->
 
 
 def check_manifest(folder: Path, content: bytes) -> bool:
-    """Hold the manifest against its digest.
+    """Compare the manifest with its digest.
 
     Returns:
-        whether there is a digest. From format 2 on there has to be one; the manifest says its format.
+        whether there is a digest. It is required from format 2 on; the manifest states its format.
 
     Raises:
-        DamageError: the manifest is not what was written.
+        CorruptFileError: the manifest was changed.
     """
     file = folder / DIGEST
     if not file.exists():
@@ -89,7 +91,7 @@ def check_manifest(folder: Path, content: bytes) -> bool:
 
 
 def digest_line(manifest: bytes) -> str:
-    """The content of `manifest.sha256`."""
+    """Return the content of `manifest.sha256`."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
@@ -100,7 +102,7 @@ def write_manifest(folder: Path, text: str) -> None:
 
 
 def replace_manifest(folder: Path, text: str) -> None:
-    """The same in the place of an earlier manifest."""
+    """Replace a manifest and its digest, and flush both."""
     for name, content in ((MANIFEST, text), (DIGEST, digest_line(text.encode()))):
         with atomic_write(folder / name) as new:
             write_text(new, content)
@@ -110,7 +112,7 @@ def rewrite_checksums(folder: Path, format: int) -> None:
     """Record the side files and the manifest as they are now.
 
     Args:
-        format: version of the checkpoint format that the manifest has from now on.
+        format: new version of the checkpoint format in the manifest.
     """
     manifest = json.loads(read_regular(folder / MANIFEST))
     header = {"format": format, "side_files": describe_side_files(folder)}
@@ -118,10 +120,10 @@ def rewrite_checksums(folder: Path, format: int) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file that is neither a link nor a pipe nor of absurd size.
+    """Return the bytes of a regular file, not a link or a pipe, of plausible size.
 
     Raises:
-        DamageError: it is, or it is missing.
+        CorruptFileError: it is not one, or is missing.
     """
     try:
         status = path.lstat()
@@ -135,13 +137,13 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(path: Path, mode: int) -> None:
-    """Refuse a link, a pipe or a device in the place of a checkpoint's file.
+    """Refuse a link, a pipe or a device in place of a checkpoint's file.
 
     Args:
         mode: of `os.lstat`.
 
     Raises:
-        DamageError: it is one.
+        CorruptFileError: the file is refused.
     """
     if stat.S_ISREG(mode):
         return
@@ -152,7 +154,7 @@ def check_regular(path: Path, mode: int) -> None:
 
 
 def _list_side_files(folder: Path) -> Iterator[str]:
-    """Hidden files, which systems leave in any folder, are none."""
+    """Yield the paths of the side files. Hidden files, which systems leave in any folder, do not count."""
     yield from (
         name for name in (TRAINER, RUN_CONFIG) if (folder / name).is_symlink() or (folder / name).exists()
     )

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run's folder, as its tracker file says."""
+"""Find the newest checkpoint of a run's folder by its tracker file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mega_schema.checkpoint.formats import FORMAT_TITLES, conversion_command, de
 from mega_schema.errors import CorruptFileError, FormatError
 
 _WANTED = "a checkpoint or the folder of a run"
-_TRACKER_BYTES = 100  # more than any iteration and white space
-_DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
+_TRACKER_BYTES = 100  # longer than any iteration with white space
+_DIGITS = 20  # longer than any iteration; Python refuses to parse thousands of digits
 
 
 def latest_iteration(run: Path) -> int:
-    """Iteration of the newest checkpoint of a run, as its tracker file says.
+    """Return the iteration of a run's newest checkpoint, from its tracker file.
 
-    A commit that was killed between its last two renames has left a checkpoint under its final name and the
-    new tracker under a temporary one: that tracker counts.
+    A commit killed between its last two renames leaves a checkpoint under its final name and the new tracker
+    under a temporary one: that tracker counts.
 
     Raises:
-        FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
-            The hint mends it.
+        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint has
+            the remedy.
     """
     tracker = run / LATEST
     if tracker.is_file():
@@ -59,7 +59,7 @@ def _missing_folder_error(run: Path) -> FormatError:
 
 
 def _remedy(run: Path) -> str:
-    """What makes a tracker of a run's newest checkpoint, or a checkpoint of ours of another program's."""
+    """Return the hint that repairs a run's tracker, or converts another program's checkpoint."""
     if format_name := _foreign_format(run):
         return conversion_command(run, format_name)
     if not (saved := iterations(run)):
@@ -74,14 +74,15 @@ def _foreign_format(run: Path) -> str | None:
 
 
 def _hint_run_below(folder: Path) -> str:
-    """The hint that names a run's folder in this one."""
+    """Return the hint that names a run's folder inside this one."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
     return f"name a run's folder, as {below.parent}" if below else "name a folder that a run has saved to"
 
 
 def _pending_iteration(run: Path) -> int:
-    """The iteration of a commit that lacks its last rename alone; -1 where there is none."""
-    tracker, pending = run / LATEST, pending_tracker(run)
+    """Return the iteration of a commit that lacks only its last rename; -1 if there is none."""
+    tracker = run / LATEST
+    pending = pending_tracker(run)
     try:
         iteration = _read_tracker(pending)
         completed = pending.stat().st_mtime_ns >= tracker.stat().st_mtime_ns
@@ -104,10 +105,10 @@ def _read_tracker(tracker: Path) -> int:
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """Folder of the newest checkpoint of a run.
+    """Return the folder of a run's newest checkpoint.
 
     Raises:
-        FormatError: `latest_iteration` finds none; a DamageError where the folder it names is not there.
+        FormatError: `latest_iteration` finds none; a CorruptFileError if the folder it names does not exist.
     """
     iteration = latest_iteration(run)
     folder, replaced = iteration_folder(run, iteration), replaced_folder(run, iteration)

@@ -1,13 +1,13 @@
-"""Writing a checkpoint, by one process or by many that share a file system.
+"""Write a checkpoint, by one process or by many that share a file system.
 
-    save = Save(run, iteration)
-    save.begin()                                       # rank 0, then a barrier
-    save.write("model", rank, boxes, values)           # every rank, every namespace, then a barrier
-    save.commit(spec, layout=…, trainer=…)             # rank 0
+    writer = CheckpointWriter(run, iteration)
+    writer.begin()                                     # rank 0, then a barrier
+    writer.write("model", rank, boxes, values)         # every rank, every namespace, then a barrier
+    writer.commit(spec, layout=…, trainer=…)           # rank 0
 
-Until `commit` renames it, the folder has a name no reader looks at. A process killed at any moment leaves the
-checkpoint before it as it was, and the next `begin` clears away what was left. A run writes in the background
-instead (`background`), the same files in the same order.
+Until `commit` renames it, the folder has a name that no reader opens. A process killed at any moment leaves
+the previous checkpoint intact, and the next `begin` removes the unfinished one. A training run writes in the
+background instead (`async_writer`): the same files in the same order.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from mega_schema.spec import ModelSpec
 
 
 class CheckpointWriter:
-    """One checkpoint being written.
+    """A checkpoint being written.
 
     Attributes:
         folder: where its files go until it is committed.
     """
 
     def __init__(self, run: Path, iteration: int) -> None:
-        self.run, self.iteration = run, iteration
+        self.run = run
+        self.iteration = iteration
         self.folder = partial_folder(run, iteration)
 
     def begin(self) -> None:
-        """Make room. What an earlier save left half-written is removed."""
+        """Create the folder, and remove what an earlier save left unfinished."""
         checkpoint_dir.begin(self.run, self.iteration)
 
     def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: ReadBox) -> None:
@@ -49,7 +50,7 @@ class CheckpointWriter:
             values: called once per box, in order; its array has the box's shape and stored dtype.
 
         Raises:
-            MegaError: the disk is full, or would not write for another reason.
+            MegaError: the disk is full, or refused the write for another reason.
         """
         boxes = [box for box in boxes if not box.slab.is_empty]
 
@@ -75,19 +76,19 @@ class CheckpointWriter:
         run_config: str | None = None,
         replace: bool = False,
     ) -> Path:
-        """Put together what the ranks wrote, and make it the run's latest checkpoint.
+        """Assemble what the ranks wrote, and make it the run's latest checkpoint.
 
         Args:
-            layout: the layout that wrote it, for people to read.
-            tokenizer: folder whose files travel with the checkpoint.
+            layout: the layout that wrote it; informational.
+            tokenizer: folder whose files are copied into the checkpoint.
             run_config: the run's configuration as TOML, for people and for `mega-train`.
-            replace: take the place of a checkpoint of this iteration; without it that is an error.
+            replace: replace a checkpoint of this iteration; without it that is an error.
 
         Returns:
             the checkpoint's folder under its final name.
 
         Raises:
-            MegaError: the disk is full, or would not write for another reason.
+            MegaError: the disk is full, or refused the write for another reason.
         """
         with disk_errors(self.folder):
             return checkpoint_dir.commit(
@@ -101,7 +102,7 @@ class CheckpointWriter:
 
 
 def manifest_header(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
-    """What a manifest says beside the files and tensors."""
+    """Return the manifest's fields besides files and tensors."""
     degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
     if layout.vp > 1:
         degrees["vp"] = layout.vp
@@ -109,6 +110,6 @@ def manifest_header(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
 
 
 def text_files(trainer: Mapping[str, Any], run_config: str | None) -> dict[str, str]:
-    """The text files of a checkpoint, by name."""
+    """Return the text files of a checkpoint, by name."""
     files = {TRAINER: json.dumps(dict(trainer), indent=1)}
     return files if run_config is None else files | {RUN_CONFIG: run_config}

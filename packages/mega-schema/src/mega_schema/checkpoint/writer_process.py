@@ -1,15 +1,16 @@
-"""What one rank writes of a checkpoint, as an order in plain words; and the process that carries one out.
+"""One rank's part of a checkpoint as an order in JSON, and the process that carries it out.
 
-An order is JSON:
+An order has:
 
     run, iteration, rank
-    spaces      namespace -> boxes, as `shard_file.write` takes them, each with the place `at` of its values
-    commit      on one rank of all: what `checkpoint_dir.commit` wants, what to keep, and what the new one
+    spaces      namespace -> boxes, as `shard_file.write_shard_file` takes them, each with the offset `at` of
+    its values commit      on one rank: the arguments of `checkpoint_dir.commit`, what to keep, and what the
+    checkpoint
                 supersedes; null on the others
 
-The process is handed memory with the order and the values in it. It tells on stdout how far it is and, if the
-commit is its own, is told on stdin whether all ranks are done. When the run that started it is gone it writes
-no further. Python's own library alone, so that it starts in a few hundredths of a second.
+The process inherits memory with the order and the values. It reports progress on stdout; if it has the
+commit, stdin tells it whether all ranks are done. It stops writing when the run that started it has ended.
+Uses Python's standard library only, so that it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -28,41 +29,47 @@ from typing import Any
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 
 Order = Mapping[str, Any]
-COMMIT, DISCARD = "commit", "discard"  # what it is told
-BYTES, NOTE, DONE, FAILED = "bytes", "note", "done", "failed"  # what it tells
-_NICE = 5  # the run's own processes go first
-# between two words of how far it is: nobody may be listening during a long step
+COMMIT, DISCARD = "commit", "discard"  # commands on stdin
+# reports on stdout
+BYTES = "bytes"
+NOTE = "note"
+DONE = "done"
+FAILED = "failed"
+_NICE = 5  # the training processes have priority
+# between two progress reports: the pipe must not fill up during a long step, when nobody reads it
 _REPORT_SECONDS = 1.0
 
 
 def write_shards(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
-    """Write what the order says.
+    """Write the order's shard files.
 
     Args:
-        payload: the bytes of a namespace's box, by its number.
+        payload: returns the bytes of a namespace's box, by its number.
 
     Yields:
         bytes written since the last time, `shard_file.CHUNK` at most.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
     folder = checkpoint_dir.partial_folder(Path(order["run"]), order["iteration"])
-    folder.mkdir(exist_ok=True)  # over a network, what another host made may not be seen before one asks
+    folder.mkdir(exist_ok=True)  # on a network file system another host's folder may not be visible yet
     for space, boxes in order["spaces"].items():
         yield from shard_file.write_shard_file(folder, space, order["rank"], boxes, partial(payload, space))
 
 
 def finish(order: Order, command: str) -> str:
-    """Commit the order's checkpoint and remove those that are not to be kept, or discard what was written.
+    """Commit the order's checkpoint and prune old ones, or discard what was written.
 
     Returns:
-        why an earlier checkpoint could not be removed, which is no reason for this one not to be there.
+        why an earlier checkpoint could not be removed; the commit still succeeded.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
-    run, iteration, commit = Path(order["run"]), order["iteration"], order["commit"]
+    run = Path(order["run"])
+    iteration = order["iteration"]
+    commit = order["commit"]
     if command == DISCARD:
         checkpoint_dir.discard(run, iteration)
         return ""
@@ -85,7 +92,10 @@ def finish(order: Order, command: str) -> str:
 
 
 def main() -> None:
-    """Carry out an order: `parent`, the memory's descriptor, and place and length of the order in it."""
+    """Carry out an order.
+
+    Arguments: the parent's id, the memory's descriptor, and offset and length of the order in it.
+    """
     parent, descriptor, offset, length = (int(word) for word in sys.argv[1:5])
     os.nice(_NICE)
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
@@ -96,7 +106,8 @@ def main() -> None:
         return memory[box["at"] : box["at"] + box["bytes"]]
 
     try:
-        written, last_report = 0, time.monotonic()
+        written = 0
+        last_report = time.monotonic()
         for count in write_shards(order, payload):
             if os.getppid() != parent:
                 os._exit(1)
@@ -115,7 +126,7 @@ def main() -> None:
             _report(DONE)
         except OSError as error:
             _report(FAILED, error.errno or errno.EIO)
-    os._exit(0)  # there is nothing to tidy, and whoever waits for the end waits the shorter
+    os._exit(0)  # skip Python's cleanup: there is nothing to clean up, and the parent waits
 
 
 def _report(*words: object) -> None:

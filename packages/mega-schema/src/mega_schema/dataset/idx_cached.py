@@ -12,7 +12,7 @@
     int64[S]    tokens of each sequence
     int64[D]    sequence at which each document begins                  not in fairseq's
 
-In fairseq's every id is one higher on disk than it is, as in the Lua programs it was made for.
+In fairseq's every id on disk is one higher than its value, as Lua counts from 1.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MAGIC: Final = b"TNTIDX\x00\x00"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<8sQQQQQ")
 DOCUMENTS: Final = struct.Struct("<Q")
-MAX_SEQUENCE_TOKENS: Final = 2**31 - 1  # tokens of a sequence; the other forms have 32 bits for it
+MAX_SEQUENCE_TOKENS: Final = 2**31 - 1  # the other index formats store a length in 32 bits
 
 
 def read(path: Path) -> DatasetIndex:
-    """An index of either form.
+    """Read an index of either format.
 
     Raises:
-        FormatError: it is neither, its size is not the one its counts say, or its arrays disagree.
+        FormatError: it is neither, its size does not match its counts, or its arrays disagree.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -102,10 +102,8 @@ def _read_arrays(path: Path, dtype: np.dtype[Any], sequences: int, boundaries: i
     if int(offsets[0]) != 0:
         raise FormatError(path, "pointer of sequence 0", found=int(offsets[0]), wanted=0, hint=CUT_OFF)
     for first, chunk in _enumerate_chunks(lengths):
-        ends, wanted = (
-            offsets[first + 1 : first + 1 + len(chunk)],
-            offsets[first : first + len(chunk)] + chunk,
-        )
+        ends = offsets[first + 1 : first + 1 + len(chunk)]
+        wanted = offsets[first : first + len(chunk)] + chunk
         if len(wrong := np.flatnonzero(ends != wanted)):
             i = int(wrong[0])
             found, end = int(ends[i]), int(wanted[i])
@@ -124,8 +122,9 @@ def _enumerate_chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]
 
 
 def write(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
-    """Write an index from its streams; memory holds a chunk of them."""
-    code, sequences = code_of(index_format, contents.dtype), contents.sequences
+    """Write an index from its streams; memory holds one chunk of them."""
+    code = code_of(index_format, contents.dtype)
+    sequences = contents.sequences
     file.write(HEADER.pack(MAGIC, VERSION, code, contents.dtype.itemsize, sequences, sequences))
     if index_format == "cached":
         file.write(DOCUMENTS.pack(contents.boundaries))

@@ -42,10 +42,10 @@ FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
 
 
 def read(path: Path, multimodal: bool) -> DatasetIndex:
-    """An index of either form, as views of the file.
+    """Read an index of either format, as views of the file.
 
     Raises:
-        FormatError: it is neither, or its size is not the one its counts say.
+        FormatError: it is neither, or its size does not match its counts.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -57,17 +57,19 @@ def read(path: Path, multimodal: bool) -> DatasetIndex:
     _, version, code, sequences = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
     if version != VERSION:
         raise FormatError(path, "version", found=version, wanted=VERSION, hint=OTHER_VERSION)
-    # Megatron's has at least 8 bytes more; an empty fairseq index is not told from one that was cut there
+    # Megatron's has at least 8 bytes more; an empty fairseq index looks like one that was cut off there
     if size == FAIRSEQ_HEADER.size + 12 * sequences and sequences:
         return _read_fairseq(path, code, sequences)
     if len(head) < HEADER.size:
         raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
-    dtype, boundaries = dtype_of(path, code, CODES), HEADER.unpack(head)[-1]
+    dtype = dtype_of(path, code, CODES)
+    boundaries = HEADER.unpack(head)[-1]
     if boundaries < 1:
         raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
     _check_size(path, size, sequences, boundaries, multimodal)
-    raw, offset = np.memmap(path, np.uint8, "r"), HEADER.size
-    # 34 is no multiple of 4 or 8, so these views are unaligned: numpy reads them, C code must copy first
+    raw = np.memmap(path, np.uint8, "r")
+    offset = HEADER.size
+    # the header has 34 bytes, so these views are unaligned: numpy reads them, C code must copy first
     lengths = _view(raw, "<i4", sequences, offset)
     pointers = _view(raw, "<i8", sequences, offset + 4 * sequences)
     documents = _view(raw, "<i8", boundaries, offset + 12 * sequences)
@@ -77,14 +79,12 @@ def read(path: Path, multimodal: bool) -> DatasetIndex:
 
 
 def _read_fairseq(path: Path, code: int, sequences: int) -> DatasetIndex:
-    dtype, raw, offset = (
-        dtype_of(path, code, FAIRSEQ_CODES),
-        np.memmap(path, np.uint8, "r"),
-        FAIRSEQ_HEADER.size,
-    )
+    dtype = dtype_of(path, code, FAIRSEQ_CODES)
+    raw = np.memmap(path, np.uint8, "r")
+    offset = FAIRSEQ_HEADER.size
     lengths = _view(raw, "<i4", sequences, offset)
     pointers = _view(raw, "<i8", sequences, offset + 4 * sequences)
-    # an index of Megatron's that was cut off just there has the same size, but never such pointers
+    # a Megatron index that was cut off exactly there has the same size, but its pointers do not match
     check_pointers(path, lengths, pointers, dtype.itemsize)
     return DatasetIndex("fairseq-mmap", dtype, lengths, pointers, np.arange(sequences + 1))
 
@@ -108,8 +108,9 @@ def _check_size(path: Path, size: int, sequences: int, boundaries: int, multimod
 
 
 def write(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
-    """Write an index from its streams; memory holds a chunk of them."""
-    code, sequences = code_of(index_format, contents.dtype), contents.sequences
+    """Write an index from its streams; memory holds one chunk of them."""
+    code = code_of(index_format, contents.dtype)
+    sequences = contents.sequences
     if index_format == "mmap":
         file.write(HEADER.pack(MAGIC, VERSION, code, sequences, contents.boundaries))
     else:

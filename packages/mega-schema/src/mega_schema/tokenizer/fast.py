@@ -1,4 +1,4 @@
-"""A tokenizer.json, opened by the `tokenizers` library while this process may do something else."""
+"""A tokenizer.json, opened by the `tokenizers` library on a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FastTokenizer:
     """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json.
 
     Attributes:
-        beside: files of Hugging Face's that travel with it; no id depends on them.
+        companions: Hugging Face files that are copied with it; no id depends on them.
     """
 
     def __init__(
@@ -36,21 +36,26 @@ class FastTokenizer:
         companions: Mapping[str, bytes] = MappingProxyType({}),
         content: dict[str, Any] | None = None,
     ) -> None:
-        """A tokenizer that may be opened still.
+        """Create a tokenizer that may still be opening.
 
         Args:
-            source: text of the tokenizer.json, or what writes it when it is first needed.
-            library: what opened the source, or does so now; None opens it when it is first needed: a process
-                may hold this value and let another library encode.
-            content: what the source holds, where that is known, for the first who asks.
+            source: text of the tokenizer.json, or a function that writes it when it is first needed.
+            library: the opened source, or its opening; None opens it when it is first needed: a process may
+                hold this value and encode with another library.
+            content: the parsed source, if known, for the first call of `content`.
         """
-        self.identity, self.companions = identity, dict(companions)
-        self._source, self._opening, self._content = source, library, content
+        self.identity = identity
+        self.companions = dict(companions)
+        self._source = source
+        self._opening = library
+        self._content = content
 
     @cached_property
     def source(self) -> str:
         """Text of the tokenizer.json, as `save` writes it."""
-        source, self._source = self._source, ""  # what writes it may hold a vocabulary
+        # free the function, which may hold a vocabulary
+        source = self._source
+        self._source = ""
         return source if isinstance(source, str) else source()
 
     @cached_property
@@ -60,17 +65,18 @@ class FastTokenizer:
         return self._opening.result() if isinstance(self._opening, LibraryOpening) else self._opening
 
     def wait(self) -> None:
-        """Until the library has opened it and the source is written.
+        """Wait until the library has opened the source and the source is written.
 
         Raises:
-            FormatError: it cannot.
+            FormatError: the library cannot open it.
         """
-        assert self.source  # the library's thread works meanwhile
+        assert self.source  # written while the library's thread works
         assert self._library is not None
 
     def content(self) -> dict[str, Any]:
-        """What the source holds; parsed, but for the first who asks after `open_tokenizer`."""
-        content, self._content = self._content, None
+        """Return the parsed source; the first call after `open_tokenizer` need not parse it."""
+        content = self._content
+        self._content = None
         return json.loads(self.source) if content is None else content
 
     @cached_property
@@ -80,8 +86,9 @@ class FastTokenizer:
         return byte_alphabet() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
-        opening, is_written = self._opening, "source" in self.__dict__
-        # to write it only to send it would keep waiting who opens it there
+        opening = self._opening
+        is_written = "source" in self.__dict__
+        # do not write the source only to pickle it: the receiver would wait for it
         source = opening.text if isinstance(opening, LibraryOpening) and not is_written else self.source
         return FastTokenizer, (source, self.identity, None, self.companions)
 
@@ -95,7 +102,7 @@ class FastTokenizer:
         return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids that the post-processor adds before and after those of `text`.
+        """Return the ids that the post-processor adds before and after those of `text`.
 
         Raises:
             FormatError: it adds ids between them.
@@ -129,7 +136,7 @@ class FastTokenizer:
 
 
 def _check_utf8(text: str) -> None:
-    """Refuse a text that UTF-8 cannot hold: the library refuses it in some versions and changes it in others.
+    """Refuse a text that UTF-8 cannot encode: the library's behaviour differs between versions.
 
     Raises:
         RequestError: the text holds half of a surrogate pair.
@@ -141,21 +148,21 @@ def _check_utf8(text: str) -> None:
 
 
 def open_library(source: str, where: object) -> tokenizers.Tokenizer:
-    """The text of a tokenizer.json, opened by the library.
+    """Open the text of a tokenizer.json with the library.
 
     Raises:
-        FormatError: it takes it for none.
+        FormatError: the library refuses it.
     """
     from tokenizers import Tokenizer as Library
 
     try:
         library = Library.from_str(source)
-    except BaseException as error:  # the library's panics are no Exception
+    except BaseException as error:  # the library's panics are not subclasses of Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         hint = "copy the files of one tokenizer again"
         raise FormatError(where, "not a tokenizer.json", found=str(error), hint=hint) from None
-    # a file may ask for both; ids must not depend on how long a text or its neighbours are
+    # a file may enable both; ids must not depend on the length of a text or of others in the batch
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
@@ -163,10 +170,10 @@ def open_library(source: str, where: object) -> tokenizers.Tokenizer:
 
 
 def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
-    """A text of a tokenizer.json for a library to open, written in a tenth of the time of `json`.
+    """Write the text of a tokenizer.json for the library, ten times as fast as `json`.
 
     Args:
-        merges: those of the content as lines, which the library reads faster than lists.
+        merges: the content's merges as lines, which the library reads faster than lists.
     """
     if merges is not None:
         content = {**content, "model": {**content["model"], "merges": merges}}
@@ -174,12 +181,12 @@ def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> st
         import orjson
 
         return orjson.dumps(content).decode()
-    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
+    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot encode, or an id above 64 bits
         return json.dumps(content, ensure_ascii=False)
 
 
 class LibraryOpening:
-    """What `opened` gives, made on a thread: the library works without Python's lock.
+    """`open_library` on a thread: the library works without Python's lock.
 
     Attributes:
         text: of the tokenizer.json that it opens.
@@ -188,9 +195,11 @@ class LibraryOpening:
     def __init__(self, text: str, where: object, source: Callable[[], str] | None = None) -> None:
         """
         Args:
-            source: another text of the same content, in whose lines and columns errors are told.
+            source: another text of the same content, whose lines and columns errors refer to.
         """
-        self.text, self._where, self._source = text, where, source
+        self.text = text
+        self._where = where
+        self._source = source
         self._result: tokenizers.Tokenizer | Exception
         self._thread = Thread(target=self._open, daemon=True)
         self._thread.start()
@@ -202,7 +211,8 @@ class LibraryOpening:
             self._result = error
 
     def _open_library(self) -> tokenizers.Tokenizer:
-        source, self._source = self._source, None
+        source = self._source
+        self._source = None
         try:
             return open_library(self.text, self._where)
         except FormatError:
@@ -211,10 +221,10 @@ class LibraryOpening:
             return open_library(source(), self._where)
 
     def result(self) -> tokenizers.Tokenizer:
-        """Wait for it.
+        """Wait for the opened tokenizer.
 
         Raises:
-            FormatError: the library takes the text for no tokenizer.json.
+            FormatError: the library refuses the text.
         """
         self._thread.join()
         if isinstance(self._result, Exception):
@@ -223,7 +233,7 @@ class LibraryOpening:
 
     @contextmanager
     def library_errors(self) -> Iterator[None]:
-        """What goes wrong in the block is told in the library's words, where that does not take the text."""
+        """If the block fails because the text is invalid, raise the library's error instead."""
         try:
             yield
         except Exception:
@@ -232,10 +242,10 @@ class LibraryOpening:
 
 
 def open_and_hash(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
-    """Of the text of a tokenizer.json: the library's own, what the text holds, and the hash of that.
+    """Open the text of a tokenizer.json; return the library's tokenizer, the parsed content, and its hash.
 
     Raises:
-        FormatError: the library takes it for none.
+        FormatError: the library refuses the text.
     """
     opening = LibraryOpening(source, where)
     with opening.library_errors():

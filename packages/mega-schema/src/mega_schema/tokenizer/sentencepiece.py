@@ -1,9 +1,10 @@
-"""SentencePiece models, with the special tokens that Megatron adds to them under each of its names.
+"""SentencePiece models, with the special tokens that Megatron adds to them for each of its type names.
 
-SentencePieceTokenizer      <CLS> <SEP> <EOD> <MASK>, pad, bos, eos and `<extra_id_i>`, those the model lacks
-                            after its last piece; eod is <EOD>
+SentencePieceTokenizer      <CLS> <SEP> <EOD> <MASK>, pad, bos, eos and `<extra_id_i>`; missing ones are added
+after
+                            the model's last piece; eod is <EOD>
 GPTSentencePieceTokenizer   the model's own bos, eos and pad; eod is its eos
-Llama2Tokenizer             the same; `mega-data preprocess` begins each sequence with its bos, as Megatron
+Llama2Tokenizer             the same; `mega-data preprocess` begins each sequence with its bos, like Megatron
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ _ADDED: Final = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 
 
 class SentencePiece:
-    """A SentencePiece model; a value that processes may send each other.
+    """A SentencePiece model; can be pickled.
 
     Attributes:
         model: the bytes of its file.
     """
 
     def __init__(self, model: bytes, identity: TokenizerIdentity) -> None:
-        self.model, self.identity = model, identity
+        self.model = model
+        self.identity = identity
 
     def __reduce__(self) -> tuple[object, ...]:
         return SentencePiece, (self.model, self.identity)
@@ -45,7 +47,7 @@ class SentencePiece:
 
     @cached_property
     def _added(self) -> dict[int, str]:
-        """Special tokens by id, those the model has included."""
+        """Special tokens by id, including the model's own."""
         return {i: word for word, i in _special(self._library, self.identity.type, 0).items()} | {
             i: f"<extra_id_{i - first}>"
             for first in [_first_extra_id(self._library, self.identity.type)]
@@ -59,12 +61,12 @@ class SentencePiece:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Ids of each text, on this thread.
+        """Return the ids of each text, on this thread.
 
         Raises:
-            RequestError: a text is one that UTF-8 cannot hold.
+            RequestError: a text cannot be encoded as UTF-8.
         """
-        import numpy as np  # takes longer than to open a tokenizer that has no use for it
+        import numpy as np  # imported late: other tokenizers do not need it, and open faster than it imports
 
         try:
             return [
@@ -76,7 +78,7 @@ class SentencePiece:
             raise RequestError("text", "half of a surrogate pair", wanted=wanted) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens are text, and a space before the first word is not."""
+        """Return the text of `ids`, special tokens as text, without a space before the first word."""
         parts, run = list[str](), list[int]()
         for i in [*map(int, ids), -1]:
             if 0 <= i < len(self._library) and i not in self._added:
@@ -107,14 +109,14 @@ class SentencePiece:
 
 
 def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
-    """The model in a file, under one of Megatron's three names.
+    """Open a model's file, as one of Megatron's three types.
 
     Args:
-        extra_ids: sentinels to add, of a SentencePieceTokenizer.
+        extra_ids: sentinels to add to a SentencePieceTokenizer.
 
     Raises:
         ConfigError: the sentencepiece library is not installed.
-        FormatError: the file is no model.
+        FormatError: the file is not a model.
     """
     try:
         model = path.read_bytes()
@@ -135,7 +137,7 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
 
 
 def content_sha256(model: bytes) -> str:
-    """Hash of what decides the ids: the model's file."""
+    """Return the hash of what decides the ids: the model's file."""
     return hashlib.sha256(model).hexdigest()
 
 
@@ -157,7 +159,7 @@ def _open_library(model: bytes, where: object) -> Any:
 
 
 def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
-    """Special tokens and their ids; those the model lacks follow its last piece."""
+    """Return special tokens and their ids; missing ones follow the model's last piece."""
     own = {str(library.id_to_piece(i)): i for i in range(len(library)) if library.is_control(i)}
     if type != "SentencePieceTokenizer":
         return own
@@ -177,5 +179,5 @@ def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
 
 
 def _first_extra_id(library: Any, type: str) -> int:
-    """The id that the first `<extra_id_i>` would have."""
+    """Return the id of the first `<extra_id_i>`."""
     return 1 + max([len(library) - 1, *_special(library, type, 0).values()])

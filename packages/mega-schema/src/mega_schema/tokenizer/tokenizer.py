@@ -1,15 +1,15 @@
-"""Tokenizers as files: opened by Megatron's type names, saved beside data and weights, compared by content.
+"""Open tokenizers by Megatron's type names, save them beside data and weights, and compare them by content.
 
 A saved tokenizer is a folder:
 
     identity.json    TokenizerIdentity and a format number
-    tokenizer.json   Hugging Face `tokenizers` format, as it was read or made from other files; absent for
-                     a NullTokenizer
-    tokenizer.model  instead of it, a SentencePiece model as it was read
-    ...              Hugging Face's files that lay beside a tokenizer.json, as they were read
+    tokenizer.json   Hugging Face `tokenizers` format, as read or converted from other files; absent for a
+                     NullTokenizer
+    tokenizer.model  instead of it, a SentencePiece model as read
+    ...              Hugging Face's files that were beside a tokenizer.json, as read
 
-Text is never trusted to end a document: `<|endoftext|>` inside one is encoded letter by letter. Such tokens
-enter by their ids only (`identity.eod`, ...).
+Text cannot end a document: `<|endoftext|>` in a text is encoded letter by letter. Such tokens are added only
+by their ids (`identity.eod`, ...).
 """
 
 from __future__ import annotations
@@ -58,40 +58,42 @@ T = TypeVar("T")
 HF_CONFIG = "tokenizer_config.json"
 FORMAT = 1
 
-# Names by which tokenizers call the same thing, the more telling first.
+# tokens of the same meaning in different tokenizers, the more specific first
 _EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eod>", "<EOD>", "[EOS]", "<eos>", "<EOS>")
 _BOS = ("<|begin_of_text|>", "<|startoftext|>", "<s>", "[BOS]", "<bos>", "<BOS>")
 _PAD = ("<|pad|>", "<pad>", "[PAD]", "<PAD>")
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; a value that many callers may share and processes may send each other."""
+    """Converts text to ids and back; immutable, can be shared by threads and pickled."""
 
     @property
     def identity(self) -> TokenizerIdentity: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; no special token is added, none is recognised in it.
+        """Return the ids of `text`; no special token is added, none is recognised in it.
 
         Raises:
             RequestError: the text has no ids (a word that is not a number, for a NullTokenizer).
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on several threads where the library may."""
+        """Encode each text, on several threads if the library does."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens kept as text. Ids outside the vocabulary (padding rows) have none.
+        """Return the text of `ids`, special tokens as text.
 
-        Byte-level tokenizers give back exactly what was encoded; bytes that are not UTF-8, as when a
-        character is cut in the middle, become U+FFFD.
+        Ids outside the vocabulary (padding rows) have none.
+
+        Byte-level tokenizers return exactly what was encoded; bytes that are not UTF-8, as in part of a
+        character, become U+FFFD.
         """
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """One string per id, for people: a byte-level token that is part of a character shows as U+FFFD."""
+        """Return a readable string per id: a byte-level token that is part of a character shows as U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Write `folder` whole or not at all; an earlier one of that name is replaced."""
+        """Write `folder` whole or not at all, replacing an earlier one."""
 
 
 def open_tokenizer(
@@ -107,23 +109,24 @@ def open_tokenizer(
     tiktoken_special_tokens: Sequence[str] = tokenizer_files.TIKTOKEN_SPECIAL,
     wait: bool = True,
 ) -> Tokenizer:
-    """The tokenizer that Megatron's flags of the same names mean.
+    """Open the tokenizer that Megatron's flags of the same names describe.
 
     Args:
         type: "HuggingFaceTokenizer" (bs says "PretrainedFromHF"), "TikTokenizer" and the three names of
             SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
             "BertWordPieceLowerCase" and "BertWordPieceCase" take `vocab_file`; "NullTokenizer" takes
             `vocab_size` and has one id more, its eod.
-        model: a tokenizer.json, or a folder that holds one: a Hugging Face one, whose tokenizer_config.json
-            then names eod, bos and pad, or one that `Tokenizer.save` wrote. Else a SentencePiece model, or
-            NVIDIA's JSON of a tiktoken vocabulary.
-        vocab_size: of a TikTokenizer: ids in all, 131,072 if not given.
-        vocab_extra_ids: sentinels to add, of BERT's and SentencePieceTokenizer.
-        wait: for the library. Else it may still open a FastTokenizer, whose `wait` tells what is wrong.
+        model: a tokenizer.json, or a folder that holds one: Hugging Face's, whose tokenizer_config.json names
+            eod, bos and pad, or one that `Tokenizer.save` wrote. Else a SentencePiece model, or NVIDIA's JSON
+            of a tiktoken vocabulary.
+        vocab_size: of a TikTokenizer: ids in all, by default 131,072.
+        vocab_extra_ids: sentinels to add, for BERT's types and SentencePieceTokenizer.
+        wait: wait for the library. Otherwise it may still be opening a FastTokenizer, whose `wait` raises its
+            errors.
 
     Raises:
-        ConfigError: the type is unknown, or what it takes is not given.
-        FormatError: a file is missing or is no tokenizer.
+        ConfigError: the type is unknown, or one of its files is not given.
+        FormatError: a file is missing or is not a tokenizer.
     """
     type = ALIASES.get(type, type)
     if type not in TYPES:
@@ -160,10 +163,10 @@ def open_tokenizer(
 
 
 def open_tokenizer_folder(folder: Path) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` wrote to `folder`.
+    """Open a folder that `Tokenizer.save` wrote.
 
     Raises:
-        FormatError: a file is missing, or the content is not the one the identity was made from.
+        FormatError: a file is missing, or the content does not match the identity.
     """
     values = _read_json(path := folder / IDENTITY)
     number = values.pop("format", None) if isinstance(values, dict) else None
@@ -172,15 +175,14 @@ def open_tokenizer_folder(folder: Path) -> Tokenizer:
     identity = TokenizerIdentity.from_dict(values, path)
     tokenizer: Tokenizer
     if identity.type == "NullTokenizer":
-        sha256, size, tokenizer = (
-            null_sha256(identity.vocab_size),
-            identity.vocab_size,
-            NullTokenizer(identity),
-        )
+        sha256 = null_sha256(identity.vocab_size)
+        size = identity.vocab_size
+        tokenizer = NullTokenizer(identity)
     elif identity.type in SENTENCEPIECE_TYPES:
         model = _read_bytes(folder / sentencepiece.MODEL)
         tokenizer = sentencepiece.SentencePiece(model, identity)
-        sha256, size = sentencepiece.content_sha256(model), identity.vocab_size
+        sha256 = sentencepiece.content_sha256(model)
+        size = identity.vocab_size
     else:
         source = _read(folder / CONTENT)
         library, content, sha256 = open_and_hash(source, folder / CONTENT)
@@ -250,7 +252,8 @@ def _open_gpt2(vocab_file: Path, merge_file: Path, *, wait: bool) -> Tokenizer:
         raise FormatError(vocab_file, "not a GPT-2 vocabulary", wanted=wanted, hint=hint)
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
+    content = tokenizer_files.gpt2(vocab, merges)
+    where = f"{vocab_file} with {merge_file}"
     return _open_content(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), merges, wait=wait)
 
 
@@ -263,10 +266,10 @@ def _open_content(
     *,
     wait: bool,
 ) -> Tokenizer:
-    """A tokenizer.json of ours, whose eod, bos and pad have these names.
+    """Open a tokenizer.json of ours, whose eod, bos and pad have these names.
 
     Args:
-        merges: those of the content as lines, where these are at hand.
+        merges: the content's merges as lines, if available.
     """
     source = partial(json.dumps, content, ensure_ascii=False)
     opening = LibraryOpening(dump_compact(content, merges), where, source)
@@ -301,7 +304,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        wanted, hint = "a tokenizer file", hint_of_path(path)
+        wanted = "a tokenizer file"
+        hint = hint_of_path(path)
         raise FormatError(path, "not readable", found=error.strerror, wanted=wanted, hint=hint) from None
 
 

@@ -1,7 +1,7 @@
-"""C++ kernels for CPUs with AVX-512's products of bfloat16.
+"""C++ kernels for CPUs with AVX-512 bfloat16 products.
 
-Each takes bfloat16 or float32 (`linear` float32 alone) that lies in rows. All else is left to the
-definition, or of attention to `blocked`.
+Each takes contiguous rows of bfloat16 or float32 (`linear`: float32 only). Other inputs go to the reference,
+or for attention to `cpu_attention`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["CompileError", "build_overrides"]
 
 _SUFFIXES = MappingProxyType(
     {torch.bfloat16: "bf16", torch.float32: "f32"}
-)  # what a function's name ends with
-_MIN_SIDE = 128  # tokens or numbers of a side of a weight; with fewer, packing costs more than it gives
+)  # of the exported functions' names
+_MIN_SIDE = 128  # minimum tokens and sides of a weight; for smaller ones packing costs more than it saves
 
 
 def build_overrides() -> KernelOverrides:
-    """The kernels that are written in C++, by their names in the record.
+    """Return the kernels written in C++, by their field in `Kernels`.
 
-    `linear` is for AMD's CPUs alone: on Intel's, torch's product by MKL may be faster. `add_product` is for
-    all: torch has no CPU product of bfloat16 factors with a float32 result.
+    `linear` is for AMD's CPUs only: on Intel's, torch's MKL product may be faster. `add_product` is for all:
+    torch has no CPU product of bfloat16 factors with a float32 result.
 
     Raises:
-        NotCompiled: there are none here.
+        CompileError: they cannot be compiled on this machine.
     """
     load_kernels()
     overrides: dict[str, Any] = {
@@ -50,11 +50,12 @@ def build_overrides() -> KernelOverrides:
 
 
 def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
-    """As `products.add_product`."""
+    """Add a weight gradient to float32, as `products.add_product`."""
     if grad_TO.dtype not in _SUFFIXES or main_OI.stride(1) != 1 or not len(grad_TO):
         products.add_product(main_OI, grad_TO, x_TI, first=first, rounded=rounded)
         return
-    (tokens, out), width = grad_TO.shape, x_TI.shape[1]
+    tokens, out = grad_TO.shape
+    width = x_TI.shape[1]
     matrices = main_OI, _dense_rows(grad_TO), _dense_rows(x_TI)
     layout = [value for x in matrices for value in (_pointer(x), x.stride(0))]
     name = f"mega_add_weight_gradient_{_SUFFIXES[grad_TO.dtype]}"
@@ -62,16 +63,21 @@ def add_product(main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, 
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """As `products.linear`, to which what is not float32 and what is small is left: torch is faster there."""
+    """Compute a float32 linear layer, as `products.linear`.
+
+    Other dtypes and small sizes go there, where torch is faster.
+    """
     inputs = (x_TI, weight_OI) if bias_O is None else (x_TI, weight_OI, bias_O)
     is_supported = all(x.dtype == torch.float32 for x in inputs) and 1 in weight_OI.stride()
-    # what does not fit together is torch's to refuse
+    # torch raises the error for shapes that do not match
     if not is_supported or x_TI.dim() != 2 or x_TI.shape[1] != weight_OI.shape[1]:
         return products.linear(x_TI, weight_OI, bias_O)
-    (tokens, width), out = x_TI.shape, weight_OI.shape[0]
+    tokens, width = x_TI.shape
+    out = weight_OI.shape[0]
     if min(tokens, width, out) < _MIN_SIDE:
         return products.linear(x_TI, weight_OI, bias_O)
-    x_TI, transposed = _dense_rows(x_TI), weight_OI.stride(1) != 1
+    x_TI = _dense_rows(x_TI)
+    transposed = weight_OI.stride(1) != 1
     y_TO = x_TI.new_empty(tokens, out) if bias_O is None else bias_O.expand(tokens, out).contiguous()
     layout = (
         _pointer(y_TO),
@@ -86,7 +92,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
-    """As `reference.bias_gelu`."""
+    """Add the bias and apply GELU, as `reference.bias_gelu`."""
     if x_TF.dtype not in _SUFFIXES or approximate != "tanh":
         return reference.bias_gelu(x_TF, bias_F, approximate)
     out: Tensor = _Gelu.apply(x_TF, bias_F)
@@ -94,7 +100,7 @@ def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", 
 
 
 def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
-    """As `reference.softmax_`."""
+    """Compute log Σ exp(z) and the softmax in place, as `reference.softmax_`."""
     if logits_CV.dtype not in _SUFFIXES or logits_CV.stride(1) != 1:
         return reference.softmax_(logits_CV, scale)
     log_C = torch.empty(len(logits_CV))
@@ -110,8 +116,12 @@ def softmax_(logits_CV: Tensor, scale: float) -> Tensor:
 
 
 def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """As `reference.attention`; masks, single queries and odd widths of bfloat16 are left to `blocked`."""
-    inputs, queries = (q_BNsH, k_BKSH, v_BKSH), q_BNsH.shape[2]
+    """Compute attention, as `reference.attention`.
+
+    Masks, single queries and odd bfloat16 head widths go to `cpu_attention`.
+    """
+    inputs = (q_BNsH, k_BKSH, v_BKSH)
+    queries = q_BNsH.shape[2]
     is_supported = (
         q_BNsH.dtype in _SUFFIXES and not isinstance(visible, Tensor) and 1 < queries <= k_BKSH.shape[2]
     )
@@ -153,14 +163,15 @@ def _call_attention(name: str, tensors: Sequence[Tensor], inputs: Sequence[Tenso
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """x with the numbers of its last dimension beside each other."""
+    """Return x with its last dimension contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TF: Tensor, bias_F: Tensor | None) -> Tensor:
-        x_TF, bias_F = x_TF.contiguous(), None if bias_F is None else bias_F.contiguous()
+        x_TF = x_TF.contiguous()
+        bias_F = None if bias_F is None else bias_F.contiguous()
         ctx.save_for_backward(x_TF, bias_F)
         out_TF = torch.empty_like(x_TF)
         columns = x_TF.shape[-1]
@@ -185,7 +196,7 @@ def _pointer(x: Tensor | None) -> ctypes.c_void_p:
 
 
 def _call(name: str, *arguments: ctypes.c_void_p | float) -> None:
-    """Call a function of the library, in as many threads as torch takes."""
+    """Call a function of the library, with torch's number of threads."""
     if getattr(load_kernels(), name)(*map(_ctype, arguments), ctypes.c_int(torch.get_num_threads())):
         raise MemoryError(f"{name}: no memory for the panels of a product")
 

@@ -1,4 +1,4 @@
-"""The kernels in C++, compiled where the CPU has their instructions."""
+"""Compile and load the C++ kernels, if the CPU has their instructions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FLAGS: Final = (
 
 @cache
 def load_kernels() -> ctypes.CDLL:
-    """The library; compiling takes two seconds, once on a machine.
+    """Return the compiled library; the first call on a machine compiles it in two seconds.
 
     Raises:
-        NotCompiled: the CPU lacks the instructions, or as `cpp_library.load`.
+        CompileError: the CPU lacks the instructions, or as `cpp_library.load_library`.
     """
     capabilities: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     if platform.system() != "Linux" or not all(capabilities.get(name) for name in INSTRUCTIONS):

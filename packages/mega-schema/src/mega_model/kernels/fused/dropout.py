@@ -1,4 +1,6 @@
-"""Dropout and addition at once, with the choice of `mega_model.dropout`: a hash of the element.
+"""Dropout and the residual addition in one kernel.
+
+The mask is that of `mega_model.dropout`: a hash of the element.
 
 Legend: T tokens, D hidden.
 """
@@ -18,7 +20,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _dropout_add_kernel(x, residual, key, y, width, least, factor, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """Half a word of `mega_model.dropout._uniform` for an element, in unsigned numbers of 32 bits."""
+    """Compute an element's half word of `mega_model.dropout._uniform_int16`, in unsigned 32-bit numbers."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -39,7 +41,8 @@ def _dropout_add_kernel(x, residual, key, y, width, least, factor, ADD: tl.const
 
 def _launch(x: Tensor, residual: Tensor | None, key_T: Tensor, probability: float) -> Tensor:
     x, y = x.contiguous(), x.new_empty(x.shape)
-    rows, width = key_T.numel(), x.shape[-1]
+    rows = key_T.numel()
+    width = x.shape[-1]
     steps = min(round(probability * 65536), 65535)
     _dropout_add_kernel[(rows, triton.cdiv(width, _BLOCK))](
         x, x if residual is None else residual.contiguous(), key_T.contiguous().view(torch.int32), y,
@@ -49,7 +52,7 @@ def _launch(x: Tensor, residual: Tensor | None, key_T: Tensor, probability: floa
 
 
 def dropout_add(x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
-    """As `mega_model.dropout.add_dropped`."""
+    """Drop elements of x and add the residual, as `mega_model.dropout.dropout_add`."""
     y: Tensor = _DropoutAdd.apply(x, residual, key, probability)
     return y
 
@@ -58,7 +61,8 @@ class _DropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
         ctx.save_for_backward(key)
-        ctx.probability, ctx.add = probability, residual is not None
+        ctx.probability = probability
+        ctx.add = residual is not None
         return _launch(x, residual, key, probability)
 
     @staticmethod

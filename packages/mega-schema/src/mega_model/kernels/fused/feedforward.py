@@ -1,6 +1,6 @@
-"""What stands between the products of a feed-forward: bias and GELU, and SwiGLU.
+"""Elementwise kernels between the products of a feed-forward: bias and GELU, and SwiGLU.
 
-Legend: T tokens, F this rank's width, P programs of a strip of columns.
+Legend: T tokens, F this rank's width, P programs per strip of columns.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _BLOCK = 1024
-_MOST_ROWS = 64  # programs that share the rows of a strip
+_MOST_ROWS = 64  # programs that share the rows of one strip of columns
 
 
 @triton.jit
 def _gelu_parts(u, TANH: tl.constexpr):
-    """Φ(u) and its derivative, by erf or by the tanh of arXiv:1606.08415."""
+    """Return Φ(u) and its derivative, by erf or by the tanh approximation of arXiv:1606.08415."""
     if TANH:
         inner = 0.7978845608028654 * (u + 0.044715 * u * u * u)
         tanh = 2 * tl.sigmoid(2 * inner) - 1
@@ -75,7 +75,7 @@ def _swiglu_kernel(x, y, width, BLOCK: tl.constexpr):
     loaded = tl.load(x + 2 * row * width + column, inside, 0.0)
     gate = loaded.to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + column, inside, 0.0).to(tl.float32)
-    silu = (gate * tl.sigmoid(gate)).to(loaded.dtype).to(tl.float32)  # as the definition rounds
+    silu = (gate * tl.sigmoid(gate)).to(loaded.dtype).to(tl.float32)  # rounded like the reference
     tl.store(y + row * width + column, (silu * up).to(loaded.dtype), inside)
 
 
@@ -95,13 +95,13 @@ def _swiglu_backward_kernel(x, grad_y, grad_x, width, BLOCK: tl.constexpr):
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
-    """As `reference.bias_gelu`."""
+    """Add the bias and apply GELU, as `reference.bias_gelu`."""
     y: Tensor = _BiasGelu.apply(x_TF, bias_F, approximate == "tanh")
     return y
 
 
 def swiglu(x_TF: Tensor) -> Tensor:
-    """As `reference.swiglu`."""
+    """Compute silu(gate) · up, as `reference.swiglu`."""
     y: Tensor = _SwiGLU.apply(x_TF)
     return y
 
@@ -111,7 +111,8 @@ class _BiasGelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, bias)
-        ctx.tanh, ctx.grid = tanh, (triton.cdiv(x.shape[1], _BLOCK), min(x.shape[0], _MOST_ROWS))
+        ctx.tanh = tanh
+        ctx.grid = (triton.cdiv(x.shape[1], _BLOCK), min(x.shape[0], _MOST_ROWS))
         y = torch.empty_like(x)
         _bias_gelu_kernel[ctx.grid](
             x, x if bias is None else bias, y, *x.shape, HAS_BIAS=bias is not None, TANH=tanh, BLOCK=_BLOCK
@@ -136,7 +137,8 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        rows, width = x.shape[0], x.shape[1] // 2
+        rows = x.shape[0]
+        width = x.shape[1] // 2
         y = x.new_empty((rows, width))
         _swiglu_kernel[(rows, triton.cdiv(width, _BLOCK))](x, y, width, BLOCK=_BLOCK)
         return y
@@ -145,7 +147,8 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        grad_x, width = torch.empty_like(x), x.shape[1] // 2
+        grad_x = torch.empty_like(x)
+        width = x.shape[1] // 2
         grid = (x.shape[0], triton.cdiv(width, _BLOCK))
         _swiglu_backward_kernel[grid](x, grad_y.contiguous(), grad_x, width, BLOCK=_BLOCK)
         return grad_x

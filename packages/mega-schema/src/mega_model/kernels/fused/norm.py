@@ -1,7 +1,7 @@
-"""LayerNorm and RMSNorm, alone or after a residual was added: one reading and one writing of the stream.
+"""LayerNorm and RMSNorm, alone or fused with the residual addition: the stream is read and written once.
 
-One program computes a row. Backward adds up the gradients of scale and shift in as many partial sums as
-there are programs, each over rows far apart; so the same bits come every time.
+One program computes a row. In backward every program sums the gradients of scale and shift over its own rows,
+at a fixed stride, into a partial sum; so the bits are reproducible.
 
 Legend: T tokens, D hidden, P programs.
 """
@@ -45,7 +45,7 @@ def _norm_kernel(
     value = value * one_over
     if CENTRED:
         value = value * factor + tl.load(shift + column, inside, 0.0).to(tl.float32)
-    else:  # as the definition rounds
+    else:  # rounded like the reference
         value = value.to(loaded.dtype).to(tl.float32) * factor
     tl.store(y + offset, value.to(loaded.dtype), inside)
 
@@ -85,19 +85,19 @@ def _norm_backward_kernel(
 
 
 def rms_norm(x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`."""
+    """Compute RMSNorm, as `reference.rms_norm`."""
     y: Tensor = _Norm.apply(x_TD, None, scale_D, None, eps)[1]
     return y
 
 
 def layer_norm(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Tensor:
-    """As `reference.layer_norm`."""
+    """Compute LayerNorm, as `reference.layer_norm`."""
     y: Tensor = _Norm.apply(x_TD, None, scale_D, shift_D, eps)[1]
     return y
 
 
 def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `reference.add_rms_norm`."""
+    """Add the residual and compute RMSNorm, as `reference.add_rms_norm`."""
     both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, None, eps)
     return both
 
@@ -105,13 +105,13 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, eps: float)
 def add_layer_norm(
     x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.add_layer_norm`."""
+    """Add the residual and compute LayerNorm, as `reference.add_layer_norm`."""
     both: tuple[Tensor, Tensor] = _Norm.apply(x_TD, residual_TD, scale_D, shift_D, eps)
     return both
 
 
 class _Norm(torch.autograd.Function):
-    """Gives the sum (nothing without a residual) and its norm; keeps the sum and a number or two per row."""
+    """Return the sum (None without a residual) and its norm; save the sum and one or two numbers per row."""
 
     @staticmethod
     def forward(
@@ -122,11 +122,9 @@ class _Norm(torch.autograd.Function):
         y = torch.empty_like(x)
         total = x if residual is None else torch.empty_like(x)
         mean, inverse = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        ctx.add, ctx.centred, ctx.block = (
-            residual is not None,
-            shift is not None,
-            triton.next_power_of_2(width),
-        )
+        ctx.add = residual is not None
+        ctx.centred = shift is not None
+        ctx.block = triton.next_power_of_2(width)
         _norm_kernel[(rows,)](
             x, total if residual is None else residual.contiguous(), total, y, scale,
             scale if shift is None else shift, mean, inverse, width, eps,

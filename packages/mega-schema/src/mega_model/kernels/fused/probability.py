@@ -1,4 +1,4 @@
-"""Softmaxes: of attention's scores with a mask, and the cross-entropy of a vocabulary cut over tp.
+"""Softmax of attention scores with a mask, and the cross-entropy of a vocabulary cut over tp.
 
 Legend: B samples, N heads, s queries, S keys; C tokens, V this rank's columns.
 """
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mega_model.distributed.mesh import Axis
 from mega_model.kernels.reference import IGNORED
 
-_COLUMNS = 4096  # of the vocabulary at a time
+_COLUMNS = 4096  # of the vocabulary, per step of a program
 
 
 @triton.jit
@@ -28,7 +28,9 @@ def _softmax_kernel(score, mask, y, scale, heads, queries, keys, mask_sample, ma
     loaded = tl.load(score + row * keys + column, inside, float("-inf"))
     value = loaded.to(tl.float32) * scale
     if MASK != 0:
-        sample, head, query = row // (heads * queries), row // queries % heads, row % queries
+        sample = row // (heads * queries)
+        head = row // queries % heads
+        query = row % queries
         pointer = mask + sample * mask_sample + head * mask_head + query * mask_query + column
         if MASK == 1:
             value = tl.where(tl.load(pointer, inside, 0) != 0, value, float("-inf"))
@@ -52,7 +54,7 @@ def _softmax_backward_kernel(y, grad_y, grad_x, scale, keys, BLOCK: tl.constexpr
 
 @triton.jit
 def _log_sum_kernel(logits, stride, target, log_sum, at_target, columns, BLOCK: tl.constexpr):
-    """log Σ exp(z) of a row in one reading (arXiv:1805.02867), and z at the target."""
+    """Compute log Σ exp(z) of a row in one pass (arXiv:1805.02867), and z at the target."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
@@ -83,7 +85,7 @@ def _gradient_kernel(
 
 
 def masked_softmax(score_BNsS: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """As `reference.masked_softmax`."""
+    """Compute the softmax of scores with a mask, as `reference.masked_softmax`."""
     y: Tensor = _MaskedSoftmax.apply(score_BNsS, mask, scale)
     return y
 
@@ -94,7 +96,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         score = score.contiguous()
         samples, heads, queries, keys = score.shape
         y = torch.empty_like(score)
-        ctx.block, ctx.scale = triton.next_power_of_2(keys), scale
+        ctx.block = triton.next_power_of_2(keys)
+        ctx.scale = scale
         whole = score if mask is None else mask.expand(score.shape)
         whole = whole if whole.stride(3) == 1 else whole.contiguous()
         kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
@@ -108,7 +111,8 @@ class _MaskedSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (y,) = ctx.saved_tensors
-        grad_x, keys = torch.empty_like(y), y.shape[-1]
+        grad_x = torch.empty_like(y)
+        keys = y.shape[-1]
         _softmax_backward_kernel[(y.numel() // keys,)](
             y, grad.contiguous(), grad_x, ctx.scale, keys, BLOCK=ctx.block
         )
@@ -116,7 +120,7 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 
 def cross_entropy(logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
-    """As `reference.cross_entropy`: two readings of the logits and a writing."""
+    """Compute the cross-entropy, as `reference.cross_entropy`, in two reads and one write of the logits."""
     tokens, columns = logits_CV.shape
     stride = logits_CV.stride(0)
     local_C = torch.full((tokens,), -torch.inf, dtype=torch.float32, device=logits_CV.device)

@@ -1,6 +1,6 @@
-"""Rotary positions, on heads of their own or in place on the packed Q, K and V that a product gave.
+"""Rotary positions, on separate heads or in place on the packed Q, K and V of the projection.
 
-Legend: T tokens, N heads, H a head's width, R pairs that turn, W = (queries + 2 · keys) · H.
+Legend: T tokens, N heads, H a head's width, R rotary pairs, W = (queries + 2 · keys) · H.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _rotary_kernel(x, x_token, x_head, y, y_token, y_head, cos, sin, sign, heads
     source, target = x + token * x_token + head * x_head, y + token * y_token + head * y_head
     first = tl.load(source + pair, inside, 0.0)
     second = tl.load(source + pairs + pair, inside, 0.0).to(tl.float32)
-    # cosine and sine in the dtype of the heads, as the definition has them
+    # cosine and sine rounded to the dtype of the heads, like the reference
     c = tl.load(cos + token * pairs + pair, pair < pairs, 0.0).to(first.dtype).to(tl.float32)
     s = sign * tl.load(sin + token * pairs + pair, pair < pairs, 0.0).to(first.dtype).to(tl.float32)
     a = first.to(tl.float32)
@@ -38,10 +38,11 @@ def _rotary_kernel(x, x_token, x_head, y, y_token, y_head, cos, sin, sign, heads
 
 
 def _launch_rotary(x_TNH: Tensor, y_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor, sign: float) -> Tensor:
-    """y = x turned by the angles, or back; both may lie in a larger tensor, and be one."""
+    """Rotate x by the angles into y, or back with sign -1; both may be views, and may be the same memory."""
     tokens, heads, width = x_TNH.shape
     assert x_TNH.stride(2) == y_TNH.stride(2) == 1
-    pairs, head_block = cos_TR.shape[1], min(triton.next_power_of_2(heads), 16)
+    pairs = cos_TR.shape[1]
+    head_block = min(triton.next_power_of_2(heads), 16)
     rest = width - 2 * pairs
     _rotary_kernel[(tokens, triton.cdiv(heads, head_block))](
         x_TNH, x_TNH.stride(0), x_TNH.stride(1), y_TNH, y_TNH.stride(0), y_TNH.stride(1),
@@ -53,7 +54,7 @@ def _launch_rotary(x_TNH: Tensor, y_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor,
 
 
 def apply_rotary(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """As `reference.rotate`."""
+    """Apply rotary positions to heads, as `reference.apply_rotary`."""
     y: Tensor = _Rotary.apply(x_TNH, cos_TR, sin_TR)
     return y
 
@@ -61,7 +62,7 @@ def apply_rotary(x_TNH: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 def apply_rotary_packed(
     qkv_TW: Tensor, widths: Sequence[int], head: int, cos_TR: Tensor, sin_TR: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.rotate_packed`; Q and K are turned where they lie."""
+    """Apply rotary positions to packed Q and K in place, as `reference.apply_rotary_packed`."""
     qkv: tuple[Tensor, Tensor, Tensor] = _RotaryPacked.apply(qkv_TW, tuple(widths), head, cos_TR, sin_TR)
     return qkv
 
@@ -82,14 +83,15 @@ class _Rotary(torch.autograd.Function):
 
 
 class _RotaryPacked(torch.autograd.Function):
-    """Backward packs the three gradients while it turns two of them."""
+    """Backward packs the three gradients while it rotates two of them."""
 
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, widths: tuple[int, int, int], head: int, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        ctx.widths, ctx.head = widths, head
+        ctx.widths = widths
+        ctx.head = head
         qkv = qkv.contiguous()
         queries_and_keys = qkv[:, : widths[0] + widths[1]].unflatten(1, (-1, head))
         _launch_rotary(queries_and_keys, queries_and_keys, cos, sin, 1.0)

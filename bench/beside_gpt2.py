@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_train.config import Run
 from mega_train.data.gpt_dataset import Samples
 from mega_train.engine.train import prepare
@@ -161,7 +161,7 @@ def compare(folder: Path, result: Path | None, picture: Path | None) -> int:
 def _beginning(folder: Path) -> Trainer:
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in FLAGS.items()}
     where = {"data_path": (str(folder / "c_text_document"),), "save": folder / "start"}
-    ready = prepare(load(Run, None, {**given, **where}), "gpt", World())
+    ready = prepare(load_config(Run, None, {**given, **where}), "gpt", World())
     return Trainer(
         ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora, tokenizer=ready.tokenizer
     )

@@ -68,7 +68,7 @@ class Sleeper:
         self.pipe, self.rank, self.seconds, self.weights = pipe, rank, unit / pipe.chunks, weights
         self.weight = nn.Parameter(torch.ones(1, 1))
         gradient = torch.zeros(1, 1)
-        weights.into(self.weight, lambda: gradient)
+        weights.register_main_grad(self.weight, lambda: gradient)
         self.spans: list[tuple[str, int, int, float, float]] = []
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
@@ -98,7 +98,7 @@ class _Pass(torch.autograd.Function):
             work.sleep("weight", chunk, micro)  # when the product is made: now, or when the table says
             return torch.ones(1, 1)
 
-        work.weights.add(weight, product_input, torch.ones(1, 1))
+        work.weights.accumulate(weight, product_input, torch.ones(1, 1))
         return grad, None, None, None, None
 
 
@@ -116,7 +116,9 @@ def cases(ranks: int, micros: int) -> list[Case]:
 def _rank(rank: int, ranks: int, micros: int, unit: float, folder: Path) -> None:
     torch.set_num_threads(1)
     # the lines of a ring: those of a plain pipeline are among them
-    mesh = Mesh.join(Layout(pp=ranks, vp=2), World(ranks, rank, rank), meet=f"file://{folder / 'meet'}")
+    mesh = Mesh.join(
+        Layout(pp=ranks, vp=2), World(ranks, rank, rank), init_method=f"file://{folder / 'meet'}"
+    )
     found = {}
     for case in cases(ranks, micros):
         table = SCHEDULES[case.schedule](case.pipe, rank)
@@ -125,11 +127,11 @@ def _rank(rank: int, ranks: int, micros: int, unit: float, folder: Path) -> None
             weights = WeightGradients()
             work = Sleeper(case.pipe, rank, unit, weights)
             mesh.barrier()
-            run(table, work, mesh.lines, weights, dtype=torch.float32, device=mesh.device)
+            run(table, work, mesh.channels, weights, dtype=torch.float32, device=mesh.device)
             steps.append(work.spans)
         found[case.name] = steps
     (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
-    mesh.leave()
+    mesh.destroy()
 
 
 KINDS = {"forward": Forward, "input": BackwardInput, "weight": BackwardWeight}

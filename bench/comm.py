@@ -34,7 +34,7 @@ import torch.multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
@@ -123,7 +123,7 @@ def formulas(run: Trainer) -> Count:
     t, spec, micros = mesh.tp.size, plan.spec, plan.accumulation
     stages = [model.stage for model in run.shards.models]
     layers = sum(len(stage.layers) for stage in stages)
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+    first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     activation = 2 if plan.run.train.bf16 else FLOAT
     tokens = plan.micro * plan.length // mesh.cp.size
     stream = tokens * spec.hidden * activation  # of one micro-batch, whole
@@ -152,7 +152,7 @@ def formulas(run: Trainer) -> Count:
         add("tp all-reduce", 1, FLOAT)  # the gradient's norm
     if mesh.pp.size > 1:
         passed = stream // (t if mesh.tp.sequence else 1)
-        ends = sum((not stage.first) + (not stage.last) for stage in stages)
+        ends = sum((not stage.is_first) + (not stage.is_last) for stage in stages)
         add("pp send", micros * ends, passed)
         add("pp receive", micros * ends, passed)
         if spec.tied and (first or last):
@@ -192,15 +192,17 @@ def _rank(rank: int, ranks: int, cases: Sequence[tuple[str, ...]], folder: Path)
     assert corpus.info is not None
     found = []
     for number, values in enumerate(cases):
-        run = load(Run, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
+        run = load_config(Run, None, {}, [*COMMON, f"data.path={folder / 'data'}", *values])
         plan = resolve(run, "gpt", ranks, corpus=corpus.info.tokenizer, loaded=None, cuda=False)
         meet = f"file://{folder / f'meet{ranks}-{number}'}"
-        mesh = Mesh.join(plan.layout, World(ranks, rank, rank), sequence=run.parallel.sequence, meet=meet)
+        mesh = Mesh.join(
+            plan.layout, World(ranks, rank, rank), sequence=run.parallel.sequence, init_method=meet
+        )
         trainer = Trainer(plan, mesh, corpus)
         with Counted(mesh) as counted:
             trainer.step(0.01)
         found.append({"counted": counted.found, "formula": formulas(trainer)})
-        mesh.leave()
+        mesh.destroy()
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -113,8 +113,8 @@ def main() -> None:
 
     ways = list(WAYS)
     try:
-        cpp.part()
-    except cpp.NotCompiled as error:
+        cpp.build_overrides()
+    except cpp.CompileError as error:
         print(f"c++ is left out: {error}", file=sys.stderr)
         ways.remove("c++")
 

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mega_model.attention_backends import Packed
+from mega_model.attention_backends import PackedAttention
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.config import Run
@@ -51,7 +51,7 @@ def steps(folder: Path, *, keep: bool) -> float:
     torch.set_num_threads(1)
     if keep:
         keep_freed_memory()
-    ready = prepare(load(Run, None, {}, [*MODEL, f"data.path={folder / 'data'}"]), "gpt", World())
+    ready = prepare(load_config(Run, None, {}, [*MODEL, f"data.path={folder / 'data'}"]), "gpt", World())
     trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
     for _ in range(3):
         trainer.step(1e-3)
@@ -75,7 +75,7 @@ def attention(ours: bool) -> float:
     """CPU seconds of one forward and backward pass: 12 rows of 128 tokens, 6 heads of 32."""
     torch.set_num_threads(1)
     q, k, v = (torch.randn(12 * 128, 6, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    packed = Packed(12, 128)
+    packed = PackedAttention(12, 128)
 
     def once() -> None:
         if ours:

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from mega_model.distributed.mesh import Axis
 from mega_model.loss import head_loss
-from mega_model.matmul_precision import computing_dtype
+from mega_model.matmul_precision import matmul_dtype
 from mega_model.weight_gradients import WeightGradients
 from mega_train.engine.train import keep_freed_memory
 
 TOKENS, WIDTH, VOCAB, PASSES = 2048, 384, 50304, 3
-OWN = computing_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
+OWN = matmul_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
 
 
 def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
@@ -47,7 +47,7 @@ def child(ours: bool, dtype: torch.dtype) -> tuple[float, float]:
     weight = nn.Parameter((0.02 * torch.randn(VOCAB, WIDTH, generator=generator)).to(dtype))
     target = torch.randint(0, VOCAB, (TOKENS,), generator=generator)
     gradients, main = WeightGradients(), torch.ones(VOCAB, WIDTH)
-    gradients.into(weight, lambda: main)
+    gradients.register_main_grad(weight, lambda: main)
 
     def loss() -> Tensor:
         if ours:

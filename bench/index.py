@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.dataset.indexed_dataset import HEADER, MAGIC, VERSION, IndexedWriter
 from mega_train.config import Data
 from mega_train.data.array_cache import kept
@@ -112,12 +112,12 @@ def sparse(prefix: Path, documents: int) -> int:
     """A dataset of so many documents of 200 to 1,800 tokens, without them; returns how many they are."""
     lengths = np.random.default_rng(7).integers(200, 1801, documents).astype("<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths[:-1], dtype="<i8") * 2])
-    with beside(prefix, ".idx").open("wb") as file:
+    with sibling(prefix, ".idx").open("wb") as file:
         file.write(HEADER.pack(MAGIC, VERSION, 8, documents, documents + 1))
         for array in (lengths, pointers.astype("<i8"), np.arange(documents + 1, dtype="<i8")):
             file.write(array.tobytes())
     tokens = int(lengths.sum(dtype=np.int64))
-    with beside(prefix, ".bin").open("wb") as file:
+    with sibling(prefix, ".bin").open("wb") as file:
         file.truncate(2 * tokens)
     return tokens
 

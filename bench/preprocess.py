@@ -47,7 +47,7 @@ from mega_data.encoders import Fastokens, Gigatoken
 from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
-from mega_schema.tokenizer.files import bytes_of_letters
+from mega_schema.tokenizer.files import byte_alphabet
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 CORES, BATCH, EOD = 2, 512, 50256
@@ -103,7 +103,7 @@ def with_tokenizers(corpus: Path, prefix: Path, gpt2: Path) -> None:
 def with_tiktoken(corpus: Path, prefix: Path, gpt2: Path) -> None:
     import tiktoken
 
-    letters = bytes_of_letters()
+    letters = byte_alphabet()
     vocab = json.loads((gpt2 / "gpt2-vocab.json").read_text("utf-8"))
     ranks = {bytes(letters[c] for c in word): i for word, i in vocab.items() if i != EOD}
     encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

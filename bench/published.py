@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import Recompute
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt
 from mega_train.planning.hardware import HARDWARE, Hardware
 from mega_train.planning.sharded_sizes import Cut
@@ -99,7 +99,7 @@ def _weak_2021() -> list[Row]:
                 micro=micro,
                 global_samples=batch,
                 precision=FP16_GRADIENTS,
-                recompute=Recompute("full"),
+                recompute=RecomputePolicy("full"),
                 software=MEGATRON_2021,
             ),
             tflops / 312,
@@ -126,7 +126,7 @@ def _recompute_2022() -> list[Row]:
             global_samples=batch,
             precision=FP16_GRADIENTS,
             sequence=True,
-            recompute=Recompute("selective"),
+            recompute=RecomputePolicy("selective"),
             software=MEGATRON_2022,
         )
         rows += [
@@ -144,7 +144,7 @@ def _recompute_2022() -> list[Row]:
 
 
 def _full(job: Job) -> Job:
-    return replace(job, sequence=False, recompute=Recompute("full"))
+    return replace(job, sequence=False, recompute=RecomputePolicy("full"))
 
 
 def _weak_2024() -> list[Row]:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.published import FP16_GRADIENTS, MEGATRON_2021, MEGATRON_2024, Row
-from mega_schema.parallel_layout import Layout, deal
-from mega_schema.recompute_policy import Recompute
+from mega_schema.parallel_layout import Layout, split_layers
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import gpt, llama
 from mega_train.planning.hardware import GIB, HARDWARE
 from mega_train.planning.sharded_sizes import Cut
@@ -55,7 +55,7 @@ FSDP_2024 = replace(FSDP_COMPILED, attention="flash-2")
 FSDP_EAGER = replace(FSDP_2024, fused=False, eager=True)
 BF16_STATE = Precision(name="bf16 state", weight=2, gradient=2, main=0, moments=4)
 
-FULL = Recompute("full")
+FULL = RecomputePolicy("full")
 LLAMA_8B = llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, context=8192)
 LLAMA_70B = llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256, context=8192)
 LLAMA_405B = llama(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, context=131072)
@@ -73,7 +73,7 @@ def _bloom() -> Row:
     spec = gpt(
         layers=70, hidden=14336, heads=112, vocab=250880, context=2048, positions="alibi", embed_norm=True
     )
-    layout = Layout(tp=4, pp=12, dp=8, dealt=deal(70, pp=12, embedding=True, head=True))
+    layout = Layout(tp=4, pp=12, dp=8, layers_per_stage=split_layers(70, pp=12, embedding=True, head=True))
     job = Job(
         cut=Cut.of(spec, layout),
         length=2048,
@@ -138,7 +138,7 @@ def _neox() -> Row:
 
 def _llama_405b() -> list[Row]:
     """One layer a virtual stage; the first has the embedding alone, the last the head (section 3.3.2)."""
-    dealt = deal(126, pp=16, vp=8, embedding=True, head=True)
+    dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     lines = (  # cp, dp, sequence, samples a data-parallel rank, TFLOP/s a GPU
         (1, 64, 8192, 32, 430, ""),
         (1, 128, 8192, 16, 400, ""),
@@ -146,7 +146,7 @@ def _llama_405b() -> list[Row]:
     )
     rows = []
     for cp, dp, length, samples, tflops, note in lines:
-        layout = Layout(tp=8, pp=16, dp=dp, cp=cp, vp=8, dealt=dealt)
+        layout = Layout(tp=8, pp=16, dp=dp, cp=cp, vp=8, layers_per_stage=dealt)
         job = Job(
             cut=Cut.of(LLAMA_405B, layout),
             length=length,
@@ -208,7 +208,7 @@ def _fsdp() -> list[Row]:
         length=8192,
         micro=2,
         global_samples=16,
-        recompute=Recompute("full", "block", 16),
+        recompute=RecomputePolicy("full", "block", 16),
         zero=3,
         software=FSDP_2024,
     )
@@ -267,11 +267,18 @@ def _fsdp() -> list[Row]:
 
 def _bridge() -> list[Row]:
     """The newest container that lists a model on H100. Linears are in FP8, head and attention in bfloat16."""
-    ends = deal(126, pp=8, vp=8, embedding=True, head=True)
+    ends = split_layers(126, pp=8, vp=8, embedding=True, head=True)
     lines = (  # model, layout, samples a step, tokens/s a GPU, stage of ZeRO
         ("8B, 8 GPUs", LLAMA_8B, Layout(dp=8), 128, 14451, 3),
         ("70B, 64 GPUs", LLAMA_70B, Layout(tp=4, pp=8, dp=2, vp=5), 256, 1621, 1),
-        ("405B, 1024 GPUs", LLAMA_405B, Layout(tp=8, pp=8, cp=2, dp=8, vp=8, dealt=ends), 1536, 311, 1),
+        (
+            "405B, 1024 GPUs",
+            LLAMA_405B,
+            Layout(tp=8, pp=8, cp=2, dp=8, vp=8, layers_per_stage=ends),
+            1536,
+            311,
+            1,
+        ),
     )
     return [
         Row(

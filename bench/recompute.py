@@ -20,40 +20,42 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
-from mega_model.recompute import Recomputed
+from mega_model.recompute import RecomputedAttention
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
-from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import gpt
 from mega_train.engine.train import keep_freed_memory
 
 SPEC = gpt(layers=6, hidden=256, heads=8, vocab=1000, context=512)
 ROWS, LENGTH = 2, 512
 WAYS = (
-    ("selective", Recompute("selective")),
-    ("full", Recompute("full")),
-    ("full by 3", Recompute("full", layers=3)),
-    ("block of 3", Recompute("full", "block", 3)),
+    ("selective", RecomputePolicy("selective")),
+    ("full", RecomputePolicy("full")),
+    ("full by 3", RecomputePolicy("full", layers=3)),
+    ("block of 3", RecomputePolicy("full", "block", 3)),
 )
 
 
 class Training:
     """A model, and one micro-batch of random tokens."""
 
-    def __init__(self, recompute: Recompute, dropout: float) -> None:
-        self.model: Decoder = build(SPEC, dataclasses.replace(Runtime.alone(SPEC), recompute=recompute))
-        fill(self.model, initial_values(table(SPEC), 1))
+    def __init__(self, recompute: RecomputePolicy, dropout: float) -> None:
+        self.model: Decoder = build_model(
+            SPEC, dataclasses.replace(Runtime.single_process(SPEC), recompute=recompute)
+        )
+        fill_weights(self.model, initial_values(table(SPEC), 1))
         self.token_T = torch.randint(0, 1000, (ROWS * LENGTH,), generator=torch.Generator().manual_seed(1))
         self.place_T = torch.arange(LENGTH).repeat(ROWS)
         self.drop = Dropout(dropout, dropout, token_keys(1, range(ROWS), torch.arange(LENGTH)), Axis("tp"))
-        attend = Packed(ROWS, LENGTH, dropout=self.drop)
-        self.attend = Recomputed(attend) if recompute.granularity == "selective" else attend
+        attend = PackedAttention(ROWS, LENGTH, dropout=self.drop)
+        self.attend = RecomputedAttention(attend) if recompute.granularity == "selective" else attend
 
     def forward(self) -> Tensor:
         scores: Tensor = self.model(self.token_T, self.place_T, self.attend, self.drop)

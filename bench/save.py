@@ -33,7 +33,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from mega_model.distributed.mesh import Mesh
-from mega_schema.app.config import load as configured
+from mega_schema.app.config import load_config as configured
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.checkpointing.async_save import Saves
 from mega_train.config import Run

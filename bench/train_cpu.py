@@ -90,7 +90,7 @@ def batches() -> np.ndarray:
 def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, float]:
     """One step of ours, which returns its loss; and the peak of memory before the model was built."""
     from mega_model.distributed.mesh import Mesh, World
-    from mega_schema.app.config import load
+    from mega_schema.app.config import load_config
     from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
     from mega_schema.tokenizer.tokenizer import open_tokenizer
     from mega_train.config import Run
@@ -113,7 +113,7 @@ def ours(dtype: str, *, rounded: bool, recompute: bool = False) -> tuple[Step, f
     }  # fmt: skip
     if recompute:
         settings |= {"recompute.granularity": "selective", "recompute.modules": ["layernorm", "mlp_act"]}
-    run = load(Run, None, {}, [f"{key}={value}" for key, value in settings.items()])
+    run = load_config(Run, None, {}, [f"{key}={value}" for key, value in settings.items()])
     ready = prepare(run, "gpt", World())
     trainer = Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), IndexedDataset(folder / "data"))
     return lambda: trainer.step(3e-4)[0], before

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mega_ckpt.checkpoint.writer import rank_shares
-from mega_schema.checkpoint.reader import MODEL, Box
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec
 
@@ -35,12 +35,12 @@ def save_whole(
         dtype: of the weights; the optimizer's state is float32.
         trainer: what trainer.json says beside the iteration and its samples, eight each.
     """
-    save = Save(run, iteration)
+    save = CheckpointWriter(run, iteration)
     save.begin()
     for space, tensors in whole.items():
         kinds = dict.fromkeys(tensors, dtype if space == MODEL else "F32")
 
-        def values(box: Box, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
+        def values(box: BoxToWrite, tensors: dict[str, np.ndarray] = tensors) -> np.ndarray:
             return tensors[box.name][box.slab.in_global]
 
         for share in rank_shares(spec, layout, kinds):

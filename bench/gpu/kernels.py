@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
 from mega_model.kernels import REFERENCE, Kernels
-from mega_model.kernels.dispatch import choose, found
+from mega_model.kernels.dispatch import choose_kernels, installed_version
 
 TIMES = 20
 
@@ -44,7 +44,7 @@ def cases(
     x, wide, scores = (rows, width), (rows, 4 * width), (rows // 64, 8, 64, 64)
 
     def rotation(kernels: Kernels) -> Callable[[Tensor], Any]:
-        return lambda qkv: kernels.rotate_packed(qkv * 1, (width, width, width), head, cos, sin)
+        return lambda qkv: kernels.apply_rotary_packed(qkv * 1, (width, width, width), head, cos, sin)
 
     def entropy(kernels: Kernels) -> Callable[[Tensor], Tensor]:
         return lambda logits: kernels.cross_entropy(logits.detach().clone(), target, Axis("tp"), 1.0)
@@ -55,10 +55,10 @@ def cases(
         "add_rms_norm": (lambda k: lambda x, r, w: k.add_rms_norm(x, r, w, 1e-5), made(x, x, (width,))),
         "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), made(wide, (4 * width,))),
         "swiglu": (lambda k: k.swiglu, made((rows, 7 * width))),
-        "rotate_packed": (rotation, made((rows, 3 * width))),
+        "apply_rotary_packed": (rotation, made((rows, 3 * width))),
         "masked_softmax": (lambda k: lambda x: k.masked_softmax(x, seen, 0.1), made(scores)),
         "cross_entropy": (entropy, made((rows // 4, 8 * width))),
-        "add_dropped": (lambda k: lambda x, r: k.add_dropped(x, r, key, 0.1), made(x, x)),
+        "dropout_add": (lambda k: lambda x, r: k.dropout_add(x, r, key, 0.1), made(x, x)),
     }  # fmt: skip
 
 
@@ -102,12 +102,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, width, times = (128, 32, 1) if given.smoke else (given.rows, given.width, TIMES)
     backend = "aot_eager" if given.smoke else "inductor"
     versions = {
-        "ours": choose("auto", device).kernels,
+        "ours": choose_kernels("auto", device).kernels,
         "eager": REFERENCE,
-        "compile": choose("compile", device, backend=backend).kernels,
+        "compile": choose_kernels("compile", device, backend=backend).kernels,
     }
-    if device.type == "cuda" and found("liger") is not None:
-        versions["liger"] = choose("liger", device).kernels
+    if device.type == "cuda" and installed_version("liger") is not None:
+        versions["liger"] = choose_kernels("liger", device).kernels
     results = []
     print(f"{'':15}" + "".join(f"{name:>10}" for name in versions) + "     ratio")
     for name, (call, inputs) in cases(rows, width, device).items():

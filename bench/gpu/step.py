@@ -38,7 +38,7 @@ from peers import hugging_face, installed, megatron_core
 from torch.profiler import ProfilerActivity, profile
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.spec import Family
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -88,9 +88,9 @@ def configured(name: str, kernels: str, data: Path, memory: float, *, fp8: bool)
     if fp8:
         sets.append('train.fp8="hybrid"')
     if any(one.startswith("model.layers") for one in own):
-        return load(Run, None, {}, sets), family
+        return load_config(Run, None, {}, sets), family
     for layers in range(32, 0, -1):
-        run = load(Run, None, {}, [*sets, f"model.layers={layers}"])
+        run = load_config(Run, None, {}, [*sets, f"model.layers={layers}"])
         if fullest(job(run, family, 1)).total < memory:
             return run, family
     raise SystemExit(f"{name}: not one layer fits {memory / 2**30:.0f} GiB")

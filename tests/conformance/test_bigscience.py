@@ -12,8 +12,8 @@ from transformers import BloomConfig, BloomForCausalLM
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import EnumMember, Record
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import Checkpoint
 
@@ -86,11 +86,11 @@ def test_logits_are_those_of_transformers(heads: int, tp: int, tmp_path: Path) -
     _save(theirs, heads, tp, tmp_path / "global_step5")
     convert(tmp_path / "global_step5", tmp_path / "run", "bigscience", "mega")
     checkpoint = Checkpoint.open(tmp_path / "run")
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
-    fill(model, checkpoint.model_slab)
+    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    fill_weights(model, checkpoint.model_slab)
     ids = torch.randint(0, VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted = theirs(ids[None]).logits[0]
-        ours = model(ids, torch.arange(CONTEXT), Packed(1, CONTEXT))[:, :VOCAB]
+        ours = model(ids, torch.arange(CONTEXT), PackedAttention(1, CONTEXT))[:, :VOCAB]
     assert wanted.std() > 0.1
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)

@@ -19,7 +19,7 @@ from mega_ckpt.tensors import safetensors_io as ours
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.checkpoint.side_files import replace_manifest
-from mega_schema.checkpoint.tracker import latest
+from mega_schema.checkpoint.tracker import latest_checkpoint
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
@@ -348,7 +348,7 @@ def test_a_flipped_byte_of_a_header_is_found_unless_it_says_the_same(folder: Pat
 def test_a_tracker_that_names_no_checkpoint_is_refused(folder: Path, text: str, said: str) -> None:
     (folder.parent / LATEST).write_text(text, "utf-8")
     with pytest.raises(FormatError) as caught:
-        latest(folder.parent)
+        latest_checkpoint(folder.parent)
     assert said in str(caught.value)
 
 

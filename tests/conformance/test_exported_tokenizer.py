@@ -15,7 +15,7 @@ from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import FormatError
 from mega_schema.spec import gpt
-from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
 
 TEXTS = ["the quick fox 12", "  two  spaces\nand a line", "naïve é 漢字 🙂", "", "a </s> in a text"]
 
@@ -71,9 +71,9 @@ def test_other_sentencepiece_models_are_refused_with_the_place_of_the_model(
 def test_byte_pairs_of_gpt2_have_the_same_ids_there(
     tmp_path: Path, random_whole: Any, save_whole: Any
 ) -> None:
-    from mega_schema.tokenizer.files import bytes_of_letters
+    from mega_schema.tokenizer.files import byte_alphabet
 
-    vocab = {letter: number for number, letter in enumerate(sorted(bytes_of_letters()))}
+    vocab = {letter: number for number, letter in enumerate(sorted(byte_alphabet()))}
     vocab |= {"th": 256, "the": 257, "Ġq": 258, "<|endoftext|>": 259}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab), "utf-8")
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ q\n", "utf-8")
@@ -84,4 +84,4 @@ def test_byte_pairs_of_gpt2_have_the_same_ids_there(
     for text in TEXTS:
         assert theirs.encode(text) == ours.encode(text), text
         assert theirs.decode(theirs.encode(text)) == text
-    assert theirs.eos_token_id == open_folder(tmp_path / "tokenizer").identity.eod == 259
+    assert theirs.eos_token_id == open_tokenizer_folder(tmp_path / "tokenizer").identity.eod == 259

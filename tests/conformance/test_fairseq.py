@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mega_ckpt.operations.convert import convert
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import Checkpoint
 
@@ -135,10 +135,10 @@ def _forward(whole: Whole, ids: np.ndarray) -> np.ndarray:
 
 def _ours(run: Path, ids: np.ndarray) -> Any:
     checkpoint = Checkpoint.open(run)
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
-    fill(model, checkpoint.model_slab)
+    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    fill_weights(model, checkpoint.model_slab)
     with torch.no_grad():
-        logits = model(torch.from_numpy(ids), torch.arange(len(ids)), Packed(1, len(ids)))
+        logits = model(torch.from_numpy(ids), torch.arange(len(ids)), PackedAttention(1, len(ids)))
     return logits[:, : checkpoint.spec.vocab].numpy()
 
 

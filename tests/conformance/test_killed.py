@@ -22,7 +22,7 @@ import numpy as np
 from mega_ckpt.checkpoint.writer import rank_shares
 from mega_ckpt.checkpoint.verify import verify
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.parallel_layout import WHOLE
 
 before, scratch, iteration = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -30,7 +30,7 @@ spec = Checkpoint.open(before).spec
 dtypes = dict.fromkeys(Checkpoint.open(before).tensors["model"], "F32")
 
 def save(run):
-    save = Save(run, iteration)
+    save = CheckpointWriter(run, iteration)
     save.begin()
     for share in rank_shares(spec, WHOLE, dtypes):
         save.write("model", share.rank, share.boxes, lambda box: box_values(box))
@@ -57,7 +57,7 @@ def die_at(moment):
 def found(run):
     saved = Checkpoint.open(run)
     verify(saved)
-    return sorted({float(v) for _, _, t, p in saved.pieces() for v in np.unique(saved.values(t, p))})
+    return sorted({float(v) for _, _, t, p in saved.pieces() for v in np.unique(saved.map_piece(t, p))})
 
 results, code, moment = [], -9, 0
 while code != 0:

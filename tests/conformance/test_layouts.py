@@ -17,8 +17,8 @@ from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint.flat_ranges import fragments
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.parallel_layout import Layout
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt, llama
@@ -95,11 +95,11 @@ def test_what_ranks_wrote_that_share_the_optimizer_becomes_any_layout(
     """Pieces of stretches of flattened tensors begin and end within rows, as those of the zero stages do."""
     whole = random_whole(spec)[MODEL]
     with tempfile.TemporaryDirectory() as scratch, patch.object(row_stream, "CHUNK_BYTES", band):
-        save = Save(Path(scratch, "one"), 1)
+        save = CheckpointWriter(Path(scratch, "one"), 1)
         save.begin()
         for rank in range(ranks):
             held = [
-                Box(name, values.shape, part.slab, "F32")
+                BoxToWrite(name, values.shape, part.slab, "F32")
                 for name, values in whole.items()
                 for part in fragments(
                     [whole_slab(values.shape)],

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.operations.convert import convert
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.generate import generate, score
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
 BOS = 1
 
@@ -44,13 +44,13 @@ def run(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.
 
 def _model(run: Path) -> Any:
     spec = Checkpoint.open(run).spec
-    model = build(spec, Runtime.alone(spec))
-    fill(model, Checkpoint.open(run).model_slab)
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, Checkpoint.open(run).model_slab)
     return model
 
 
 def test_greedy_tokens_and_text_are_those_of_the_float64_forward(run: Path, expected: Any) -> None:
-    model, tokenizer = _model(run), open_folder(Checkpoint.open(run).folder / "tokenizer")
+    model, tokenizer = _model(run), open_tokenizer_folder(Checkpoint.open(run).folder / "tokenizer")
     for case in expected["greedy"]:
         prompt = [BOS, *tokenizer.encode(case["prompt"])]
         assert prompt == case["prompt_ids"]
@@ -61,7 +61,7 @@ def test_greedy_tokens_and_text_are_those_of_the_float64_forward(run: Path, expe
 
 
 def test_scores_are_those_of_the_float64_forward(run: Path, expected: Any) -> None:
-    model, tokenizer = _model(run), open_folder(Checkpoint.open(run).folder / "tokenizer")
+    model, tokenizer = _model(run), open_tokenizer_folder(Checkpoint.open(run).folder / "tokenizer")
     wanted = expected["scored"]
     ids = [BOS, *tokenizer.encode(wanted["text"])]
     assert ids == wanted["ids"]
@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_float64_forward(run: Path, expected: Any) -> No
     assert logprobs is not None
     assert -np.mean(logprobs[0]) == pytest.approx(wanted["mean_nll"], abs=1e-5)
     with torch.no_grad():
-        logits = model(torch.tensor(ids), torch.arange(len(ids)), Packed(1, len(ids)))
+        logits = model(torch.tensor(ids), torch.arange(len(ids)), PackedAttention(1, len(ids)))
     torch.testing.assert_close(
         logits[-1, :8], torch.tensor(wanted["last_logits_first8"]), atol=1e-4, rtol=1e-5
     )

@@ -19,8 +19,8 @@ from mega_ckpt.formats.megatron.names import (
     aliases,
     chunk_tensors,
 )
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.loss import IGNORED
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
@@ -58,13 +58,15 @@ def test_logits_are_megatrons(golden: Path, case: str) -> None:
     def read(name: str, slab: Slab) -> np.ndarray:
         return foreign[name].select(weights[foreign[name].name], slab.in_global)
 
-    model = build(spec, Runtime.alone(spec))
-    fill(model, read)
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, read)
     io = np.load(golden / "numerics" / f"{case}_io.npz")
     token_BS = torch.from_numpy(io["tokens"])
     rows_B, length = token_BS.shape
     with torch.no_grad():
-        logits = model(token_BS.flatten(), torch.arange(length).repeat(rows_B), Packed(rows_B, length))
+        logits = model(
+            token_BS.flatten(), torch.arange(length).repeat(rows_B), PackedAttention(rows_B, length)
+        )
     wanted = torch.from_numpy(io["logits"]).flatten(0, 1)
     assert (logits - wanted).abs().max() <= RELATIVE * wanted.abs().max()
     for name, tensor in foreign.items():
@@ -87,7 +89,7 @@ def test_documents_end_where_megatrons_do(
     assert token_BS[0].tolist() == told["tokens"]
     assert position_BS[0].tolist() == wanted["position_ids"]
     length = token_BS.shape[1]
-    seen = _seen_by_each_token(Packed(1, length, apart_BS), length)
+    seen = _seen_by_each_token(PackedAttention(1, length, apart_BS), length)
     masked = torch.tensor(wanted["attention_mask_true_means_masked"])[0].bool()
     assert torch.equal(seen, ~masked)
     counts_S = target_BS[0] != IGNORED
@@ -95,7 +97,7 @@ def test_documents_end_where_megatrons_do(
     assert target_BS[0][counts_S].tolist() == batch[0, 1:][counts_S].tolist()
 
 
-def _seen_by_each_token(attend: Packed, length: int) -> torch.Tensor:
+def _seen_by_each_token(attend: PackedAttention, length: int) -> torch.Tensor:
     """Which keys reach which queries, by what comes out: values are one-hot, scores all alike."""
     even = torch.zeros(length, 1, length)
     value = torch.eye(length)[:, None]

@@ -20,8 +20,8 @@ from mega_ckpt.formats.interface import WriteOptions
 from mega_ckpt.formats.registry import writer_of
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.torch_files.pickle_reader import open_file
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Checkpoint
@@ -104,12 +104,14 @@ def test_numerics_in_a_file_of_megatrons_have_its_logits(golden: Path, tmp_path:
     torch.save(tree, rank / "model_optim_rng.pt")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("release", "utf-8")
     found = _converted(tmp_path / "run", tmp_path / "ours")
-    ours = build(found.spec, Runtime.alone(found.spec))
-    fill(ours, lambda name, slab: found.read(MODEL, name, slab))
+    ours = build_model(found.spec, Runtime.single_process(found.spec))
+    fill_weights(ours, lambda name, slab: found.read(MODEL, name, slab))
     token_BS = torch.from_numpy(io["tokens"])
     rows_B, length = token_BS.shape
     with torch.no_grad():
-        logits = ours(token_BS.flatten(), torch.arange(length).repeat(rows_B), Packed(rows_B, length))
+        logits = ours(
+            token_BS.flatten(), torch.arange(length).repeat(rows_B), PackedAttention(rows_B, length)
+        )
     wanted = torch.from_numpy(io["logits"]).flatten(0, 1)
     assert (logits - wanted).abs().max() <= RELATIVE * wanted.abs().max()
 

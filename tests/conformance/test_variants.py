@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mega_ckpt.name_maps.qkv import qkv_order
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec, gpt, llama
 
@@ -238,14 +238,14 @@ def test_logits_and_gradients_are_those_of_transformers(name: str) -> None:
     for weight in theirs.parameters():  # norms of ones and biases of zeros would hide an exchange
         torch.nn.init.normal_(weight, mean=0.1, std=0.2)
     found = dict(theirs.named_parameters())
-    model = build(case.spec, Runtime.alone(case.spec))
+    model = build_model(case.spec, Runtime.single_process(case.spec))
     values = dict(case.names(case.spec, lambda key: found[key].detach()))
     assert sum(each.numel() for each in values.values()) == theirs.num_parameters()
-    fill(model, lambda key, slab: values[key][slab.in_global])
+    fill_weights(model, lambda key, slab: values[key][slab.in_global])
     token_BS = torch.randint(0, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(2))
     wanted = theirs(token_BS).logits
     place_T = torch.arange(LENGTH).repeat(3)
-    logits = model(token_BS.flatten(), place_T, Packed(3, LENGTH)).unflatten(0, (3, LENGTH))
+    logits = model(token_BS.flatten(), place_T, PackedAttention(3, LENGTH)).unflatten(0, (3, LENGTH))
     assert wanted.std() > 0.1
     torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
     for scores in (wanted, logits):

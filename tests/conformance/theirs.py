@@ -22,8 +22,8 @@ from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_ckpt.formats.interface import WriteOptions, WriteResult
 from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import safetensors_io
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.decoder import Decoder
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
@@ -148,18 +148,18 @@ def logits(model: Any, token_BS: torch.Tensor) -> torch.Tensor:
 
 def spec_logits(source: CheckpointSource, token_BS: torch.Tensor) -> torch.Tensor:
     """Run the reference forward on an opened checkpoint of float32 weights, (B, S, vocabulary)."""
-    model = build(source.spec, Runtime.alone(source.spec))
-    fill(model, lambda name, slab: np.array(source.read_box(MODEL, name, slab)))
+    model = build_model(source.spec, Runtime.single_process(source.spec))
+    fill_weights(model, lambda name, slab: np.array(source.read_box(MODEL, name, slab)))
     rows, length = token_BS.shape
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)
-        logits: torch.Tensor = model(token_BS.flatten(), position_T, Packed(rows, length))
+        logits: torch.Tensor = model(token_BS.flatten(), position_T, PackedAttention(rows, length))
     return logits.unflatten(0, (rows, length))[..., : source.spec.vocab]
 
 
 def built(checkpoint: Checkpoint) -> Decoder:
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
-    fill(model, checkpoint.model_slab)
+    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    fill_weights(model, checkpoint.model_slab)
     return model
 
 
@@ -167,6 +167,6 @@ def ours(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
     rows, length = token_BS.shape
     with torch.no_grad():
         logits = built(checkpoint)(
-            token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length)
+            token_BS.flatten(), torch.arange(length).repeat(rows), PackedAttention(rows, length)
         )
     return logits[:, : checkpoint.spec.vocab].unflatten(0, (rows, length))

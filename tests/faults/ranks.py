@@ -21,8 +21,8 @@ import torch
 import torch._dynamo  # torch imports it with the first optimizer: once here, not in every fork
 
 from mega_model.distributed.mesh import World
-from mega_schema.app.cli_runner import run as run_command
-from mega_schema.app.config import load
+from mega_schema.app.cli_runner import run_command as run_command
+from mega_schema.app.config import load_config
 from mega_schema.errors import FormatError
 from mega_train.cli import app
 from mega_train.config import Run
@@ -130,7 +130,7 @@ def _rank(folder: Path, config: Path, sets: tuple[str, ...], world: World, fault
 
         @app.command("as-configured")
         def _train() -> int:
-            run = load(Run, config, {}, sets)
+            run = load_config(Run, config, {}, sets)
             meet = f"file://{folder / 'meet'}"
             return train_on(prepare(run, "gpt", world), world, io.StringIO(), meet)
 

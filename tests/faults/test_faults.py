@@ -159,7 +159,7 @@ def _goes_on(running: Running, save: Path, whole: Path) -> str:
     for name, tensor in theirs.tensors[MODEL].items():
         for piece in tensor.pieces:
             (other,) = [p for p in ours.tensors[MODEL][name].pieces if p.start == piece.start]
-            if not np.array_equal(theirs.values(tensor, piece), ours.values(tensor, other)):
+            if not np.array_equal(theirs.map_piece(tensor, piece), ours.map_piece(tensor, other)):
                 return f"{name} is not what an undisturbed run gives"
     return ""
 

@@ -11,9 +11,9 @@ import numpy as np
 from mega_data.preprocess import Options, preprocess
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import LATEST
-from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, boxes
-from mega_schema.checkpoint.writer import Save
-from mega_schema.dataset.indexed_dataset import beside
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, boxes_to_write
+from mega_schema.checkpoint.writer import CheckpointWriter
+from mega_schema.dataset.indexed_dataset import sibling
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import gpt
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -41,12 +41,12 @@ def _corpus(folder: Path) -> None:
         tokenizer = open_tokenizer("NullTokenizer", vocab_size=size)
         preprocess([folder / "text.jsonl"], folder / name, tokenizer, Options(append_eod=True))
     for suffix in (".bin", ".idx"):
-        whole = beside(folder / "corpus_text_document", suffix)
-        shutil.copy(whole, beside(folder / "cut", suffix))
-        shutil.copy(whole, beside(folder / "foreign", suffix))
-    with beside(folder / "cut", ".idx").open("r+b") as index:
+        whole = sibling(folder / "corpus_text_document", suffix)
+        shutil.copy(whole, sibling(folder / "cut", suffix))
+        shutil.copy(whole, sibling(folder / "foreign", suffix))
+    with sibling(folder / "cut", ".idx").open("r+b") as index:
         index.truncate(100)
-    with beside(folder / "foreign", ".idx").open("r+b") as index:
+    with sibling(folder / "foreign", ".idx").open("r+b") as index:
         index.write(b"PK\3\4")
 
 
@@ -68,10 +68,10 @@ def _checkpoints(folder: Path) -> None:
 def _checkpoint(run: Path, namespaces: tuple[str, ...], tokenizer: Path | None) -> None:
     """Iteration 10 of a run, all values zero."""
     rows = [row for row in table(SPEC) if row.tied_to is None]
-    save = Save(run, 10)
+    save = CheckpointWriter(run, 10)
     save.begin()
     for space in namespaces:
-        mine = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+        mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
         save.write(space, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
     trainer = {"iteration": 10, "consumed_samples": 80, "optimizer_steps": 10}
     save.commit(SPEC, layout=WHOLE, trainer=trainer, tokenizer=tokenizer, run_config="")

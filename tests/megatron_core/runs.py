@@ -17,7 +17,7 @@ from mega_ckpt.formats.megatron.args import from_spec
 from mega_ckpt.formats.megatron.names import CORE, chunk_tensors
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, smallest_dtype
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import Family, ModelSpec
@@ -95,7 +95,7 @@ def begun(case: Case, data: Path) -> Trainer:
     words = [*COMMON.split(), *case.words.split(), "--data-path", str(data)]
     context = app.commands[case.family].make_context(case.family, words)
     given = dict(context.params)
-    ready = prepare(load(Run, given.pop("config"), given, given.pop("sets")), case.family, World())
+    ready = prepare(load_config(Run, given.pop("config"), given, given.pop("sets")), case.family, World())
     return Trainer(ready.plan, Mesh.join(ready.plan.layout, World()), ready.corpora)
 
 

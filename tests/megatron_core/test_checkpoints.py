@@ -13,8 +13,8 @@ import torch
 
 from mega_ckpt.formats.interface import ReadOptions, WriteOptions
 from mega_ckpt.operations.convert import convert
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.parallel_layout import Layout
@@ -131,10 +131,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _logits(checkpoint: Checkpoint, token_BS: torch.Tensor) -> torch.Tensor:
     rows, length = token_BS.shape
-    model = build(checkpoint.spec, Runtime.alone(checkpoint.spec))
-    fill(model, checkpoint.model_slab)
+    model = build_model(checkpoint.spec, Runtime.single_process(checkpoint.spec))
+    fill_weights(model, checkpoint.model_slab)
     with torch.no_grad():
-        scores = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
+        scores = model(token_BS.flatten(), torch.arange(length).repeat(rows), PackedAttention(rows, length))
     return scores[:, :WORDS].unflatten(0, (rows, length))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Mesh, World
 from mega_model.kernels.reference import cross_entropy
-from mega_schema.parallel_layout import Layout, deal
+from mega_schema.parallel_layout import Layout, split_layers
 from tests.megatron_core import runs, theirs
 from tests.megatron_core.runs import VOCAB, Case, Trained
 
@@ -207,7 +207,7 @@ def test_layers_are_dealt_to_stages_as_theirs(trained: dict[str, Trained], folde
         least = 0 if embedding or head else 1
         if answer is None or min(count for _, count in answer) < least:
             continue  # of a stage with nothing in it, or less, which ours refuses
-        sizes = deal(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
+        sizes = split_layers(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
         assert answer == [*zip([0, *accumulate(sizes)][:-1], sizes, strict=True)], said
         answered += 1
     assert answered > 100

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mega_model import fp8
 from mega_model.distributed.mesh import Axis, Mesh, World
-from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import Layout
 
 TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 12
@@ -25,10 +25,10 @@ TOKENS, INNER, OUTER, ROWS = 8, 6, 12, 12
 
 def products(world: World, meet: str, folder: Path) -> None:
     """Column, row and vocabulary layers: values, and every gradient, with tokens shared and not."""
-    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet)
+    mesh = Mesh.join(Layout(tp=world.size), world, init_method=meet)
     for sequence in (False, True):
         _same(replace(mesh.tp, sequence=sequence))
-    mesh.leave()
+    mesh.destroy()
 
 
 def fused_products(world: World, meet: str, folder: Path) -> None:
@@ -55,7 +55,7 @@ def fused_products(world: World, meet: str, folder: Path) -> None:
         dist.all_reduce(whole, group=group)
         return whole.chunk(group.size(), scatter_dim)[group.rank()].contiguous()
 
-    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet, sequence=True, fused=True)
+    mesh = Mesh.join(Layout(tp=world.size), world, init_method=meet, sequence=True, fused=True)
     library = torch.library.Library("symm_mem", "IMPL")
     library.impl("fused_all_gather_matmul", all_gather_matmul, "CPU")
     library.impl("fused_matmul_reduce_scatter", matmul_reduce_scatter, "CPU")
@@ -67,19 +67,19 @@ def fused_products(world: World, meet: str, folder: Path) -> None:
     # computed again in backward
     assert calls.count("gather") == 5
     assert calls.count("scatter") == 3
-    mesh.leave()
+    mesh.destroy()
 
 
 def fp8_products(world: World, meet: str, folder: Path) -> None:
     """A column and a row layer in FP8, against the same in one process: its scales, and so its numbers."""
-    mesh = Mesh.join(Layout(tp=world.size), world, meet=meet)
+    mesh = Mesh.join(Layout(tp=world.size), world, init_method=meet)
     for sequence in (False, True):
-        for recipe in (Recipe("hybrid"), Recipe("e4m3", weight_gradients=False)):
+        for recipe in (Fp8Recipe("hybrid"), Fp8Recipe("e4m3", weight_gradients=False)):
             _same_in_fp8(replace(mesh.tp, sequence=sequence), recipe)
-    mesh.leave()
+    mesh.destroy()
 
 
-def _same_in_fp8(tp: Axis, recipe: Recipe) -> None:
+def _same_in_fp8(tp: Axis, recipe: Fp8Recipe) -> None:
     random = torch.Generator().manual_seed(4)
     # the largest number of everything that is cut lies on one rank
     x, up, down, grad = (
@@ -93,8 +93,8 @@ def _same_in_fp8(tp: Axis, recipe: Recipe) -> None:
         w_up = nn.Parameter(up.chunk(tp.size)[tp.rank].clone())
         w_down = nn.Parameter(down.chunk(tp.size, 1)[tp.rank].contiguous())
         main_up, main_down, gradients = torch.zeros_like(w_up), torch.zeros_like(w_down), WeightGradients()
-        gradients.into(w_up, lambda: main_up)
-        gradients.into(w_down, lambda: main_down)
+        gradients.register_main_grad(w_up, lambda: main_up)
+        gradients.register_main_grad(w_down, lambda: main_down)
         mine = own(x).clone().requires_grad_()
         inner = fp8.column_linear(mine, w_up, tp, gradients, recipe)
         y = fp8.row_linear(inner.relu(), w_down, tp, gradients, recipe)
@@ -152,7 +152,7 @@ def _same(tp: Axis) -> None:
     def own(whole: Tensor) -> Tensor:
         return whole.chunk(tp.size)[tp.rank] if tp.sequence else whole
 
-    rows = vocabulary_rows(local.clamp(0, len(w_table) - 1), here, w_table, tp, gradients)
+    rows = vocab_embedding(local.clamp(0, len(w_table) - 1), here, w_table, tp, gradients)
     for again in (False, True):
         mine.grad = w_up.grad = w_bias.grad = w_down.grad = w_table.grad = None
         out = checkpoint(layers, mine, use_reentrant=False) if again else layers(mine)

@@ -17,13 +17,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import (
     DatasetInfo,
     IndexedDataset,
     IndexedWriter,
-    beside,
+    sibling,
     smallest_dtype,
 )
 from mega_schema.params import Param
@@ -85,7 +85,7 @@ def pairs(folder: Path) -> Path:
     info = DatasetInfo(tokenizer=open_tokenizer("NullTokenizer", vocab_size=100).identity)
     rng = np.random.default_rng(3)
     for key in ("prompt", "answer"):
-        with IndexedWriter(beside(prefix, f"_{key}_document"), smallest_dtype(101), info=info) as out:
+        with IndexedWriter(sibling(prefix, f"_{key}_document"), smallest_dtype(101), info=info) as out:
             for _ in range(120):
                 out.add(rng.integers(0, 100, rng.integers(1, 7)))
                 out.end_document()
@@ -107,7 +107,7 @@ def trainer(
     file = folder / f"{data.name}.toml"
     counted_in_samples = "train__samples" in values
     file.write_text(COMMON.replace("iterations = 100\n", "") if counted_in_samples else COMMON)
-    run = load(Run, file, {}, sets)
+    run = load_config(Run, file, {}, sets)
     checkpoint = Checkpoint.open(load_from) if load_from else None
     opened = Pairs(data, run.data.sft_keys) if tunes else IndexedDataset(data)
     assert opened.info is not None
@@ -119,7 +119,7 @@ def trainer(
         loaded=checkpoint.spec if checkpoint else None,
         cuda=False,
     )
-    mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, meet=meet)
+    mesh = Mesh.join(plan.layout, world, sequence=run.parallel.sequence, init_method=meet)
     return Trainer(plan, mesh, opened, checkpoint=checkpoint)
 
 
@@ -196,7 +196,7 @@ def same_as_one_process(
             _same_shares(run, expected.gradients[step], gradients=True)
     run.shards.settle()
     _same_shares(run, expected.weights, gradients=False)
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def resumes(
@@ -216,14 +216,14 @@ def resumes(
     consumed, length = run.consumed, run.length
     on = steps(run, 2)  # while it is being written
     run.saves.finish()
-    run.mesh.leave()
+    run.mesh.destroy()
     writers = {name.rpartition("-")[2] for name in Checkpoint.open(folder / "run").files}
     assert len(writers) == world.size, "every rank writes"
     again = trainer(model, world, meet + "b", folder, load_from=folder / "run", **after)
     assert again.iteration == 3
     assert (again.consumed, again.length) == (consumed, length)
     resumed = steps(again, 2)
-    again.mesh.leave()
+    again.mesh.destroy()
     assert resumed == (on if exact else pytest.approx(on, abs=1e-5))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mega_ckpt.checkpoint.verify import verify
 from mega_model.distributed.mesh import World
-from mega_schema.checkpoint.async_writer import Background
+from mega_schema.checkpoint.async_writer import SubprocessWriter
 from mega_schema.checkpoint.checkpoint_dir import iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from tests.parity.runs import steps, trainer
@@ -19,9 +19,9 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
     save = folder / "run"
     run = trainer("gpt", world, meet, folder, checkpoint__save=str(save), parallel__zero_stage=1)
     last = world.rank == world.size - 1
-    start = Background.__init__
+    start = SubprocessWriter.__init__
 
-    def killed(writing: Background, *given: object) -> None:
+    def killed(writing: SubprocessWriter, *given: object) -> None:
         start(writing, *given)  # type: ignore[arg-type]
         os.kill(writing._process.pid, signal.SIGKILL)
 
@@ -31,7 +31,7 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
     causes = ["the process that writes was ended by SIGKILL", "Resource temporarily unavailable", ""]
     for fault, cause in zip((killed, refused, start), causes, strict=True):
         if last:
-            Background.__init__ = fault  # type: ignore[assignment,method-assign]
+            SubprocessWriter.__init__ = fault  # type: ignore[assignment,method-assign]
         steps(run, 1)
         run.save()
         while run.saves.busy:
@@ -45,4 +45,4 @@ def one_rank_cannot_write(world: World, meet: str, folder: Path) -> None:
         assert not list(save.glob(".*"))
     verify(Checkpoint.open(save))
     assert run.saves.saved_at == ended.iteration
-    run.mesh.leave()
+    run.mesh.destroy()

@@ -25,7 +25,7 @@ def _leaves_together(world: World, meet: str, folder: Path) -> None:
     told = Leaving(run.plan, run.mesh, told=lambda: last and run.iteration >= 2)
     assert Loop(run, Observers(), leaving=told).run() is SIGNAL
     assert run.iteration == 2
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def _repeats(world: World, meet: str, folder: Path) -> None:
@@ -37,7 +37,7 @@ def _repeats(world: World, meet: str, folder: Path) -> None:
             done = [run.step(run.rate) for _ in range(4)]
             run.shards.settle()
             found.append((done, [main.clone() for main in run.shards.main]))
-            run.mesh.leave()
+            run.mesh.destroy()
     (one, weights), (other, others) = found
     assert one == other
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))

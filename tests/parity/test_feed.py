@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.config import Run
 from mega_train.data.dataloaders import feed
@@ -38,9 +38,9 @@ def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: 
     """Leave what this rank read, and what it made for that."""
     words = ["0.2", _written(folder / f"a{world.rank}", 50), "0.8", _written(folder / f"b{world.rank}", 70)]
     data = [f"data.path={json.dumps(words)}", f"data.cache={cache(folder, world.rank)}"]
-    run = load(Run, None, {}, [*MODEL, *RUN, *data])
+    run = load_config(Run, None, {}, [*MODEL, *RUN, *data])
     plan = resolve(run, "gpt", world.size, corpus=None, loaded=None, cuda=False)
-    mesh = Mesh.join(plan.layout, world, meet=meet)
+    mesh = Mesh.join(plan.layout, world, init_method=meet)
     made: list[str] = []
     write = Recipe.write
 
@@ -53,7 +53,7 @@ def _reads(cache: Callable[[Path, int], Path], world: World, meet: str, folder: 
     read = [fed.training[i].tolist() for i in range(len(fed.training))]
     (folder / f"read-{world.rank}.json").write_text(json.dumps([made, read]))
     mesh.barrier()
-    mesh.leave()
+    mesh.destroy()
 
 
 def _shared(world: World, meet: str, folder: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mega_model.attention_backends import Packed
-from mega_model.context_parallel import places
+from mega_model.attention_backends import PackedAttention
+from mega_model.context_parallel import token_positions
 from mega_model.distributed.mesh import Axis, Mesh, World
 from mega_schema.parallel_layout import Layout
 from tests.parity.linear import fused_products, products
@@ -35,7 +35,7 @@ def _half(world: World, meet: str, folder: Path) -> None:
     one = steps(trainer("llama", World(), meet, folder, **values), 20)
     run = trainer("llama", world, meet, folder, **TP2, **SP, **values)
     two = steps(run, 20)
-    run.mesh.leave()
+    run.mesh.destroy()
     assert two == pytest.approx(one, rel=1e-2)
     assert two[-1] < 0.9 * two[0]
 
@@ -48,13 +48,13 @@ def _ends_stay_equal(world: World, meet: str, folder: Path) -> None:
     (mine,) = (w.detach() for row, w in run.held if "embed.weight" in (row.name, row.tied_to))
     other = torch.empty_like(mine)
     pp.exchange([(mine, 1 - pp.rank)], [(other, 1 - pp.rank)])
-    run.mesh.leave()
+    run.mesh.destroy()
     assert torch.equal(mine, other), f"apart by {(mine - other).abs().max():.1e}"
 
 
 def _gives_up(world: World, meet: str, folder: Path) -> None:
     """A rank that waits for one that never comes gives up after the minutes asked for, on any axis."""
-    mesh = Mesh.join(Layout(tp=2, pp=2), world, meet=meet, timeout_minutes=1 / 60)
+    mesh = Mesh.join(Layout(tp=2, pp=2), world, init_method=meet, timeout_minutes=1 / 60)
     waiting = {0: mesh.tp, 3: mesh.pp}.get(world.rank)
     if waiting is not None:
         try:
@@ -64,12 +64,12 @@ def _gives_up(world: World, meet: str, folder: Path) -> None:
             (folder / f"{world.rank}").touch()
     while not all((folder / name).exists() for name in "03"):
         time.sleep(0.05)
-    mesh.leave()
+    mesh.destroy()
 
 
 def _attention(causal: bool, apart: bool, world: World, meet: str, folder: Path) -> None:
     """Rows shared by all ranks: what comes out, and the gradients, are the shares of one process's."""
-    mesh = Mesh.join(Layout(cp=world.size), world, meet=meet)
+    mesh = Mesh.join(Layout(cp=world.size), world, init_method=meet)
     rng = torch.Generator().manual_seed(5)
     rows, length = 2, 8 * world.size
     whole = [
@@ -78,16 +78,16 @@ def _attention(causal: bool, apart: bool, world: World, meet: str, folder: Path)
     document_BS = torch.randint(0, 2, (rows, length), generator=rng).cumsum(1) if apart else None
 
     def run(cp: Axis) -> list[torch.Tensor]:
-        mine_s = places(length, cp)
+        mine_s = token_positions(length, cp)
         q, k, v, gradient = (x[:, mine_s].flatten(0, 1).clone().requires_grad_() for x in whole)
-        out = Packed(rows, length, document_BS, causal=causal, cp=cp)(0, q, k, v)
+        out = PackedAttention(rows, length, document_BS, causal=causal, cp=cp)(0, q, k, v)
         out.backward(gradient)
         return [x.unflatten(0, (rows, -1)) for x in (out.detach(), q.grad, k.grad, v.grad)]
 
-    mine_s = places(length, mesh.cp)
+    mine_s = token_positions(length, mesh.cp)
     for share, one in zip(run(mesh.cp), run(Axis("cp")), strict=True):
         torch.testing.assert_close(share, one[:, mine_s], atol=1e-5, rtol=1e-5)
-    mesh.leave()
+    mesh.destroy()
 
 
 ATTENTION = {

@@ -37,7 +37,7 @@ def _begins_on(values: dict[str, object], bad: int, copy: str, world: World, mee
     with pytest.raises(NotFinite) as caught:
         run.step(run.rate)
     assert f", on rank {bad}, whose weights are not finite" in str(caught.value)
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def test_what_is_not_finite_is_blamed_on_where_it_began(tmp_path: Path) -> None:

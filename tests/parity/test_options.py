@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mega_model.distributed.mesh import World
-from mega_model.kernels.dispatch import choose
+from mega_model.kernels.dispatch import choose_kernels
 from tests.parity.linear import fp8_products
 from tests.parity.ranks import Body, Outcomes
 from tests.parity.runs import resumes, same_as_one_process, steps, trainer
@@ -42,11 +42,13 @@ def _compiled(model: str, values: dict[str, object], world: World, meet: str, fo
     """By torch.compile, here without a compiler behind it, on ranks; and as it is in one process."""
     one = steps(trainer(model, World(), "", folder), 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mega_train.engine.trainer.choose", partial(choose, backend="aot_eager"))
+        patch.setattr(
+            "mega_train.engine.trainer.choose_kernels", partial(choose_kernels, backend="aot_eager")
+        )
         run = trainer(model, world, meet, folder, train__kernels="compile", **values)
     ranks = steps(run, 3)
-    run.mesh.leave()
-    assert run.choice.whose["swiglu"] == "compile"
+    run.mesh.destroy()
+    assert run.choice.sources["swiglu"] == "compile"
     assert ranks == pytest.approx(one, rel=1e-5)
 
 
@@ -55,7 +57,7 @@ def _fp8(model: str, values: dict[str, object], world: World, meet: str, folder:
     one = steps(trainer(model, World(), "", folder, **FP8), 8)
     run = trainer(model, world, meet, folder, **FP8, **values)
     ranks = steps(run, 8)
-    run.mesh.leave()
+    run.mesh.destroy()
     assert ranks == pytest.approx(one, rel=1e-2)
     assert ranks[-1] < 0.95 * ranks[0]
 

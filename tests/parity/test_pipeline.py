@@ -53,7 +53,7 @@ def _bitwise(model: str, layouts: list[Values], world: World, meet: str, folder:
             there, share = torch.load(folder / f"{number}-{rank}.pt")
             assert there == losses
             whole |= share
-        run.mesh.leave()
+        run.mesh.destroy()
         first = first or whole
         assert whole.keys() == first.keys()
         for name, weight in whole.items():
@@ -69,7 +69,7 @@ def _validates(values: Values, world: World, meet: str, folder: Path) -> None:
         found, expected = (it.score(it.valid["validation"]) for it in (run, alone))
         assert found == pytest.approx(expected, abs=1e-5)
         assert steps(run, 1) == pytest.approx(steps(alone, 1), abs=1e-5)
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def _resumes(before: Values, after: Values, world: World, meet: str, folder: Path) -> None:
@@ -79,10 +79,10 @@ def _resumes(before: Values, after: Values, world: World, meet: str, folder: Pat
     run.save()
     run.saves.finish()
     on = steps(run, 2)
-    run.mesh.leave()
+    run.mesh.destroy()
     again = trainer("gpt", world, meet + "b", folder, load_from=folder / "run", **after)
     assert steps(again, 2) == pytest.approx(on, abs=1e-5)
-    again.mesh.leave()
+    again.mesh.destroy()
 
 
 def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
@@ -96,22 +96,22 @@ def _frees_what_was_sent(world: World, meet: str, folder: Path) -> None:
     for model in run.models:
         model.register_forward_hook(watch)
     steps(run, 1)
-    sent = sum(not model.stage.last for model in run.models) * run.plan.accumulation
+    sent = sum(not model.stage.is_last for model in run.models) * run.plan.accumulation
     assert sum(storage.nbytes() == 0 for storage in storages) == sent
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def _line_gives_up(world: World, meet: str, folder: Path) -> None:
     """A rank that waits for a message that never comes gives up after the minutes asked for."""
-    mesh = Mesh.join(Layout(pp=2), world, meet=meet, timeout_minutes=1 / 60)
+    mesh = Mesh.join(Layout(pp=2), world, init_method=meet, timeout_minutes=1 / 60)
     if world.rank == 1:
-        assert mesh.lines.input is not None
+        assert mesh.channels.input is not None
         with pytest.raises(RuntimeError, match="Timed out"):
-            mesh.lines.input.begin(torch.empty(1)).wait()
+            mesh.channels.input.begin(torch.empty(1)).wait()
         (folder / "done").touch()
     while not (folder / "done").exists():
         time.sleep(0.05)
-    mesh.leave()
+    mesh.destroy()
 
 
 CASES: dict[int, dict[str, Body]] = {

@@ -150,7 +150,7 @@ def _agree(model: str, values: dict[str, Any], world: World, meet: str, folder: 
         assert saved.most == pytest.approx(planned.activations + planned.loss, rel=0.05), made
         assert saved.now == 0 or made.zero == 3  # FSDP empties storages that were counted
     finally:
-        run.mesh.leave()
+        run.mesh.destroy()
 
 
 def _without_gradient(forward: Callable[..., Tensor], *given: object) -> Tensor:
@@ -178,7 +178,7 @@ def _planned(run: Trainer) -> tuple[Memory, Job]:
     plan = run.plan
     made = job(plan.run, plan.spec.family, plan.layout.world)
     # torch's bfloat16 attention is slow on a CPU, so there attention computes in float32, if not in blocks
-    copied = plan.run.train.bf16 and run.choice.whose["attention"] == "reference"
+    copied = plan.run.train.bf16 and run.choice.sources["attention"] == "reference"
     # a plan is of GPUs, whose fused kernels keep less than the reference kernels that run here
     width = 4 if copied else None
     made = replace(made, software=replace(made.software, attention_width=width, fused=False))

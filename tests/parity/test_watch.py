@@ -27,7 +27,7 @@ def _counts_as_one_process(model: str, values: dict[str, Any], world: World, mee
         assert run.gradients.elements == alone.gradients.elements
         assert 0 < run.extra["num-zeros"] == alone.extra["num-zeros"] < run.gradients.elements
         assert run.extra["params-norm"] == pytest.approx(alone.extra["params-norm"], rel=1e-6)
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
@@ -45,7 +45,7 @@ def _knows_the_times_of_all(world: World, meet: str, folder: Path) -> None:
     assert ends == {name: [min(all_of), max(all_of)] for name, all_of in told.items()}
     most = of_ranks(mine, 1, "max", run.mesh)
     assert most == {name: [max(all_of)] for name, all_of in told.items() if LEVELS[name] == 1}
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

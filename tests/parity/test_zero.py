@@ -66,7 +66,7 @@ def _alike(model: str, some: tuple[dict[str, object], ...], world: World, meet: 
         losses = [loss for loss, _ in both] if values.get("optimizer__clip") == 0.0 else both
         run.shards.settle()
         weights = [weight.detach().clone() for _, weight in run.held]
-        run.mesh.leave()
+        run.mesh.destroy()
         seen.append((losses, weights))
     (first, weights), *others = seen
     for losses, theirs in others:
@@ -85,7 +85,7 @@ def _same_files(world: World, meet: str, folder: Path) -> None:
         steps(run, 3)
         run.save()
         run.saves.finish()
-        run.mesh.leave()
+        run.mesh.destroy()
         saved.append(Checkpoint.open(where))
     for number, checkpoint in enumerate(saved if world.rank == 0 else ()):
         verify(checkpoint)
@@ -129,7 +129,7 @@ def _stops(stage: int, named: str, world: World, meet: str, folder: Path) -> Non
         line = f"took {len(steps(run, 1))} step"
     except MegaError as error:
         line = str(error)
-    run.mesh.leave()
+    run.mesh.destroy()
     assert f"gradient norm nan, first in layers.1.attn_norm.bias{named}, wanted" in line
     assert line.startswith("iteration 2: loss or gradient is not finite: found loss 4.")
     assert all(torch.equal(a, b) for a, b in zip(before, run.shards.main, strict=True))
@@ -146,7 +146,7 @@ def _skips(stage: int, world: World, meet: str, folder: Path) -> None:
     assert (run.scale.value, run.skipped, run.optimizer.steps, run.iteration) == (2048.0, 8, 2, 3)
     steps(run, 1)
     assert (run.scale.value, run.skipped) == (1024.0, 16)
-    run.mesh.leave()
+    run.mesh.destroy()
 
 
 def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> None:
@@ -167,7 +167,7 @@ def _holds(stage: int, bf16: bool, world: World, meet: str, folder: Path) -> Non
         2: weight + (gradient + state) / d,
         3: 16 / d,  # float32 weights are all there are
     }[stage] * parameters
-    run.mesh.leave()
+    run.mesh.destroy()
     scalars = 16 * len(run.held) + 256
     assert expected <= held <= expected + scalars + 64 * d * (weight + gradient + state), held / parameters
 
@@ -179,7 +179,7 @@ def _rounded(world: World, meet: str, folder: Path) -> None:
         values = _all(_zero(stage), SMALL, ONE_MICRO, {"parallel__reduce_bf16": rounded})
         run = trainer("gpt", world, f"{meet}{stage}{rounded}", folder, **values)
         seen[stage, rounded] = [run.step(run.rate)[0] for _ in range(4)]
-        run.mesh.leave()
+        run.mesh.destroy()
     exact = seen.pop((0, False))
     for losses in seen.values():
         assert losses != exact

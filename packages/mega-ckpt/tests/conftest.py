@@ -20,8 +20,8 @@ from mega_ckpt.formats.huggingface.names import aliases
 from mega_ckpt.name_maps.alias import whole_slab
 from mega_ckpt.tensors import safetensors_io
 from mega_schema.arch import table
-from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, BoxToWrite
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -103,10 +103,10 @@ def run_folder(tmp_path: Path) -> Folder:
     def make(spec: ModelSpec, name: str = "run", *, iteration: int = 3, scale: float = 1.0) -> Path:
         run, rng = tmp_path / name, np.random.default_rng(9)
         open_tokenizer("NullTokenizer", vocab_size=10).save(tmp_path / "tokenizer")
-        save = Save(run, iteration)
+        save = CheckpointWriter(run, iteration)
         save.begin()
         rows = [row for row in table(spec) if row.tied_to is None]
-        whole = [Box(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows]
+        whole = [BoxToWrite(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows]
         for space in (MODEL, *OPTIMIZER):
             save.write(space, 0, whole, lambda box: (scale * rng.normal(size=box.whole)).astype(np.float32))
         trainer = {"iteration": iteration, "consumed_samples": 24}

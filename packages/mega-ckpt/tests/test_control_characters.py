@@ -13,7 +13,7 @@ from mega_ckpt.operations import diff as differ
 from mega_ckpt.operations.diff import DiffResult, TensorDifference
 from mega_schema.checkpoint.checkpoint_dir import FORMAT
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from mega_schema.checkpoint.tracker import latest
+from mega_schema.checkpoint.tracker import latest_checkpoint
 from mega_schema.spec import ModelSpec
 
 Make = Callable[..., Path]
@@ -55,7 +55,7 @@ def test_inspect_escapes_what_a_manifest_says(
         with_tensor(manifest)
         manifest["layout"] = {CLIPBOARD: 1} if not more else manifest["layout"]
 
-    check(printed(mega("inspect", rewritten(latest(run_folder(small_gpt)), change), *more)))
+    check(printed(mega("inspect", rewritten(latest_checkpoint(run_folder(small_gpt)), change), *more)))
 
 
 def test_inspect_escapes_what_a_foreign_folder_says(hf_folder: Make, small_gpt: ModelSpec, mega: Any) -> None:
@@ -87,12 +87,12 @@ def test_diff_escapes_names(
     check(lines)
     assert sum(ESCAPED in line for line in lines) == 2
     monkeypatch.undo()
-    check(printed(mega("diff", rewritten(latest(run), with_tensor), run)))
+    check(printed(mega("diff", rewritten(latest_checkpoint(run), with_tensor), run)))
 
 
 def test_verify_escapes_names(run_folder: Make, small_gpt: ModelSpec, mega: Any) -> None:
     run = run_folder(small_gpt)
-    (latest(run) / "tokenizer" / CLIPBOARD.replace("/", "")).touch()
+    (latest_checkpoint(run) / "tokenizer" / CLIPBOARD.replace("/", "")).touch()
     check(printed(mega("verify", run)))
     check(printed(mega("verify", run, "--accept")))
-    check(printed(mega("verify", rewritten(latest(run), with_tensor))))
+    check(printed(mega("verify", rewritten(latest_checkpoint(run), with_tensor))))

@@ -13,7 +13,7 @@ from mega_ckpt.operations.convert import convert
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec
-from mega_schema.tokenizer.tokenizer import open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer, open_tokenizer_folder
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2, "<s>": 3, "</s>": 4}
 
@@ -95,7 +95,7 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_the_models(
     done = convert(load, tmp_path / "out", have, want, reading=ReadOptions(tokenizer=given))
     assert "the tokenizer of --load" in done.dropped
     if want == "mega":
-        assert open_folder(Checkpoint.open(tmp_path / "out").tokenizer_folder).identity.eod == 2
+        assert open_tokenizer_folder(Checkpoint.open(tmp_path / "out").tokenizer_folder).identity.eod == 2
     else:
         assert open_tokenizer("HuggingFaceTokenizer", model=tmp_path / "out").identity.eod == 2
     with pytest.raises(ConfigError, match="--tokenizer: no such folder: found .*nowhere"):

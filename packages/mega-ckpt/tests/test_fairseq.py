@@ -17,7 +17,7 @@ from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import Record
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
 Trees = list[dict[str, Any]]
 Write = Callable[..., Path]
@@ -202,7 +202,7 @@ def test_gpt2s_tokenizer_beside_the_files_travels_along(fairseq: Write, tmp_path
     (folder / "encoder.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}), "utf-8")
     (folder / "vocab.bpe").write_text("#version: 0.2\n", "utf-8")
     assert convert(folder, tmp_path / "run", "fairseq", "mega").written.tokenizer
-    tokenizer = open_folder(Checkpoint.open(tmp_path / "run").folder / "tokenizer")
+    tokenizer = open_tokenizer_folder(Checkpoint.open(tmp_path / "run").folder / "tokenizer")
     assert (tokenizer.encode("aa"), tokenizer.identity.eod) == ([0, 0], 1)
     more = {letter: i for i, letter in enumerate("abcdefgh")} | {"<|endoftext|>": 8}
     (folder / "encoder.json").write_text(json.dumps(more), "utf-8")

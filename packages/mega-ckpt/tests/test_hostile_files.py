@@ -154,7 +154,7 @@ def test_a_link_out_of_a_tokenizers_folder_is_refused_and_one_into_the_hubs_cach
     (tmp_path / "models--a--b/blobs").mkdir()
     (tmp_path / "models--a--b/blobs/77").write_text("{{ messages }}")
     (snapshot / "chat_template.jinja").symlink_to("../../blobs/77")
-    assert open_tokenizer("HuggingFaceTokenizer", model=snapshot).beside == {  # type: ignore[attr-defined]
+    assert open_tokenizer("HuggingFaceTokenizer", model=snapshot).companions == {  # type: ignore[attr-defined]
         "chat_template.jinja": b"{{ messages }}"
     }
     (tmp_path / "id_rsa").write_text("secret")

@@ -15,7 +15,7 @@ from mega_ckpt.operations.convert import convert
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer.tokenizer import open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer, open_tokenizer_folder
 
 DIM, FFN, LAYERS, HEADS, KEYS, VOCAB, CONTEXT = SIZES = 8, 6, 2, 2, 1, 270, 5
 SHAPES = {
@@ -165,7 +165,7 @@ def test_the_tokenizer_beside_the_model_travels_along(model: Write, tmp_path: Pa
     path, _ = model(0, tied=True)
     (tmp_path / name).write_bytes(_tokenizer())
     assert convert(path, tmp_path / "run", "llama2c", "mega").written.tokenizer
-    tokenizer = open_folder(Checkpoint.open(tmp_path / "run").folder / "tokenizer")
+    tokenizer = open_tokenizer_folder(Checkpoint.open(tmp_path / "run").folder / "tokenizer")
     assert (tokenizer.identity.vocab_size, tokenizer.identity.bos, tokenizer.identity.eod) == (270, 1, 2)
     # " abc": b with a (262, the best score there), then the space before it has no union with ab
     space, c, ab = 259, 264, 262

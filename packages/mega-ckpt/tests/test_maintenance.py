@@ -14,7 +14,7 @@ from mega_ckpt.formats.huggingface.tokenizer import export_tokenizer
 from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST, iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from mega_schema.checkpoint.tracker import latest, latest_iteration
+from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -163,7 +163,7 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str
 ) -> None:
     run = run_folder(small_gpt)
-    folder = latest(run)
+    folder = latest_checkpoint(run)
     edited = (folder / name).read_bytes() + b" " if name == "manifest.json" else EDITS[name]
     (folder / name).write_bytes(edited)
     for command in ("verify", "inspect"):
@@ -189,7 +189,7 @@ def test_an_edit_is_found_and_accepted_when_it_was_meant(
 def test_what_is_not_sound_is_not_accepted(
     mega: Any, run_folder: Any, small_gpt: ModelSpec, name: str, content: bytes, said: str
 ) -> None:
-    folder = latest(run_folder(small_gpt))
+    folder = latest_checkpoint(run_folder(small_gpt))
     (folder / name).write_bytes(content)
     before = {path.name: path.read_bytes() for path in folder.glob("manifest.*")}
     assert said in str(mega("verify", folder, "--accept").exception)
@@ -199,7 +199,7 @@ def test_what_is_not_sound_is_not_accepted(
 def test_a_checkpoint_of_format_1_is_read_and_gets_its_checksums_when_asked(
     mega: Any, run_folder: Any, small_gpt: ModelSpec
 ) -> None:
-    folder = latest(run_folder(small_gpt))
+    folder = latest_checkpoint(run_folder(small_gpt))
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     del manifest["side_files"]
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), "utf-8")
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_format_1_is_read_and_gets_its_checksums_when_asked(
 
 
 def test_sha256sum_reads_the_digest(run_folder: Any, small_gpt: ModelSpec) -> None:
-    folder = latest(run_folder(small_gpt))
+    folder = latest_checkpoint(run_folder(small_gpt))
     content = (folder / "manifest.json").read_bytes()
     line = (folder / "manifest.sha256").read_text("utf-8")
     assert line == f"{hashlib.sha256(content).hexdigest()}  manifest.json\n"

@@ -22,9 +22,9 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import FORMAT
-from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, BoxToWrite, Checkpoint
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import WHOLE, Layout
 from mega_schema.spec import ModelSpec, gpt, llama
@@ -44,19 +44,21 @@ SCALE = {"loss_scale": {"value": 1024.0, "good": 5, "patience": 1}}
 
 def _save(run: Path, spec: ModelSpec, *, narrow: bool = True, seed: int = 5) -> Checkpoint:
     """A checkpoint of random numbers, of bfloat16 where it is narrow."""
-    rng, save = np.random.default_rng(seed), Save(run, 3)
+    rng, save = np.random.default_rng(seed), CheckpointWriter(run, 3)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
     main = {row.name: rng.normal(size=row.shape).astype(np.float32) for row in rows}
     for space in (MODEL, *OPTIMIZER) if narrow else (MODEL, *OPTIMIZER[1:]):
         kind = "BF16" if space == MODEL and narrow else "F32"
 
-        def values(box: Box, space: str = space) -> np.ndarray:
+        def values(box: BoxToWrite, space: str = space) -> np.ndarray:
             if space in (MODEL, OPTIMIZER[0]):
                 return dtypes.cast(main[box.name], "F32", box.dtype, box.name)
             return rng.normal(size=box.whole).astype(np.float32)
 
-        save.write(space, 0, [Box(row.name, row.shape, whole_slab(row.shape), kind) for row in rows], values)
+        save.write(
+            space, 0, [BoxToWrite(row.name, row.shape, whole_slab(row.shape), kind) for row in rows], values
+        )
     config = "[optimizer]\nbeta1 = 0.8\nweight_decay = 0.1\n"
     trainer = TRAINER | SCALE if narrow else TRAINER
     save.commit(spec, layout=WHOLE, trainer=trainer, tokenizer=None, run_config=config)

@@ -21,7 +21,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.parallel_layout import Layout
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
@@ -262,7 +262,7 @@ GATED |= {"qkv_bias": False, "tied": False}
 def test_a_gpt_with_all_that_a_llama_has_is_written_as_one(run_folder: Any, tmp_path: Path) -> None:
     gated = gpt(**SMALL | GATED)
     done = convert(run_folder(gated), tmp_path / "out", "mega", "meta", target=WriteOptions(layout=Layout()))
-    assert done.written.parameters == count(table(gated))
+    assert done.written.parameters == count_params(table(gated))
     convert(tmp_path / "out", tmp_path / "back", "meta", "mega")
     back, before = Checkpoint.open(tmp_path / "back"), Checkpoint.open(tmp_path / "run")
     assert back.spec == replace(gated, family="llama", context=back.spec.context)

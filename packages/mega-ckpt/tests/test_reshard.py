@@ -16,12 +16,12 @@ from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import row_stream
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import FORMAT, LATEST
-from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, Box, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, OPTIMIZER, BoxToWrite, Checkpoint
 from mega_schema.checkpoint.side_files import replace_manifest, rewrite_checksums
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.parallel_layout import Coordinates, Layout
-from mega_schema.params import is_layers_matrix
+from mega_schema.params import is_layer_matrix
 from mega_schema.spec import ModelSpec
 
 
@@ -200,14 +200,16 @@ def test_verify_finds_a_tokenizer_that_is_not_the_models(run_folder: Any, small_
 def test_state_of_matrices_and_of_the_rest_lie_apart(small_gpt: ModelSpec, tmp_path: Path) -> None:
     """What Muon keeps: momentum of matrices, moments of all else; each parameter in one of them."""
     rows = [row for row in table(small_gpt) if row.tied_to is None]
-    matrices = {row.name for row in rows if is_layers_matrix(row)}
-    save = Save(tmp_path / "run", 3)
+    matrices = {row.name for row in rows if is_layer_matrix(row)}
+    save = CheckpointWriter(tmp_path / "run", 3)
     save.begin()
     for space in (MODEL, "optim.momentum", "optim.exp_avg", "optim.exp_avg_sq"):
         named = {row.name for row in rows} if space == MODEL else matrices
         if space.startswith("optim.exp"):
             named = {row.name for row in rows} - matrices
-        some = [Box(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows if row.name in named]
+        some = [
+            BoxToWrite(row.name, row.shape, whole_slab(row.shape), "F32") for row in rows if row.name in named
+        ]
         save.write(space, 0, some, lambda box: np.ones(box.whole, np.float32))
     save.commit(small_gpt, layout=Layout(), trainer={"iteration": 3, "consumed_samples": 24})
     cut = Checkpoint.open(reshard(Checkpoint.open(tmp_path / "run"), tmp_path / "cut", Layout(tp=2, pp=2)))

@@ -23,8 +23,8 @@ from mega_ckpt.operations.convert import convert
 from mega_ckpt.operations.reshard import reshard
 from mega_ckpt.tensors import dtypes
 from mega_schema.arch import table
-from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER, Box, Checkpoint
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import ConfigError, FormatError, LayoutError, MegaError
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec, gpt
@@ -39,11 +39,11 @@ def _mixed(run: Path, spec: ModelSpec, *, largest: float = 1.0) -> Checkpoint:
     """What a run in bfloat16 saves: narrow weights beside the float32 ones and the moments."""
     rows, rng = [row for row in table(spec) if row.tied_to is None], np.random.default_rng(4)
     main = {row.name: (largest * rng.normal(size=row.shape)).astype(np.float32) for row in rows}
-    save = Save(run, 5)
+    save = CheckpointWriter(run, 5)
     save.begin()
 
-    def of(kind: str) -> list[Box]:
-        return [Box(row.name, row.shape, whole_slab(row.shape), kind) for row in rows]
+    def of(kind: str) -> list[BoxToWrite]:
+        return [BoxToWrite(row.name, row.shape, whole_slab(row.shape), kind) for row in rows]
 
     save.write(MODEL, 0, of("BF16"), lambda box: dtypes.cast(main[box.name], "F32", "BF16", box.name))
     for space in OPTIMIZER:
@@ -140,10 +140,10 @@ def test_verify_finds_weights_that_are_not_the_optimizers(
     assert told == {
         "folder": str(sound.folder), "sound": True, "tensors": 112, "pieces": 112, "bytes": size
     }  # fmt: skip
-    save = Save(tmp_path / "other", 5)
+    save = CheckpointWriter(tmp_path / "other", 5)
     save.begin()
     for space, tensors in sound.tensors.items():
-        whole = [Box(name, t.shape, whole_slab(t.shape), t.dtype) for name, t in tensors.items()]
+        whole = [BoxToWrite(name, t.shape, whole_slab(t.shape), t.dtype) for name, t in tensors.items()]
         bits = _whole(sound, space)
         if space == MODEL:
             bits["layers.1.up.weight"][3, 2] ^= 1  # the last bit of one number

@@ -19,7 +19,12 @@ from mega_ckpt.formats.llama2c import tokenizer as llama2c_tokenizer
 from mega_ckpt.formats.megatron.run_dir import find_checkpoint_dir
 from mega_ckpt.formats.meta import format as meta_format
 from mega_ckpt.formats.torch_dist import format as torch_dist_format
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, MOST_JSON, MOST_TOKENIZER, read_foreign
+from mega_schema.checkpoint.foreign_files import (
+    MAX_COMPANION_BYTES,
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    read_foreign,
+)
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -33,60 +38,60 @@ def of_hugging_face(folder: Path, spec: ModelSpec) -> object:
 
 # every file that is read whole: what reads it, which others have to be there, and the most bytes it may have
 READERS: dict[str, tuple[str, Read, tuple[str, ...], int]] = {
-    "hf tokenizer.json": ("tokenizer.json", of_hugging_face, (), MOST_TOKENIZER),
-    "hf vocab.json": ("vocab.json", of_hugging_face, ("merges.txt",), MOST_TOKENIZER),
-    "hf merges.txt": ("merges.txt", of_hugging_face, ("vocab.json",), MOST_TOKENIZER),
-    "hf tokenizer.model": ("tokenizer.model", of_hugging_face, (), MOST_TOKENIZER),
-    "hf config.json": ("config.json", lambda f, _: hf_folder.open_hf_folder(f), (), MOST_JSON),
+    "hf tokenizer.json": ("tokenizer.json", of_hugging_face, (), MAX_TOKENIZER_BYTES),
+    "hf vocab.json": ("vocab.json", of_hugging_face, ("merges.txt",), MAX_TOKENIZER_BYTES),
+    "hf merges.txt": ("merges.txt", of_hugging_face, ("vocab.json",), MAX_TOKENIZER_BYTES),
+    "hf tokenizer.model": ("tokenizer.model", of_hugging_face, (), MAX_TOKENIZER_BYTES),
+    "hf config.json": ("config.json", lambda f, _: hf_folder.open_hf_folder(f), (), MAX_JSON_BYTES),
     "a tokenizer's folder": (
         "tokenizer.json",
         lambda f, _: open_tokenizer("HuggingFaceTokenizer", model=f),
         (),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
-    "meta params.json": ("params.json", lambda f, _: meta_format.read(f, ReadOptions()), (), MOST_JSON),
+    "meta params.json": ("params.json", lambda f, _: meta_format.read(f, ReadOptions()), (), MAX_JSON_BYTES),
     "meta tokenizer.model": (
         "tokenizer.model",
         lambda f, s: meta_format._tokenizer(f, ReadOptions(), s),
         (),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
     "fairseq dict.txt": (
         "dict.txt",
         lambda f, _: fairseq_dictionary.id_order(f / "dict.txt", 9),
         (),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
     "fairseq encoder.json": (
         fairseq_format._TOKENIZERS[0][0],
         lambda f, s: fairseq_format._tokenizer(f, ReadOptions(), s),
         (fairseq_format._TOKENIZERS[0][1],),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
     "fairseq vocab.bpe": (
         fairseq_format._TOKENIZERS[0][1],
         lambda f, s: fairseq_format._tokenizer(f, ReadOptions(), s),
         (fairseq_format._TOKENIZERS[0][0],),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
     "llama2c tokenizer.bin": (
         "tokenizer.bin",
         lambda f, _: llama2c_tokenizer.find_tokenizer(f / "model.bin", 9),
         (),
-        MOST_TOKENIZER,
+        MAX_TOKENIZER_BYTES,
     ),
-    "bigscience latest": ("latest", lambda f, _: bigscience_format._folder(f), (), MOST_BESIDE),
+    "bigscience latest": ("latest", lambda f, _: bigscience_format._folder(f), (), MAX_COMPANION_BYTES),
     "megatron's tracker": (
         "latest_checkpointed_iteration.txt",
         lambda f, _: find_checkpoint_dir(f, lambda _: False, "files"),
         (),
-        MOST_BESIDE,
+        MAX_COMPANION_BYTES,
     ),
     "torch_dist metadata.json": (
         "metadata.json",
         lambda f, _: torch_dist_format._check_backends(f),
         (),
-        MOST_JSON,
+        MAX_JSON_BYTES,
     ),
 }
 

@@ -9,8 +9,8 @@ import pytest
 
 from mega_ckpt.formats.megatron.run_dir import atomic_checkpoint_dir
 from mega_schema.checkpoint.checkpoint_dir import iterations
-from mega_schema.checkpoint.run_lock import hold_run_folder
-from mega_schema.checkpoint.tracker import latest
+from mega_schema.checkpoint.run_lock import lock_run_folder
+from mega_schema.checkpoint.tracker import latest_checkpoint
 from mega_schema.errors import ConfigError
 from mega_schema.spec import ModelSpec
 
@@ -31,7 +31,7 @@ def test_one_process_at_a_time_writes_into_a_run_folder(
         ["average", run, "--save", busy],
         *([*convert, "--to", form] for form in ("megatron", "megatron-core", "torch_dist")),
     )
-    with hold_run_folder(busy):
+    with lock_run_folder(busy):
         for command in commands:
             said = str(mega(*command).exception)
             assert said == f"--save: {BUSY.format(busy)}wait for it, end it, or --save elsewhere"
@@ -45,7 +45,7 @@ def test_prune_leaves_a_run_alone_that_another_process_writes_to(
 ) -> None:
     for iteration in (10, 20):
         run = run_folder(small_gpt, iteration=iteration)
-    with hold_run_folder(run):
+    with lock_run_folder(run):
         done = mega("prune", run, "--keep-last", 1)
         assert str(done.exception) == f"RUN: {BUSY.format(run)}wait for it, or end it"
         assert iterations(run) == [10, 20]
@@ -60,10 +60,10 @@ def test_accept_leaves_a_run_alone_that_another_process_writes_to(
     mega: Any, run_folder: Any, small_gpt: ModelSpec
 ) -> None:
     run = run_folder(small_gpt)
-    folder = latest(run)
+    folder = latest_checkpoint(run)
     (folder / "run.toml").write_text("# another run\n")
     before = {path: path.read_bytes() for path in folder.glob("manifest.*")}
-    with hold_run_folder(run):
+    with lock_run_folder(run):
         said = str(mega("verify", folder, "--accept").exception)
     assert said == f"FOLDER: {BUSY.format(run)}wait for it, or end it"
     assert {path: path.read_bytes() for path in folder.glob("manifest.*")} == before

@@ -20,7 +20,7 @@ from mega_data.inspect import verify
 from mega_data.length_histogram import histogram
 from mega_data.preprocess import Options, preprocess
 from mega_schema.dataset.indexed_dataset import (
-    FORMS,
+    INDEX_FORMATS,
     DatasetInfo,
     IndexedDataset,
     IndexedWriter,
@@ -56,8 +56,10 @@ def mutated(whole: bytes, rng: random.Random) -> bytes:
 def datasets(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=50)
     wholes = {}
-    for form in FORMS:
-        with IndexedWriter(folder / form, "int32", DatasetInfo(tokenizer.identity), form=form) as writer:
+    for form in INDEX_FORMATS:
+        with IndexedWriter(
+            folder / form, "int32", DatasetInfo(tokenizer.identity), index_format=form
+        ) as writer:
             for length in (3, 0, 1, 7):
                 writer.add(range(length))
                 writer.add(range(2))

@@ -16,7 +16,7 @@ import numpy as np
 from mega_data.inspect import contents, verify
 from mega_data.length_histogram import histogram
 from mega_data.merge import merge
-from mega_schema.dataset.indexed_dataset import IndexedWriter, beside, open_dataset
+from mega_schema.dataset.indexed_dataset import IndexedWriter, open_dataset, sibling
 
 MEMORY = 64 << 20  # bytes more than when the work begins
 SEQUENCES, TOKENS = 3_000_000, 30  # of all, and of each: 84 MB of index, 180 MB of ids
@@ -34,13 +34,13 @@ def main(folder: Path) -> None:
         for _ in range(SEQUENCES // len(lengths)):
             writer.extend(ids, lengths)
     data = open_dataset(folder / "p")
-    assert beside(folder / "p", ".bin").stat().st_size > 2 * MEMORY
+    assert sibling(folder / "p", ".bin").stat().st_size > 2 * MEMORY
     assert contents(data).lengths == (TOKENS,) * 7
     assert sum(histogram(data).documents) == SEQUENCES
     verify(data, 1)
     merge([data, data], folder / "twice", workers=2)
     merge([data], folder / "wide", form="cached", dtype=np.dtype("int32"), workers=2)
-    sizes = [beside(folder / name, ".bin").stat().st_size for name in ("twice", "wide")]
+    sizes = [sibling(folder / name, ".bin").stat().st_size for name in ("twice", "wide")]
     assert sizes == [4 * SEQUENCES * TOKENS, 4 * SEQUENCES * TOKENS]
     try:
         np.ones(2 * MEMORY, np.uint8)

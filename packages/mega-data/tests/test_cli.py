@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from mega_data import __version__
 from mega_data.cli import commands
-from mega_schema.app.cli_runner import run
+from mega_schema.app.cli_runner import run_command
 from mega_schema.dataset.indexed_dataset import IndexedDataset
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
 
 def call(*words: object) -> str:
@@ -29,7 +29,7 @@ def call(*words: object) -> str:
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line on stderr of a command that ends with 2."""
     with pytest.raises(SystemExit) as left:
-        run(commands, [str(word) for word in words])
+        run_command(commands, [str(word) for word in words])
     out, err = capsys.readouterr()
     assert (left.value.code, out) == (2, "")
     assert err.count("\n") == 1
@@ -60,7 +60,7 @@ def test_from_nothing_to_a_verified_dataset(tmp_path):
     said = call("preprocess", "--input", corpus, held_out, "--output-prefix", tmp_path / "p", *model)
     assert re.search(r"p_text_document: [\d,]+ documents, [\d,]+ tokens, [\d,]+ bytes, [\d.]+ MB/s\n$", said)
     prefix = tmp_path / "p_text_document"
-    data, tokenizer = IndexedDataset(prefix), open_folder(tmp_path / "p_text_document.tokenizer")
+    data, tokenizer = IndexedDataset(prefix), open_tokenizer_folder(tmp_path / "p_text_document.tokenizer")
     assert len(data) == len(train + held)
     texts = train + held
     for i in (0, len(data) // 2, len(data) - 1):

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.preprocess import Options, preprocess
 from mega_data.train_tokenizer import train
-from mega_schema.app.cli_runner import run
-from mega_schema.dataset.indexed_dataset import FORMS, DatasetInfo, IndexedDataset, IndexedWriter
+from mega_schema.app.cli_runner import run_command
+from mega_schema.dataset.indexed_dataset import INDEX_FORMATS, DatasetInfo, IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
 DOCS = [[[1, 2], [3]], [], [[65000]], [[5, 6, 7], [], [8]]]
@@ -24,7 +24,7 @@ FLAT = [[sequence] for doc in DOCS for sequence in doc]
 def dataset(
     prefix: Path, form: str, dtype: str = "int32", info: DatasetInfo | None = None, **options
 ) -> None:
-    with IndexedWriter(prefix, dtype, info, form=form, **options) as writer:
+    with IndexedWriter(prefix, dtype, info, index_format=form, **options) as writer:
         for doc in DOCS:
             for sequence in doc:
                 writer.add(sequence)
@@ -45,13 +45,13 @@ def call(*words: object) -> tuple[str, str]:
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit) as left:
-        run(commands, [str(word) for word in words])
+        run_command(commands, [str(word) for word in words])
     out, err = capsys.readouterr()
     assert (left.value.code, out) == (2, "")
     return err
 
 
-@pytest.mark.parametrize(("one", "two"), [*itertools.product(FORMS, FORMS)])
+@pytest.mark.parametrize(("one", "two"), [*itertools.product(INDEX_FORMATS, INDEX_FORMATS)])
 def test_any_form_becomes_any_other(one, two, tmp_path):
     identity = open_tokenizer("NullTokenizer", vocab_size=65400).identity
     dataset(tmp_path / "a", one, info=DatasetInfo(identity))
@@ -59,7 +59,7 @@ def test_any_form_becomes_any_other(one, two, tmp_path):
     _, note = call("convert", tmp_path / "a", "--from", one, "--to", two, "--output-prefix", tmp_path / "b")
     assert ("fairseq's forms have no documents" in note) == ("fairseq" in two and "fairseq" not in one)
     assert back(tmp_path / "b") == kept
-    assert IndexedDataset(tmp_path / "b").form == two
+    assert IndexedDataset(tmp_path / "b").index_format == two
     call("verify", tmp_path / "b")
     dataset(tmp_path / "c", two, info=DatasetInfo(identity))
     if kept is DOCS or "fairseq" in two:
@@ -70,7 +70,7 @@ def test_any_form_becomes_any_other(one, two, tmp_path):
 def test_lazy_is_another_name_of_cached(tmp_path):
     dataset(tmp_path / "a", "mmap")
     call("convert", tmp_path / "a", "--to", "lazy", "--output-prefix", tmp_path / "b")
-    assert IndexedDataset(tmp_path / "b").form == "cached"
+    assert IndexedDataset(tmp_path / "b").index_format == "cached"
     call("convert", tmp_path / "b", "--from", "lazy", "--output-prefix", tmp_path / "c")
     assert back(tmp_path / "c") == DOCS
 
@@ -93,7 +93,7 @@ def test_fairseqs_wide_ids_become_megatrons_where_they_fit(tmp_path, capsys):
     dataset(tmp_path / "a", "fairseq-mmap", "uint32")
     call("convert", tmp_path / "a", "--output-prefix", tmp_path / "b")
     assert (back(tmp_path / "b"), IndexedDataset(tmp_path / "b").dtype) == (FLAT, np.int32)
-    with IndexedWriter(tmp_path / "c", "uint32", form="fairseq-mmap") as writer:
+    with IndexedWriter(tmp_path / "c", "uint32", index_format="fairseq-mmap") as writer:
         writer.add([2**31])
         writer.end_document()
     line = refused(capsys, "convert", tmp_path / "c", "--output-prefix", tmp_path / "d")

@@ -21,7 +21,7 @@ from mega_data import merge as module
 from mega_data.cli import commands
 from mega_data.inspect import verify
 from mega_data.merge import merge, prefixes_in
-from mega_schema.app.cli_runner import run
+from mega_schema.app.cli_runner import run_command
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -198,7 +198,7 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         assert [data[0].tolist(), data[1].tolist()] == [[97], [98]]
     for words, found in (([], "neither"), (["--input", tmp_path, "--datasets", tmp_path / "m"], "both")):
         with pytest.raises(SystemExit):
-            run(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
+            run_command(commands, [*map(str, ["merge", *words, "--output-prefix", tmp_path / "n"])])
         assert (
             f"--datasets, --input: one of the two names what is merged: found {found}"
             in capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_more_datasets_than_files_a_shell_may_open_are_merged(tmp_path):
 
     words = ["merge", "--input", tmp_path / "in", "--output-prefix", tmp_path / "m"]
     subprocess.run([sys.executable, "-m", "mega_data", *map(str, words)], check=True, preexec_fn=limit)
-    assert IndexedDataset(tmp_path / "m").between(0, 80).tolist() == [*range(80)]
+    assert IndexedDataset(tmp_path / "m").view_range(0, 80).tolist() == [*range(80)]
 
 
 def test_a_note_names_the_options_that_differ(tmp_path):

@@ -13,7 +13,7 @@ from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
 from tests.shared_data import SHARED, needs_shared
 
 CHUNK = 1 << 14
@@ -53,7 +53,7 @@ def test_without_append_eod_no_token_is_added(tmp_path):
 
 def test_the_tokenizer_travels_with_each_dataset(tmp_path):
     done = preprocess([lines(tmp_path / "a", "1")], tmp_path / "p", null(7))
-    assert open_folder(tmp_path / "p_text_document.tokenizer").identity == null(7).identity
+    assert open_tokenizer_folder(tmp_path / "p_text_document.tokenizer").identity == null(7).identity
     assert IndexedDataset(done.prefixes[0]).info.tokenizer == null(7).identity
 
 

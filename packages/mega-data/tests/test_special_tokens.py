@@ -19,7 +19,7 @@ from mega_data.train_tokenizer import train
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.special_tokens import SpecialTokens, post_processor_tokens, with_special_text
-from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer, open_tokenizer_folder
 
 TEXTS = ["Hello world", "Second <|endoftext|> one", "", "third"]
 
@@ -74,7 +74,7 @@ def test_ids_are_those_of_transformers_with_its_flags(tmp_path, single, include,
     ids = post_processor_tokens(tokenizer) if include else SpecialTokens()
     assert (told["prefix_ids"], told["suffix_ids"]) == ([*ids.prefix], [*ids.suffix])
     assert told.get("parse_special_tokens", False) is parse
-    saved = open_folder(tmp_path / "p_text_document.tokenizer")
+    saved = open_tokenizer_folder(tmp_path / "p_text_document.tokenizer")
     assert isinstance(saved, FastTokenizer)
     assert (saved.identity, saved.source) == (tokenizer.identity, tokenizer.source)
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from mega_data.cli import commands
 from mega_data.train_tokenizer import TYPES, save, train
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer.tokenizer import open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import open_tokenizer, open_tokenizer_folder
 
 TEXTS = [f"the quick brown fox number {n} jumps over the lazy dogs of the house" for n in range(50)]
 MIXED = [*TEXTS, *(f"Straße İstanbul'da, naïve café no. {n}!" for n in range(50))]
@@ -43,7 +43,7 @@ def test_a_bpe_has_the_size_asked_for_and_its_eod_first():
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_text_unlike_the_training_text_comes_back_exactly(kind, tmp_path):
     save(train(TEXTS, 360, kind=kind), tmp_path / "t")
-    opened = open_folder(tmp_path / "t")
+    opened = open_tokenizer_folder(tmp_path / "t")
     texts = ("", " ", "日本語 🎉\u0000\r\n\t", "<|endoftext|>", "".join(map(chr, range(1, 1000))))
     for text in (*texts, "  two  ", "<s> </s><pad><unk> <0x41>"):
         ids = opened.encode(text)

@@ -75,8 +75,8 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
     """Write a tiny model with random weights, and a tokenizer whose texts are the ids themselves."""
     from mega_model.init import initial_values
     from mega_schema.arch import table
-    from mega_schema.checkpoint.reader import boxes
-    from mega_schema.checkpoint.writer import Save
+    from mega_schema.checkpoint.reader import boxes_to_write
+    from mega_schema.checkpoint.writer import CheckpointWriter
     from mega_schema.parallel_layout import WHOLE
     from mega_schema.spec import gpt
     from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -86,9 +86,9 @@ def write_checkpoint(run: Path, *, iteration: int = 10, tokenizer: bool = True, 
     values = initial_values(rows, seed=1)
     files = run.parent / f"{run.name}-tokenizer"
     open_tokenizer("NullTokenizer", vocab_size=VOCAB - 1).save(files)
-    save = Save(run, iteration)
+    save = CheckpointWriter(run, iteration)
     save.begin()
-    shards = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    shards = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write("model", 0, shards, lambda box: values(box.name, box.slab).numpy())
     return save.commit(spec, layout=WHOLE, trainer={}, tokenizer=files if tokenizer else None)
 

@@ -9,7 +9,7 @@ import mega_eval
 from mega_eval.cli import cli
 from mega_schema.app import cli_runner
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter
-from mega_schema.tokenizer.tokenizer import TokenizerIdentity, open_folder
+from mega_schema.tokenizer.tokenizer import TokenizerIdentity, open_tokenizer_folder
 
 TEXTS = [" ".join(str(n * 7 % 40) for n in range(s, 2 * s + 4)) for s in range(1, 20)]
 LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
@@ -29,7 +29,7 @@ def call(tmp_path, capsys):
     def run(*words):
         output = tmp_path / "result.json"
         with pytest.raises(SystemExit) as exit_info:
-            cli_runner.run(cli, [*map(str, words), "--output", str(output), "--device", "cpu"])
+            cli_runner.run_command(cli, [*map(str, words), "--output", str(output), "--device", "cpu"])
         out, err = capsys.readouterr()
         result = json.loads(output.read_bytes()) if output.exists() else None
         return exit_info.value.code or 0, out, err, result
@@ -92,7 +92,7 @@ def test_wikitext_takes_its_detokenizer_from_the_path(call, run, tmp_path):
 
 
 def test_perplexity_of_lines_and_of_the_dataset_made_from_them_agree(call, run, held_out, tmp_path):
-    identity = open_folder(run / "iter_0000010/tokenizer").identity
+    identity = open_tokenizer_folder(run / "iter_0000010/tokenizer").identity
     write_dataset(tmp_path / "held", identity, TEXTS)
     write_dataset(tmp_path / "train", identity, TEXTS * 2)
     baseline = ("--baseline-data", tmp_path / "train")
@@ -179,7 +179,7 @@ def test_a_missing_baseline_is_one_line(call, run, tmp_path, held_out):
 
 
 def test_a_dataset_that_lost_its_tokens_is_one_line(call, run, tmp_path):
-    identity = open_folder(run / "iter_0000010/tokenizer").identity
+    identity = open_tokenizer_folder(run / "iter_0000010/tokenizer").identity
     write_dataset(tmp_path / "held", identity, TEXTS)
     (tmp_path / "held.bin").unlink()
     check_error(call("perplexity", "--load", run, "--data", tmp_path / "held"), "held.bin: No such file")
@@ -189,7 +189,7 @@ def test_a_terminal_shows_progress_and_then_a_clean_line(run, held_out, capsys, 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}"]
     with pytest.raises(SystemExit):
-        cli_runner.run(cli, ["lambada", *argv, "--micro-batch-size=10"])
+        cli_runner.run_command(cli, ["lambada", *argv, "--micro-batch-size=10"])
     assert capsys.readouterr().err == "\r10 of 19 windows\r\033[K"
 
 
@@ -213,7 +213,7 @@ def test_windows_the_model_cannot_read_are_one_line(call, run, tmp_path):
 def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path):
     argv = [f"--load={run}", f"--data={held_out}", f"--output={tmp_path / 'r.json'}", "--device=abacus"]
     with pytest.raises(SystemExit) as exit_info:
-        cli_runner.run(cli, ["lambada", *argv])
+        cli_runner.run_command(cli, ["lambada", *argv])
     assert exit_info.value.code == 2
     message = "error: --device: not a device of this machine: found abacus, wanted "
     assert capsys.readouterr().err.startswith(message)
@@ -222,7 +222,9 @@ def test_a_device_the_machine_lacks_is_one_line(run, held_out, capsys, tmp_path)
 def test_an_output_that_cannot_be_written_is_refused_before_the_evaluation(run, held_out, capsys, tmp_path):
     for output, message in ((tmp_path / "no/where.json", "no such folder"), (tmp_path, "is a folder")):
         with pytest.raises(SystemExit) as exit_info:
-            cli_runner.run(cli, ["lambada", f"--load={run}", f"--data={held_out}", f"--output={output}"])
+            cli_runner.run_command(
+                cli, ["lambada", f"--load={run}", f"--data={held_out}", f"--output={output}"]
+            )
         assert exit_info.value.code == 2
         assert f"--output: {message}" in capsys.readouterr().err
 

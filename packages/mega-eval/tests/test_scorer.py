@@ -7,7 +7,7 @@ import torch
 import mega_eval.scorer
 from mega_eval.scorer import ModelScorer
 from mega_eval.windows import Window, as_tokens
-from mega_model.attention_backends import Packed
+from mega_model.attention_backends import PackedAttention
 from mega_model.build import load_model
 from mega_model.init import initial_values
 from mega_schema.arch import table
@@ -38,7 +38,7 @@ def random_windows(seed, count=13):
 def score_in_float64(decoder, window):
     """Return ln P and greedy choice of the targets, from a forward pass over the window alone."""
     n = window.input_length
-    logits = decoder(torch.as_tensor(window.tokens[:-1]), torch.arange(n), Packed(rows=1, length=n))
+    logits = decoder(torch.as_tensor(window.tokens[:-1]), torch.arange(n), PackedAttention(rows=1, length=n))
     logprobs = logits[:, : decoder.spec.vocab].double().log_softmax(-1)
     target = torch.as_tensor(window.tokens[1:])
     scored = slice(n - window.target_length, n)
@@ -63,7 +63,11 @@ def test_the_greedy_choice_is_recognised():
     decoder = build_decoder(SPECS["gpt"])
     context = as_tokens([4, 8, 15, 16, 23, 42])
     position = torch.arange(6)
-    greedy = decoder(torch.as_tensor(context), position, Packed(rows=1, length=6))[-1, :61].argmax().item()
+    greedy = (
+        decoder(torch.as_tensor(context), position, PackedAttention(rows=1, length=6))[-1, :61]
+        .argmax()
+        .item()
+    )
     hit, miss = (Window(as_tokens([*context, token]), 1) for token in (greedy, (greedy + 1) % 61))
     first, second = ModelScorer(decoder).score([hit, miss])
     assert (first.is_greedy.tolist(), second.is_greedy.tolist()) == ([True], [False])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mega_model.distributed.mesh import Awaited
+from mega_model.distributed.mesh import AsyncTensor
 
 
 class _Threads:
@@ -25,11 +25,11 @@ class _Threads:
         self.meet.wait()
         return x.copy_(together.sum(0) if how == "sum" else together.amax(0))
 
-    def enter(self, x: torch.Tensor) -> Awaited:
-        return Awaited(x)
+    def enter(self, x: torch.Tensor) -> AsyncTensor:
+        return AsyncTensor(x)
 
-    def leave(self, x: torch.Tensor) -> Awaited:
-        return Awaited(self.reduce(x))
+    def leave(self, x: torch.Tensor) -> AsyncTensor:
+        return AsyncTensor(self.reduce(x))
 
 
 @pytest.fixture

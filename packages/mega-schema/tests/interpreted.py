@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.distributed.mesh import Axis
-from mega_model.dropout import Dropout, keep, token_keys
+from mega_model.dropout import Dropout, no_dropout, token_keys
 from mega_model.init import initial_values
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.kernels.fused import TRITON, norm
@@ -128,13 +128,15 @@ def test_rotations_are_their_definitions(
     widths = (heads * head, keys * head, keys * head)
     qkv = _randn(5, sum(widths), dtype=dtype)
     _agree(
-        lambda x: TRITON.rotate_packed(x, widths, head, cos, sin),
-        lambda x: REFERENCE.rotate_packed(x, widths, head, cos.double(), sin.double()),
+        lambda x: TRITON.apply_rotary_packed(x, widths, head, cos, sin),
+        lambda x: REFERENCE.apply_rotary_packed(x, widths, head, cos.double(), sin.double()),
         (qkv,),
     )
     x = _randn(5, heads, head, dtype=dtype)
     _agree(
-        lambda x: TRITON.rotate(x, cos, sin), lambda x: REFERENCE.rotate(x, cos.double(), sin.double()), (x,)
+        lambda x: TRITON.apply_rotary(x, cos, sin),
+        lambda x: REFERENCE.apply_rotary(x, cos.double(), sin.double()),
+        (x,),
     )
 
 
@@ -144,7 +146,7 @@ def test_gradients_that_lie_as_attention_leaves_them_are_turned_back() -> None:
     grads = []
     for kernels in (TRITON, REFERENCE):
         x = _randn(6, 16, dtype=torch.float32).requires_grad_()
-        q, k, v = kernels.rotate_packed(x * 1, (8, 4, 4), 4, angle.cos(), angle.sin())
+        q, k, v = kernels.apply_rotary_packed(x * 1, (8, 4, 4), 4, angle.cos(), angle.sin())
         out = q.transpose(0, 1).unsqueeze(0) * 2 + k.transpose(0, 1).unsqueeze(0)
         grads.append(torch.autograd.grad(out.square().sum() + v.sum(), x)[0])
     torch.testing.assert_close(*grads)
@@ -235,8 +237,8 @@ def test_dropout_and_addition_drop_the_very_elements(
     results = []
     for kernels in (TRITON, REFERENCE):
         a, b = x.clone().requires_grad_(), residual.clone().requires_grad_()
-        out = kernels.add_dropped(a, b, key, probability)
-        alone = kernels.add_dropped(a, None, key, probability)
+        out = kernels.dropout_add(a, b, key, probability)
+        alone = kernels.dropout_add(a, None, key, probability)
         results.append((out, alone, *torch.autograd.grad((out * 3 + alone).sum(), (a, b))))
     # the interpreter rounds to bfloat16 towards zero
     close = 0.0 if dtype != torch.bfloat16 else 4 * torch.finfo(dtype).eps / (1 - probability)
@@ -259,13 +261,13 @@ def test_a_model_of_them_trains_as_one_of_definitions(spec: ModelSpec, probabili
     token, place = torch.randint(0, 50, (16,), generator=torch.Generator().manual_seed(1)), torch.arange(8)
     results = []
     for kernels in (TRITON, REFERENCE):
-        rt = replace(Runtime.alone(spec), kernels=kernels)
-        model = build(spec, rt)
-        fill(model, initial_values(table(spec), 1), rt)
+        rt = replace(Runtime.single_process(spec), kernels=kernels)
+        model = build_model(spec, rt)
+        fill_weights(model, initial_values(table(spec), 1), rt)
         key = token_keys(1, [0, 1], place)
-        dropout = Dropout(probability, probability, key, ALONE, kernels.add_dropped) if probability else None
-        attend = Packed(2, 8, dropout=dropout, softmax=kernels.masked_softmax)
-        loss = model(token, place.repeat(2), attend, dropout or keep, token.roll(-1))
+        dropout = Dropout(probability, probability, key, ALONE, kernels.dropout_add) if probability else None
+        attend = PackedAttention(2, 8, dropout=dropout, softmax=kernels.masked_softmax)
+        loss = model(token, place.repeat(2), attend, dropout or no_dropout, token.roll(-1))
         loss.backward()
         results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
     for got, wanted in zip(*results, strict=True):
@@ -274,5 +276,5 @@ def test_a_model_of_them_trains_as_one_of_definitions(spec: ModelSpec, probabili
 
 def test_the_interpreter_ran() -> None:
     """A test on a machine with a GPU would otherwise hold compiled kernels against CPU tensors."""
-    assert type(norm._norm).__name__ == "InterpretedFunction"
+    assert type(norm._norm_kernel).__name__ == "InterpretedFunction"
     assert math.isfinite(float(TRITON.swiglu(torch.ones(1, 2)).sum()))

@@ -19,7 +19,7 @@ from liger_kernel.ops import layer_norm, rms_norm
 from triton.runtime import interpreter
 
 from mega_model.kernels import REFERENCE, third_party
-from mega_model.kernels.verify import checked
+from mega_model.kernels.verify import check_kernels
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_ligers_kernels_are_the_definitions(dtype: torch.dtype) -> None:
     part = dict(third_party.liger())
-    results = [each for each in checked(replace(REFERENCE, **part), CPU, dtype) if each.name in part]
+    results = [each for each in check_kernels(replace(REFERENCE, **part), CPU, dtype) if each.name in part]
     assert {each.name: each.failure or each.error for each in results if not each.ok} == {}
     assert {each.name for each in results} == set(part)
 

@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint.async_writer import Background, InPlace, Memory, Writing, problem
+from mega_schema.checkpoint.async_writer import (
+    InProcessWriter,
+    SharedBuffer,
+    SubprocessWriter,
+    WriterHandle,
+    describe_failure,
+)
 from mega_schema.checkpoint.checkpoint_dir import begin, iterations, partial_folder
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
-from mega_schema.checkpoint.writer import Save, described, texts
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter, manifest_header, text_files
 from mega_schema.checkpoint.writer_process import COMMIT, DISCARD
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.sharding import Slab
@@ -27,7 +33,7 @@ from mega_schema.spec import gpt
 
 SPEC = gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
 ALL = Slab((0, 0), (6, 4), (0, 0))
-BOXES = [Box(name, (6, 4), ALL, dtype) for name, dtype in (("a", "F32"), ("b", "BF16"), ("c", "F32"))]
+BOXES = [BoxToWrite(name, (6, 4), ALL, dtype) for name, dtype in (("a", "F32"), ("b", "BF16"), ("c", "F32"))]
 VALUES = [np.arange(box.bytes, dtype=np.uint8) + number for number, box in enumerate(BOXES)]
 
 
@@ -37,10 +43,10 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
         "run": str(run),
         "iteration": iteration,
         "rank": rank,
-        "spaces": {MODEL: [box.record() for box in BOXES]},
+        "spaces": {MODEL: [box.to_record() for box in BOXES]},
         "commit": {
-            "described": described(SPEC, WHOLE),
-            "texts": texts({"iteration": iteration}, "a = 1\n"),
+            "described": manifest_header(SPEC, WHOLE),
+            "texts": text_files({"iteration": iteration}, "a = 1\n"),
             "tokenizer": None,
             "last": last,
             "every": None,
@@ -50,22 +56,24 @@ def _order(run: Path, *, iteration: int = 3, rank: int = 0, last: int = 0) -> di
     }
 
 
-def _background(order: dict[str, Any], memory: Memory | None = None, most: int | None = None) -> Background:
+def _background(
+    order: dict[str, Any], memory: SharedBuffer | None = None, most: int | None = None
+) -> SubprocessWriter:
     """With `most`, its files may have so many bytes."""
-    memory = memory or Memory()
-    placed, past = memory.lay_out(order["spaces"][MODEL])
-    room = memory.hold(order | {"spaces": {MODEL: placed}}, past)
+    memory = memory or SharedBuffer()
+    placed, past = memory.plan(order["spaces"][MODEL])
+    room = memory.stage(order | {"spaces": {MODEL: placed}}, past)
     for box, values in zip(placed, VALUES, strict=True):
         room[box["at"] : box["at"] + box["bytes"]] = values.tobytes()
     with _files_of_at_most(most):
-        return Background(memory)
+        return SubprocessWriter(memory)
 
 
-def _in_place(order: dict[str, Any]) -> InPlace:
-    return InPlace(order, lambda space, number: VALUES[number].data)
+def _in_place(order: dict[str, Any]) -> InProcessWriter:
+    return InProcessWriter(order, lambda space, number: VALUES[number].data)
 
 
-def _ended(writing: Writing, seconds: float = 20) -> int:
+def _ended(writing: WriterHandle, seconds: float = 20) -> int:
     end = time.monotonic() + seconds
     while (state := writing.state()) is None:
         assert time.monotonic() < end
@@ -73,9 +81,9 @@ def _ended(writing: Writing, seconds: float = 20) -> int:
     return state
 
 
-def _committed(writing: Writing) -> None:
+def _committed(writing: WriterHandle) -> None:
     assert _ended(writing) == 0
-    writing.tell(COMMIT)
+    writing.send(COMMIT)
     assert _ended(writing) == 0
     writing.close()
 
@@ -86,7 +94,7 @@ def test_what_is_written_in_the_background_in_place_and_at_once_is_the_same(tmp_
     in_place = _in_place(_order(tmp_path / "in-place"))
     _committed(in_place)
     assert background.bytes == in_place.bytes == sum(box.bytes for box in BOXES)
-    save = Save(tmp_path / "at-once", 3)
+    save = CheckpointWriter(tmp_path / "at-once", 3)
     save.begin()
     values = dict(zip(BOXES, VALUES, strict=True))
     dtypes = {"F32": np.float32, "BF16": np.uint16}
@@ -109,18 +117,18 @@ def test_nothing_is_committed_before_it_is_told(tmp_path: Path) -> None:
 
 
 def test_memory_serves_one_order_after_another_and_grows(tmp_path: Path) -> None:
-    memory = Memory()
+    memory = SharedBuffer()
     for iteration in (1, 2):
         _committed(_background(_order(tmp_path, iteration=iteration), memory))
     assert memory.map is not None
     before = len(memory.map)
-    memory.hold({"run": "x" * 10_000}, before)
+    memory.stage({"run": "x" * 10_000}, before)
     assert len(memory.map) > 10_000
     assert iterations(tmp_path) == [1, 2]
 
 
 def test_values_may_begin_anywhere_for_any_dtype() -> None:
-    placed, past = Memory().lay_out([{"bytes": 3}, {"bytes": 64}, {"bytes": 65}], 128)
+    placed, past = SharedBuffer().plan([{"bytes": 3}, {"bytes": 64}, {"bytes": 65}], 128)
     assert [box["at"] for box in placed] == [128, 192, 256]
     assert past == 384
 
@@ -144,11 +152,11 @@ def test_a_disk_that_takes_no_more_is_a_state_and_what_was_written_goes(
     tmp_path: Path, background: bool
 ) -> None:
     order = _order(tmp_path)
-    writing: Writing = _background(order, most=500) if background else _in_place(order)
+    writing: WriterHandle = _background(order, most=500) if background else _in_place(order)
     with _files_of_at_most(500):
-        assert problem(_ended(writing)) == "File too large"
+        assert describe_failure(_ended(writing)) == "File too large"
     assert list(partial_folder(tmp_path, 3).iterdir())
-    writing.tell(DISCARD)
+    writing.send(DISCARD)
     assert _ended(writing) == 0
     writing.close()
     assert not partial_folder(tmp_path, 3).exists()
@@ -161,11 +169,11 @@ def test_a_commit_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_of
     _committed(_in_place(_order(tmp_path, iteration=2)))
     order = _order(tmp_path)
     order["commit"]["texts"]["trainer.json"] = "x" * 100_000
-    writing: Writing = _background(order, most=50_000) if background else _in_place(order)
+    writing: WriterHandle = _background(order, most=50_000) if background else _in_place(order)
     with _files_of_at_most(50_000):
         assert _ended(writing) == 0
-        writing.tell(COMMIT)
-        assert problem(_ended(writing)) == "File too large"
+        writing.send(COMMIT)
+        assert describe_failure(_ended(writing)) == "File too large"
     writing.close()
     assert Checkpoint.open(tmp_path).iteration == 2
     assert not list(tmp_path.glob(".*"))
@@ -189,10 +197,10 @@ def test_a_writer_that_was_killed_is_a_state(tmp_path: Path) -> None:
     os.kill(writing._process.pid, signal.SIGKILL)
     state = _ended(writing)
     if state == 0:  # it was faster
-        writing.tell(COMMIT)
+        writing.send(COMMIT)
         state = _ended(writing)
-    assert problem(state) == "the process that writes was ended by SIGKILL"
-    writing.tell(DISCARD)
+    assert describe_failure(state) == "the process that writes was ended by SIGKILL"
+    writing.send(DISCARD)
     assert _ended(writing) == state
     writing.close()
 
@@ -212,7 +220,7 @@ def test_a_bug_in_a_writer_is_told_with_its_traceback(
     order = _order(tmp_path)
     del order["spaces"][MODEL][0]["name"]
     writing = _background(order)
-    assert problem(_ended(writing)) == "the process that writes ended with an error"
+    assert describe_failure(_ended(writing)) == "the process that writes ended with an error"
     writing.close()
     assert "KeyError" in capfd.readouterr().err
 

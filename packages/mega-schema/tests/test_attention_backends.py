@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from mega_model.attention_backends import Cached, Packed, documents
-from mega_model.attention_mask import Reach, alibi_slopes
-from mega_model.build import build, fill
+from mega_model.attention_backends import KVCacheAttention, PackedAttention, document_positions
+from mega_model.attention_mask import AttentionMask, alibi_slopes
+from mega_model.build import build_model, fill_weights
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
@@ -35,8 +35,8 @@ TOKENS = torch.randint(1, 19, (3, 12), generator=torch.Generator().manual_seed(3
 
 
 def _model(spec: ModelSpec) -> Decoder:
-    model = build(spec, Runtime.alone(spec))
-    fill(model, initial_values(table(spec), 1))
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, initial_values(table(spec), 1))
     return model.requires_grad_(False)
 
 
@@ -45,7 +45,7 @@ def _packed(
 ) -> Tensor:
     rows, length = token_BS.shape
     place_BS = torch.arange(length).repeat(rows, 1) if place_BS is None else place_BS
-    logits: Tensor = model(token_BS.flatten(), place_BS.flatten(), Packed(rows, length, document_BS))
+    logits: Tensor = model(token_BS.flatten(), place_BS.flatten(), PackedAttention(rows, length, document_BS))
     return logits.unflatten(0, (rows, length))
 
 
@@ -53,7 +53,7 @@ def _packed(
 @pytest.mark.parametrize("steps", [[12], [5, 7], [1] * 12, [3, 1, 1, 7]])
 def test_a_cache_gives_the_logits_of_one_pass(name: str, steps: list[int]) -> None:
     model = _model(SPECS[name])
-    cache, at, parts = Cached(SPECS[name], rows=3, capacity=12), 0, []
+    cache, at, parts = KVCacheAttention(SPECS[name], rows=3, capacity=12), 0, []
     for step in steps:
         assert cache.length == at
         place = torch.arange(at, at + step).repeat(3)
@@ -64,7 +64,7 @@ def test_a_cache_gives_the_logits_of_one_pass(name: str, steps: list[int]) -> No
 
 def test_selected_rows_go_on_from_what_they_were() -> None:
     spec = SPECS["llama"]
-    model, cache = _model(spec), Cached(spec, rows=3, capacity=12)
+    model, cache = _model(spec), KVCacheAttention(spec, rows=3, capacity=12)
     model(TOKENS[:, :8].flatten(), torch.arange(8).repeat(3), cache)
     rows = torch.tensor([2, 2, 0, 1])
     cache.select(rows)
@@ -73,7 +73,7 @@ def test_selected_rows_go_on_from_what_they_were() -> None:
 
 
 def test_more_tokens_than_the_cache_holds_are_a_bug() -> None:
-    model, cache = _model(SPECS["gpt"]), Cached(SPECS["gpt"], rows=1, capacity=4)
+    model, cache = _model(SPECS["gpt"]), KVCacheAttention(SPECS["gpt"], rows=1, capacity=4)
     with pytest.raises(AssertionError, match="0 \\+ 5 tokens in a cache of 4"):
         model(TOKENS[0, :5], torch.arange(5), cache)
 
@@ -93,7 +93,7 @@ def test_rows_do_not_see_each_other(name: str) -> None:
 def test_packed_documents_are_as_if_each_were_alone(name: str, seed: int) -> None:
     model, generator = _model(SPECS[name]), torch.Generator().manual_seed(seed)
     token_BS = torch.where(torch.rand(TOKENS.shape, generator=generator) < 0.3, 0, TOKENS)
-    number_BS, place_BS = documents(token_BS, 0)
+    number_BS, place_BS = document_positions(token_BS, 0)
     packed = _packed(model, token_BS, number_BS, place_BS)
     for row in range(3):
         for number in number_BS[row].unique():
@@ -105,7 +105,7 @@ def test_packed_documents_are_as_if_each_were_alone(name: str, seed: int) -> Non
 @pytest.mark.parametrize("seed", range(20))
 def test_documents_end_with_their_eod(seed: int) -> None:
     token_BS = torch.randint(0, 3, (4, 15), generator=torch.Generator().manual_seed(seed))
-    number_BS, place_BS = documents(token_BS, 0)
+    number_BS, place_BS = document_positions(token_BS, 0)
     for tokens, numbers, places in zip(token_BS.tolist(), number_BS.tolist(), place_BS.tolist(), strict=True):
         number = place = 0
         for token, found in zip(tokens, zip(numbers, places, strict=True), strict=True):
@@ -116,14 +116,14 @@ def test_documents_end_with_their_eod(seed: int) -> None:
 @pytest.mark.parametrize("documents_apart", [False, True])
 def test_without_an_order_a_token_sees_the_tokens_after_it(documents_apart: bool) -> None:
     document_BS = torch.tensor([[0, 0, 1, 1, 1]]) if documents_apart else None
-    attend = Packed(1, 5, document_BS, causal=False)
+    attend = PackedAttention(1, 5, document_BS, causal=False)
     # scores all alike and one-hot values: what comes out says which keys were seen
     seen = attend(0, torch.zeros(5, 1, 5), torch.zeros(5, 1, 5), torch.eye(5)[:, None])[:, 0] > 0
     wanted = torch.ones(5, 5) if document_BS is None else document_BS == document_BS.T
     assert torch.equal(seen, wanted.bool())
 
 
-def _seen(attend: Packed, length: int, reach: Reach) -> Tensor:
+def _seen(attend: PackedAttention, length: int, reach: AttentionMask) -> Tensor:
     even = torch.zeros(length, 1, length)
     return attend(0, even, even, torch.eye(length)[:, None], reach)[:, 0] > 0
 
@@ -133,19 +133,25 @@ def test_a_window_counts_the_token_itself(window: int) -> None:
     place = torch.arange(5)
     distance = place[:, None] - place
     wanted = (distance >= 0) & (distance < window)
-    assert torch.equal(_seen(Packed(1, 5), 5, Reach(window)), wanted)
+    assert torch.equal(_seen(PackedAttention(1, 5), 5, AttentionMask(window)), wanted)
     apart = torch.tensor([[0, 0, 1, 1, 1]])
-    assert torch.equal(_seen(Packed(1, 5, apart), 5, Reach(window)), wanted & (apart == apart.T))
+    assert torch.equal(
+        _seen(PackedAttention(1, 5, apart), 5, AttentionMask(window)), wanted & (apart == apart.T)
+    )
 
 
-@pytest.mark.parametrize("reach", [Reach(3), Reach(None, (0.5, 0.25)), Reach(4, (0.5, 0.25))], ids=str)
+@pytest.mark.parametrize(
+    "reach", [AttentionMask(3), AttentionMask(None, (0.5, 0.25)), AttentionMask(4, (0.5, 0.25))], ids=str
+)
 @pytest.mark.parametrize("documents_apart", [False, True])
-def test_dropping_next_to_nothing_attends_as_without_dropout(reach: Reach, documents_apart: bool) -> None:
+def test_dropping_next_to_nothing_attends_as_without_dropout(
+    reach: AttentionMask, documents_apart: bool
+) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = torch.randn(3, 2 * 7, 2, 6, generator=generator).unbind()
     document_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 2]] * 2) if documents_apart else None
     drop = Dropout(0.0, 1e-9, token_keys(1, [0, 1], torch.arange(7)), Axis("tp"))
-    kept, dropped = (Packed(2, 7, document_BS, dropout=d)(0, q, k, v, reach) for d in (None, drop))
+    kept, dropped = (PackedAttention(2, 7, document_BS, dropout=d)(0, q, k, v, reach) for d in (None, drop))
     torch.testing.assert_close(dropped, kept)
 
 
@@ -167,7 +173,7 @@ def test_slopes_fall_by_one_ratio_and_fill_up_from_twice_as_many_heads(
 
 @pytest.mark.parametrize("tp", [2, 3])
 def test_a_rank_has_the_slopes_of_its_heads(tp: int) -> None:
-    parts = [Reach.of(SPECS["alibi"], Axis("tp", tp, rank)).slopes for rank in range(tp)]
+    parts = [AttentionMask.from_spec(SPECS["alibi"], Axis("tp", tp, rank)).slopes for rank in range(tp)]
     assert sum(parts, ()) == alibi_slopes(6)
 
 

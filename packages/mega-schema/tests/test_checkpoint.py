@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
 from mega_schema.checkpoint.shard_file import piece_key
 from mega_schema.checkpoint.side_files import replace_manifest
-from mega_schema.checkpoint.tracker import latest
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.tracker import latest_checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.sharding import Slab
@@ -27,14 +27,14 @@ def spec() -> ModelSpec:
 
 def _save(run: Path, spec: ModelSpec, array: np.ndarray, dtype: str, *, iteration: int = 1) -> Checkpoint:
     """A checkpoint with one (6, 4) tensor, in four boxes of two ranks."""
-    save = Save(run, iteration)
+    save = CheckpointWriter(run, iteration)
     save.begin()
     for rank, rows in enumerate((slice(0, 2), slice(2, 6))):
         cut = [Slab((rows.start, at), (rows.stop - rows.start, 2), (0, at)) for at in (0, 2)]
         save.write(
             MODEL,
             rank,
-            [Box("embed.weight", (6, 4), slab, dtype) for slab in cut],
+            [BoxToWrite("embed.weight", (6, 4), slab, dtype) for slab in cut],
             lambda b: array[b.slab.in_global],
         )
     return Checkpoint(save.commit(spec, layout=WHOLE, trainer={"iteration": iteration}))
@@ -83,25 +83,25 @@ def test_a_run_and_one_of_its_checkpoints_open_alike(tmp_path: Path, spec: Model
 
 def test_an_empty_and_a_missing_folder_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="holds no finished checkpoint: found no checkpoint, wanted"):
-        latest(tmp_path)
+        latest_checkpoint(tmp_path)
     with pytest.raises(FormatError, match="no such folder"):
-        latest(tmp_path / "nowhere")
+        latest_checkpoint(tmp_path / "nowhere")
     (tmp_path / ".iter_0000007.partial").mkdir()
     with pytest.raises(FormatError, match="found half-written .iter_0000007.partial"):
-        latest(tmp_path)
+        latest_checkpoint(tmp_path)
 
 
 def test_a_tracker_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / LATEST).write_bytes(b"\xff\xfe")
     with pytest.raises(FormatError, match=f"{LATEST}: content"):
-        latest(tmp_path)
+        latest_checkpoint(tmp_path)
 
 
 def test_a_foreign_folder_named_by_a_tracker_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "iter_0000005" / "mp_rank_00").mkdir(parents=True)
     (tmp_path / LATEST).write_text("5", "utf-8")
     with pytest.raises(FormatError, match=f"iter_0000005: is not a checkpoint of ours: found no {MANIFEST}"):
-        latest(tmp_path)
+        latest_checkpoint(tmp_path)
 
 
 def test_readers_know_nothing_of_the_layout_that_wrote(tmp_path: Path, spec: ModelSpec) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import FormatError
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.sharding import Slab
@@ -21,9 +21,9 @@ from mega_schema.tokenizer.tokenizer import open_tokenizer
 def write_checkpoint(run: Path, *, vocab: int, tokenizer: Path | None) -> Checkpoint:
     """A checkpoint whose only tensor is an embedding of zeros."""
     spec = gpt(layers=1, hidden=4, heads=1, vocab=vocab, context=4)
-    save = Save(run, 1)
+    save = CheckpointWriter(run, 1)
     save.begin()
-    box = Box("embed.weight", (vocab, 4), Slab((0, 0), (vocab, 4), (0, 0)), "F32")
+    box = BoxToWrite("embed.weight", (vocab, 4), Slab((0, 0), (vocab, 4), (0, 0)), "F32")
     save.write(MODEL, 0, [box], lambda box: np.zeros(box.slab.shape, np.float32))
     return Checkpoint(save.commit(spec, layout=WHOLE, trainer={}, tokenizer=tokenizer))
 

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from mega_schema.app.cli_runner import run
+from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ def copy(to: str, source: str) -> None:
 
 def _leave(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
-        run(cli, words)
+        run_command(cli, words)
     return caught.value.code
 
 
@@ -105,7 +105,7 @@ def test_a_command_leaves_with_its_code_and_one_line(
 @pytest.mark.parametrize(("word", "kind"), [("bug", ValueError), ("system", OSError)])
 def test_a_bug_of_ours_keeps_its_traceback(word: str, kind: type[Exception]) -> None:
     with pytest.raises(kind):
-        run(cli, [word])
+        run_command(cli, [word])
 
 
 def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,9 +138,9 @@ def test_what_click_asks_for_begins_with_its_name(
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["still buffered", "in the middle"])
 def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
     code = (
-        "import click, time\nfrom mega_schema.app.cli_runner import run\n"
+        "import click, time\nfrom mega_schema.app.cli_runner import run_command\n"
         f"@click.command()\ndef many():\n print('first', flush=True)\n input()\n for i in range({lines}):\n"
-        "  print('x' * 100)\nrun(many, [])\n"
+        "  print('x' * 100)\nrun_command(many, [])\n"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -12,7 +12,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_schema.app.config import Words, Wordy, closest, flags, keys, load, option, to_toml, words
+from mega_schema.app.config import (
+    MultiValueCommand,
+    WordList,
+    add_flags,
+    config_keys,
+    did_you_mean,
+    load_config,
+    multi_option,
+    option,
+    to_toml,
+)
 from mega_schema.errors import ConfigError
 
 
@@ -25,7 +35,7 @@ class Engine:
     quiet: bool = option("--quiet", False, "no noise")
     fuel: Literal["wood", "coal"] = option("--fuel", "wood", "what it burns")
     parts: tuple[str, ...] = option("--part", (), "what it is made of")
-    stops: Words = words("--stops", "where it stops")
+    stops: WordList = multi_option("--stops", "where it stops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,27 +58,31 @@ def _file(folder: Path, text: str | bytes) -> Path:
 
 def _refused(file: Path | None = None, given: dict[str, Any] | None = None, *sets: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(Train, file, given or {}, sets)
+        load_config(Train, file, given or {}, sets)
     return str(caught.value)
 
 
 def test_nothing_said_gives_the_defaults() -> None:
-    assert load(Train, None, {}) == Train()
-    assert load(Train, None, {"power": None, "quiet": None}) == Train(), "None means not given"
+    assert load_config(Train, None, {}) == Train()
+    assert load_config(Train, None, {"power": None, "quiet": None}) == Train(), "None means not given"
 
 
 def test_the_later_source_wins(tmp_path: Path) -> None:
     file = _file(tmp_path, "[engine]\npower = 4\nspeed = 1\nname = 'a'\n[cabin]\nseats = 9\n")
-    got = load(Train, file, {"speed": 2.0, "name": "b"}, ["engine.name=c", "engine.name=d"])
+    got = load_config(Train, file, {"speed": 2.0, "name": "b"}, ["engine.name=c", "engine.name=d"])
     assert got == Train(engine=Engine(power=4, speed=2.0, name="d"), cabin=Cabin(seats=9))
 
 
 def test_none_takes_an_optional_value_out_that_the_file_gives(tmp_path: Path) -> None:
     file = _file(tmp_path, "[engine]\nspeed = 2.0\nfile = 'a'\nname = 'b'\n")
-    run = load(Train, file, {"doors": 2}, ["engine.speed=none", "engine.file=none", "cabin.doors=none"])
+    run = load_config(
+        Train, file, {"doors": 2}, ["engine.speed=none", "engine.file=none", "cabin.doors=none"]
+    )
     assert run == Train(engine=Engine(name="b"))
-    assert load(Train, file, {}, ["engine.name=none"]).engine.name == "none", "a text that is not optional"
-    assert load(Train, file, {}, ['engine.file="none"']).engine.file == Path("none")
+    assert load_config(Train, file, {}, ["engine.name=none"]).engine.name == "none", (
+        "a text that is not optional"
+    )
+    assert load_config(Train, file, {}, ['engine.file="none"']).engine.file == Path("none")
     assert _refused(None, None, "engine.power=none").startswith("--set engine.power: has another type")
 
 
@@ -76,7 +90,7 @@ def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
     file = _file(
         tmp_path, "[engine]\nspeed = 3\nfile = 'a/b'\nparts = ['x', 'y']\nquiet = true\nfuel = 'coal'"
     )
-    got = load(Train, file, {}).engine
+    got = load_config(Train, file, {}).engine
     assert got == Engine(speed=3.0, file=Path("a/b"), parts=("x", "y"), quiet=True, fuel="coal")
     assert type(got.speed) is float
 
@@ -100,7 +114,7 @@ def test_values_become_the_types_of_their_fields(tmp_path: Path) -> None:
     ],
 )
 def test_set_takes_a_value_as_toml_writes_it_and_text_without_quotes(text: str, expected: Engine) -> None:
-    assert load(Train, None, {}, [text]).engine == expected
+    assert load_config(Train, None, {}, [text]).engine == expected
 
 
 @pytest.mark.parametrize(
@@ -157,16 +171,16 @@ def test_a_value_of_a_flag_is_checked_under_the_flags_name() -> None:
 
 
 def test_every_value_has_a_flag_and_a_dotted_name() -> None:
-    names = {key.dotted: (key.flag, key.parameter) for key in keys(Train)}
+    names = {key.dotted: (key.flag, key.parameter) for key in config_keys(Train)}
     assert names["engine.power"] == ("--power", "power")
     assert names["cabin.doors"] == ("--doors", "doors")
     assert len(names) == len(fields(Engine)) + len(fields(Cabin))
 
 
 @click.command()
-@flags(Train)
+@add_flags(Train)
 def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
-    click.echo(to_toml(load(Train, config, given, sets)))
+    click.echo(to_toml(load_config(Train, config, given, sets)))
 
 
 def test_flags_and_file_and_set_arrive_through_a_command(tmp_path: Path) -> None:
@@ -180,7 +194,7 @@ def test_flags_and_file_and_set_arrive_through_a_command(tmp_path: Path) -> None
 
 def test_help_tells_every_flag_with_its_default() -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    for key in keys(Train):
+    for key in config_keys(Train):
         assert key.flag in text
     assert "How strong. [default: 3]" in text
     assert "How many sit. [default: 0]" in text
@@ -189,8 +203,8 @@ def test_help_tells_every_flag_with_its_default() -> None:
 
 
 def test_the_closest_word_is_named_and_a_far_one_is_not() -> None:
-    assert closest("layrs", ["heads", "layers"]) == "did you mean layers?"
-    assert closest("zebra", ["heads", "layers"]) == ""
+    assert did_you_mean("layrs", ["heads", "layers"]) == "did you mean layers?"
+    assert did_you_mean("zebra", ["heads", "layers"]) == ""
 
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)
@@ -217,7 +231,7 @@ def test_a_configuration_reads_back_equal_from_its_toml(
     tmp_path_factory: pytest.TempPathFactory, config: Train
 ) -> None:
     file = _file(tmp_path_factory.mktemp("toml"), to_toml(config))
-    assert load(Train, file, {}) == config
+    assert load_config(Train, file, {}) == config
 
 
 def test_toml_leaves_out_what_is_not_set() -> None:
@@ -239,10 +253,10 @@ def test_toml_leaves_out_what_is_not_set() -> None:
 def _stops(*args: str) -> Engine:
     seen: list[Train] = []
 
-    @click.command(cls=Wordy)
-    @flags(Train)
+    @click.command(cls=MultiValueCommand)
+    @add_flags(Train)
     def command(config: Path | None, sets: tuple[str, ...], **given: Any) -> None:
-        seen.append(load(Train, config, given, sets))
+        seen.append(load_config(Train, config, given, sets))
 
     result = CliRunner().invoke(command, list(args), catch_exceptions=False, standalone_mode=False)
     assert result.exception is None
@@ -283,7 +297,7 @@ def test_a_flag_of_several_words_needs_one() -> None:
     ],
 )
 def test_several_words_of_a_file_are_a_list_or_one_text(text: str, stops: tuple[str, ...]) -> None:
-    found = load(Train, None, {}, [text])
+    found = load_config(Train, None, {}, [text])
     assert found.engine.stops == stops
     assert "stops" in to_toml(found)
 

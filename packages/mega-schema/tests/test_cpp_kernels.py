@@ -24,8 +24,8 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def _compiled() -> None:
     try:
-        library.load()
-    except cpp_library.NotCompiled as error:
+        library.load_kernels()
+    except cpp_library.CompileError as error:
         pytest.skip(f"no kernels in C++ here: {error}")
 
 
@@ -151,8 +151,8 @@ def test_a_linear_layer_whose_parts_do_not_fit_is_torchs_to_answer(other: str) -
 def test_float32_layers_are_ours_on_amds_cpus(
     monkeypatch: pytest.MonkeyPatch, vendor: str, ours: bool
 ) -> None:
-    monkeypatch.setattr(cpp, "vendor", lambda: vendor)
-    assert ("linear" in cpp.part()) == ours
+    monkeypatch.setattr(cpp, "cpu_vendor", lambda: vendor)
+    assert ("linear" in cpp.build_overrides()) == ours
 
 
 def test_the_vendor_of_a_cpu_that_does_not_say_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_the_vendor_of_a_cpu_that_does_not_say_it_is_empty(monkeypatch: pytest.M
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert cpp_library.vendor.__wrapped__() == ""
+    assert cpp_library.cpu_vendor.__wrapped__() == ""
 
 
 @pytest.mark.usefixtures("_compiled")
@@ -277,7 +277,7 @@ def test_the_cross_entropy_and_its_gradient_are_the_definitions(
     exact, found = logits.double(), logits.clone()
     wanted = reference.cross_entropy(exact, target, ALONE, scale)
     torch.set_num_threads(2)
-    kernel = cpp.part()["cross_entropy"]
+    kernel = cpp.build_overrides()["cross_entropy"]
     loss = kernel(found, target, ALONE, scale)
     torch.testing.assert_close(loss.double(), wanted.double(), rtol=1e-5, atol=1e-5)
     if scale is not None:
@@ -289,7 +289,7 @@ def test_the_cross_entropy_and_its_gradient_are_the_definitions(
 def test_a_logit_that_is_no_number_makes_a_loss_that_is_none(wrong: float) -> None:
     logits = _random(3, 40)
     logits[1, 7] = wrong
-    loss = cpp.part()["cross_entropy"](logits, torch.tensor([1, 2, 3]), ALONE, 1.0)
+    loss = cpp.build_overrides()["cross_entropy"](logits, torch.tensor([1, 2, 3]), ALONE, 1.0)
     assert loss.isnan().tolist() == [False, True, False]
     assert logits.isnan().all(1).tolist() == [False, True, False]
 
@@ -300,9 +300,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(library.INSTRUCTIONS, True))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    library.load.cache_clear()
+    library.load_kernels.cache_clear()
     yield tmp_path
-    library.load.cache_clear()
+    library.load_kernels.cache_clear()
 
 
 def _program(path: Path, text: str) -> str:
@@ -329,31 +329,31 @@ def test_without_a_compiler_that_works_the_definitions_compute(
 ) -> None:
     path = fresh / "nosuch"
     monkeypatch.setenv("CXX", str(path) if text is None else _program(path, text))
-    monkeypatch.setattr(dispatch, "native", lambda half: True)
-    with pytest.raises(cpp_library.NotCompiled, match=said):
-        library.load()
-    found = dispatch.choose("auto", torch.device("cpu"))
+    monkeypatch.setattr(dispatch, "has_native", lambda half: True)
+    with pytest.raises(cpp_library.CompileError, match=said):
+        library.load_kernels()
+    found = dispatch.choose_kernels("auto", torch.device("cpu"))
     assert found.kernels.add_product is products.add_product
-    assert found.whose["add_product"] == "reference"
-    with pytest.raises(cpp_library.NotCompiled, match=said):
-        raise cpp_library.NotCompiled(found.why["add_product"])
+    assert found.sources["add_product"] == "reference"
+    with pytest.raises(cpp_library.CompileError, match=said):
+        raise cpp_library.CompileError(found.reasons["add_product"])
 
 
 def test_a_cpu_without_the_instructions_has_no_kernels_in_cpp(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with pytest.raises(cpp_library.NotCompiled, match="no AVX-512 products of bfloat16"):
-        library.load()
+    with pytest.raises(cpp_library.CompileError, match="no AVX-512 products of bfloat16"):
+        library.load_kernels()
 
 
 @pytest.mark.usefixtures("_compiled")
 def test_a_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(library.load(), ctypes.CDLL)
+    assert isinstance(library.load_kernels(), ctypes.CDLL)
     (made,) = (fresh / "cache" / "mega").iterdir()  # nothing is left beside it
-    library.load.cache_clear()
+    library.load_kernels.cache_clear()
     monkeypatch.setattr(cpp_library, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert isinstance(library.load(), ctypes.CDLL)
+    assert isinstance(library.load_kernels(), ctypes.CDLL)
     assert made.suffix == ".so"
 
 
@@ -362,5 +362,5 @@ def test_a_cache_that_cannot_be_written_is_no_error_of_a_run(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (fresh / "cache").write_text("a file", "utf-8")
-    with pytest.raises(cpp_library.NotCompiled, match="cannot be had: .*cache"):
-        library.load()
+    with pytest.raises(cpp_library.CompileError, match="cannot be had: .*cache"):
+        library.load_kernels()

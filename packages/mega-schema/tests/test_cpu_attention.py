@@ -60,9 +60,9 @@ def test_output_and_gradients_are_within_the_roundings_of_their_factors(
     roundings: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_attention, "_ROWS", rows)
-    monkeypatch.setattr(cpu_attention, "_SCORES", scores)
-    monkeypatch.setattr(cpu_attention, "_ENDS", ends)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_ROWS", rows)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_SCORES", scores)
+    monkeypatch.setattr(cpu_attention, "_MAX_WIDTHS", ends)
     given = _given(shape)
     got = _computed(cpu_attention.attention, given, visible)
     wanted = _computed(REFERENCE.attention, [x.double() for x in given], visible)
@@ -78,8 +78,8 @@ def test_output_and_gradients_are_within_the_roundings_of_their_factors(
 def test_output_and_gradients_of_float32_are_as_near_as_torchs(
     shape: tuple[int, ...], visible: Visible, rows: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_attention, "_ROWS", rows)
-    monkeypatch.setattr(cpu_attention, "_SCORES", scores)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_ROWS", rows)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_SCORES", scores)
     given = [x.float() for x in _given(shape)]
     got = _computed(cpu_attention.attention, given, visible)
     wanted = _computed(REFERENCE.attention, [x.double() for x in given], visible)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.kernels import REFERENCE, Kernels, cpp, cpu_attention, dispatch, third_party
-from mega_model.kernels.dispatch import PACKAGES, choose
-from mega_model.kernels.verify import checked
+from mega_model.kernels.dispatch import PACKAGES, choose_kernels
+from mega_model.kernels.verify import check_kernels
 from mega_schema.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -67,40 +67,40 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_a_cpu_without_products_of_bfloat16_takes_attention_in_blocks_of_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "native", lambda half: False)
-    found = choose("auto", CPU)
+    monkeypatch.setattr(dispatch, "has_native", lambda half: False)
+    found = choose_kernels("auto", CPU)
     assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention_in_float32)
     assert found.summary == "reference, blocked (attention)"
-    assert found.why["attention"] == "in float32: this CPU has no products of bfloat16"
-    assert found.why["swiglu"] == "what a CPU computes"
+    assert found.reasons["attention"] == "in float32: this CPU has no products of bfloat16"
+    assert found.reasons["swiglu"] == "what a CPU computes"
     for dtype in (torch.float32, torch.bfloat16):
-        assert [result for result in checked(found.kernels, CPU, dtype) if not result.ok] == []
+        assert [result for result in check_kernels(found.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_attention_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def part() -> third_party.Part:
-        raise cpp.NotCompiled("no compiler")
+    def part() -> third_party.KernelOverrides:
+        raise cpp.CompileError("no compiler")
 
-    monkeypatch.setattr(dispatch, "native", lambda half: half == torch.bfloat16)
-    monkeypatch.setattr(cpp, "part", part)
-    found = choose("auto", CPU)
+    monkeypatch.setattr(dispatch, "has_native", lambda half: half == torch.bfloat16)
+    monkeypatch.setattr(cpp, "build_overrides", part)
+    found = choose_kernels("auto", CPU)
     assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention)
-    assert found.why["attention"] == "this CPU has products of bfloat16"
-    assert found.why["add_product"] == "no compiler"
+    assert found.reasons["attention"] == "this CPU has products of bfloat16"
+    assert found.reasons["add_product"] == "no compiler"
     for dtype in (torch.float32, torch.bfloat16):
-        assert [result for result in checked(found.kernels, CPU, dtype) if not result.ok] == []
+        assert [result for result in check_kernels(found.kernels, CPU, dtype) if not result.ok] == []
 
 
 def test_a_cpu_with_products_of_bfloat16_takes_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "native", lambda half: half == torch.bfloat16)
-    monkeypatch.setattr(cpp, "part", lambda: {"bias_gelu": cpp.bias_gelu})
-    found = choose("auto", CPU)
+    monkeypatch.setattr(dispatch, "has_native", lambda half: half == torch.bfloat16)
+    monkeypatch.setattr(cpp, "build_overrides", lambda: {"bias_gelu": cpp.bias_gelu})
+    found = choose_kernels("auto", CPU)
     assert found.summary == "reference, c++ (bias_gelu), blocked (attention)"
     assert found.kernels == replace(REFERENCE, attention=cpu_attention.attention, bias_gelu=cpp.bias_gelu)
 
 
 def test_a_gpu_takes_triton_and_torchs_attention() -> None:
-    found = choose("auto", GPU)
+    found = choose_kernels("auto", GPU)
     assert found.summary == "triton, reference (attention, linear, add_product)"
     assert found.kernels.attention is REFERENCE.attention
     mine = {field.name for field in fields(Kernels)} - {"attention", "linear", "add_product"}
@@ -109,14 +109,14 @@ def test_a_gpu_takes_triton_and_torchs_attention() -> None:
 
 def test_a_gpu_without_triton_computes_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
-    found = choose("auto", GPU)
+    found = choose_kernels("auto", GPU)
     assert found.summary == "reference"
-    assert found.why["swiglu"] == "triton is not installed"
+    assert found.reasons["swiglu"] == "triton is not installed"
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_the_definitions_can_be_asked_for(device: torch.device) -> None:
-    assert choose("reference", device).kernels is REFERENCE
+    assert choose_kernels("reference", device).kernels is REFERENCE
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -127,33 +127,33 @@ def test_what_is_not_installed_is_refused_with_the_way_to_get_it(
     with pytest.raises(
         ConfigError, match=rf"^--kernels: {name} is not installed; hint: .*{PACKAGES[name][1][:12]}"
     ):
-        choose(name, GPU)
+        choose_kernels(name, GPU)
 
 
 def test_what_needs_a_gpu_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="^--kernels: needs a GPU: found triton on cpu, wanted cuda"):
-        choose("triton", CPU)
+        choose_kernels("triton", CPU)
 
 
 @pytest.mark.usefixtures("apex")
 def test_a_package_gives_what_it_has_and_triton_the_rest() -> None:
-    found = choose("apex", GPU)
+    found = choose_kernels("apex", GPU)
     norms = "rms_norm, layer_norm, add_rms_norm, add_layer_norm"
     assert found.summary == f"triton, apex ({norms}), reference (attention, linear, add_product)"
-    assert found.why["rms_norm"] == "asked for"
+    assert found.reasons["rms_norm"] == "asked for"
 
 
 @pytest.mark.usefixtures("flash_attn")
 def test_flash_attention_is_taken_where_it_is_installed() -> None:
-    assert choose("auto", GPU).whose["attention"] == "flash-attn"
-    assert choose("auto", CPU).whose["attention"] != "flash-attn"
+    assert choose_kernels("auto", GPU).sources["attention"] == "flash-attn"
+    assert choose_kernels("auto", CPU).sources["attention"] != "flash-attn"
 
 
 @pytest.mark.usefixtures("apex")
 def test_the_adapter_of_apex_passes_on_what_its_functions_expect() -> None:
     fields_: dict[str, Any] = dict(third_party.apex())
-    for result in checked(replace(REFERENCE, **fields_), CPU, torch.float32):
+    for result in check_kernels(replace(REFERENCE, **fields_), CPU, torch.float32):
         assert result.ok, result
 
 
@@ -173,7 +173,7 @@ def test_flash_attention_is_given_tokens_before_heads_and_half_precision_alone(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
-    results = list(checked(REFERENCE, CPU, dtype))
+    results = list(check_kernels(REFERENCE, CPU, dtype))
     assert [result.name for result in results] == [field.name for field in fields(Kernels)]
     assert [result for result in results if not result.ok] == []
 
@@ -181,9 +181,9 @@ def test_the_definitions_pass_the_check(dtype: torch.dtype) -> None:
 # torch.compile looks at the gradient of what it is given, which tensors that have none warn of
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_torch_compile_leaves_every_kernel_its_definition() -> None:
-    found = choose("compile", CPU, backend="aot_eager")
-    assert found.summary == "compile, reference (attention, cross_entropy, add_dropped, linear, add_product)"
-    assert [result for result in checked(found.kernels, CPU, torch.float32) if not result.ok] == []
+    found = choose_kernels("compile", CPU, backend="aot_eager")
+    assert found.summary == "compile, reference (attention, cross_entropy, dropout_add, linear, add_product)"
+    assert [result for result in check_kernels(found.kernels, CPU, torch.float32) if not result.ok] == []
 
 
 def test_the_check_finds_a_kernel_that_is_wrong_and_one_that_fails() -> None:
@@ -194,7 +194,7 @@ def test_the_check_finds_a_kernel_that_is_wrong_and_one_that_fails() -> None:
         raise RuntimeError("no such instruction")
 
     wrong = replace(REFERENCE, swiglu=forgets_its_gradient, rms_norm=fails)
-    found = {result.name: result for result in checked(wrong, CPU, torch.float32) if not result.ok}
+    found = {result.name: result for result in check_kernels(wrong, CPU, torch.float32) if not result.ok}
     assert set(found) == {"swiglu", "rms_norm"}
     assert found["rms_norm"].failure == "RuntimeError: no such instruction"
     assert found["swiglu"].error > 100

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import Packed
-from mega_model.context_parallel import places
+from mega_model.attention_backends import PackedAttention
+from mega_model.context_parallel import token_positions
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 
@@ -100,7 +100,7 @@ def test_the_choice_is_the_one_that_was_written_down() -> None:
 def test_a_rank_drops_of_its_tokens_what_one_process_drops() -> None:
     whole = _dropped(_dropout(2, 16)).unflatten(0, (2, 16))
     for rank in range(2):
-        mine_s = places(16, Axis("cp", 2, rank))
+        mine_s = token_positions(16, Axis("cp", 2, rank))
         dropout = Dropout(0.1, 0.0, token_keys(1, range(2), mine_s), ONE)
         assert torch.equal(_dropped(dropout), whole[:, mine_s].flatten(0, 1))
 
@@ -110,7 +110,7 @@ def _attended(dropout: Dropout | None, *, causal: bool, apart: bool) -> list[Ten
     rng = torch.Generator().manual_seed(7)
     q, k, v = (torch.randn(48, n, 8, generator=rng).requires_grad_() for n in (4, 2, 2))
     document_BS = torch.randint(0, 2, (3, 16), generator=rng).cumsum(1) if apart else None
-    out = Packed(3, 16, document_BS, causal=causal, dropout=dropout)(0, q, k, v)
+    out = PackedAttention(3, 16, document_BS, causal=causal, dropout=dropout)(0, q, k, v)
     out.square().sum().backward()
     assert q.grad is not None
     assert k.grad is not None
@@ -133,7 +133,7 @@ def test_attention_drops_weights_and_scales_the_rest() -> None:
     """Scores all alike and one-hot values: what comes out are the weights."""
     dropout = Dropout(0.0, 0.3, token_keys(1, range(8), torch.arange(64)), ONE)
     value = torch.eye(64)[:, None].repeat(8, 1, 1)
-    weight = Packed(8, 64, causal=False, dropout=dropout)(
+    weight = PackedAttention(8, 64, causal=False, dropout=dropout)(
         0, torch.zeros(512, 2, 64), torch.zeros(512, 1, 64), value
     )
     assert float((weight == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
@@ -144,7 +144,7 @@ def test_attention_drops_weights_and_scales_the_rest() -> None:
 
 def test_a_rank_of_heads_drops_what_the_whole_drops_there() -> None:
     key_T = token_keys(1, range(3), torch.arange(16))
-    whole = Dropout(0.0, 0.3, key_T, ONE).rows_of_scores(2, 3, 4)
+    whole = Dropout(0.0, 0.3, key_T, ONE).score_keys(2, 3, 4)
     assert whole is not None
-    shares = [Dropout(0.0, 0.3, key_T, Axis("tp", 2, rank)).rows_of_scores(2, 3, 2) for rank in range(2)]
+    shares = [Dropout(0.0, 0.3, key_T, Axis("tp", 2, rank)).score_keys(2, 3, 2) for rank in range(2)]
     assert torch.equal(torch.cat([share for share in shares if share is not None], 1), whole)

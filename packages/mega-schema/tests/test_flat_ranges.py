@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from mega_schema.checkpoint.flat_ranges import blocks, fragments
+from mega_schema.checkpoint.flat_ranges import fragments, range_boxes
 from mega_schema.sharding import Shape, Slab, Split, local_shape, slabs
 
 
@@ -25,18 +25,18 @@ def test_the_boxes_of_a_stretch_are_its_elements_in_order(seed: int) -> None:
         begin, end = sorted(rng.randint(0, numbers.size) for _ in range(2))
         found = [
             numbers[Slab(start, extent, start).in_global].flatten()
-            for start, extent in blocks(shape, begin, end)
+            for start, extent in range_boxes(shape, begin, end)
         ]
         assert np.concatenate([*found, []]).tolist() == list(range(begin, end)), (shape, begin, end)
         assert len(found) <= max(1, 2 * len(shape) - 1), "no more boxes than are needed"
 
 
 def test_whole_tensors_and_whole_rows_are_one_box_and_nothing_is_none() -> None:
-    assert list(blocks((3, 4), 0, 12)) == [((0, 0), (3, 4))]
-    assert list(blocks((3, 4), 4, 12)) == [((1, 0), (2, 4))]
-    assert list(blocks((3, 4), 5, 7)) == [((1, 1), (1, 2))]
-    assert list(blocks((3, 4), 2, 9)) == [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
-    assert list(blocks((3, 4), 5, 5)) == []
+    assert list(range_boxes((3, 4), 0, 12)) == [((0, 0), (3, 4))]
+    assert list(range_boxes((3, 4), 4, 12)) == [((1, 0), (2, 4))]
+    assert list(range_boxes((3, 4), 5, 7)) == [((1, 1), (1, 2))]
+    assert list(range_boxes((3, 4), 2, 9)) == [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    assert list(range_boxes((3, 4), 5, 5)) == []
 
 
 def _split(rng: random.Random, ranks: int) -> tuple[Shape, Split | None]:
@@ -69,7 +69,7 @@ def test_shares_of_shares_hold_every_element_of_a_tensor_once(seed: int) -> None
             for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
                 stretch = local.reshape(-1)[begin:end]
                 for part in fragments(held, local.shape, begin, end):
-                    values = stretch[part.in_stretch].reshape(part.block)[part.slab.in_local]
+                    values = stretch[part.in_range].reshape(part.block)[part.slab.in_local]
                     np.testing.assert_array_equal(values, whole[part.slab.in_global])
                     seen[part.slab.in_global] += 1
         assert (seen == (tp if split is None else 1)).all(), (shape, split, tp)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.dataset.atomic_dataset import atomic_folder
 from mega_schema.dataset.idx_content import CHUNK
 from mega_schema.dataset.indexed_dataset import (
-    FORMS,
+    INDEX_FORMATS,
     DatasetInfo,
     IndexedDataset,
     IndexedWriter,
@@ -37,7 +37,7 @@ def _anything(folder: Path) -> bool:
 
 
 def write(prefix: Path, docs: list[list[list[int]]], form: str, dtype: str = "int32", **options) -> None:
-    with IndexedWriter(prefix, dtype, form=form, **options) as writer:
+    with IndexedWriter(prefix, dtype, index_format=form, **options) as writer:
         for doc in docs:
             for sequence in doc:
                 writer.add(sequence)
@@ -59,13 +59,13 @@ def test_a_cached_dataset_is_megatrons_byte_for_byte_and_read_back(name, tmp_pat
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"{name}{suffix}").read_bytes() == (GOLDEN / f"{name}{suffix}").read_bytes()
     data = open_dataset(GOLDEN / name)
-    assert (data.form, data.dtype, back(data)) == ("cached", np.dtype(entries[name]["dtype"]), docs)
+    assert (data.index_format, data.dtype, back(data)) == ("cached", np.dtype(entries[name]["dtype"]), docs)
 
 
 documents = st.lists(st.lists(st.lists(st.integers(0, 10), max_size=5), max_size=4), max_size=6)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", INDEX_FORMATS)
 @settings(max_examples=40, deadline=None)
 @given(docs=documents)
 def test_any_documents_come_back_from_any_form(form, docs, tmp_path_factory):
@@ -75,10 +75,10 @@ def test_any_documents_come_back_from_any_form(form, docs, tmp_path_factory):
     write(prefix, docs, form, info=DatasetInfo(IDENTITY))
     data = IndexedDataset(prefix)
     kept = [[sequence] for doc in docs for sequence in doc] if form.startswith("fairseq") else docs
-    assert (data.form, back(data)) == (form, kept)
+    assert (data.index_format, back(data)) == (form, kept)
     assert data.lengths.dtype == np.int32
     flat = [token for doc in docs for sequence in doc for token in sequence]
-    assert data.between(0, data.tokens).tolist() == flat
+    assert data.view_range(0, data.tokens).tolist() == flat
 
 
 def test_fairseqs_files_are_laid_out_as_fairseq_lays_them_out(tmp_path):
@@ -106,7 +106,7 @@ def test_an_id_that_cannot_be_one_higher_does_not_fit_fairseqs_cached_form(tmp_p
         write(tmp_path / "p", [[[65535]]], "fairseq-cached", "uint16")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", INDEX_FORMATS)
 def test_a_dataset_is_opened_by_its_prefix_or_by_either_file(form, tmp_path):
     write(tmp_path / "a.b", [[[1, 2]], [[3]]], form)
     for name in ("a.b", "a.b.idx", "a.b.bin"):
@@ -115,7 +115,7 @@ def test_a_dataset_is_opened_by_its_prefix_or_by_either_file(form, tmp_path):
         open_dataset(tmp_path / "nothing.bin")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", INDEX_FORMATS)
 @pytest.mark.parametrize("seed", range(10))
 def test_every_strict_prefix_of_an_index_of_any_form_is_refused(form, seed, tmp_path):
     rng = random.Random(seed)
@@ -168,7 +168,7 @@ def test_a_fairseq_index_whose_pointers_do_not_follow_its_lengths_is_refused(tmp
         open_dataset(tmp_path / "p")
 
 
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("form", INDEX_FORMATS[1:])
 def test_only_the_first_form_has_modes(form, tmp_path):
     write(tmp_path / "p", [[[1, 2, 3]], [[4]]], form)
     with pytest.raises(FormatError, match="modes"):
@@ -193,11 +193,11 @@ def test_documents_written_at_once_are_those_written_one_by_one(tmp_path):
     assert back(IndexedDataset(tmp_path / "each")) == [[[0, 1]], [[2]]]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", INDEX_FORMATS)
 def test_an_index_longer_than_a_chunk_is_the_one_numpy_would_write(form, tmp_path):
     count = 2 * CHUNK + 3
     lengths = np.arange(count, dtype=np.int32) % 3
-    with IndexedWriter(tmp_path / "p", "uint8", form=form) as writer:
+    with IndexedWriter(tmp_path / "p", "uint8", index_format=form) as writer:
         for part in np.array_split(lengths, 5):
             writer.extend(np.zeros(part.sum(), np.uint8), part)
     data = IndexedDataset(tmp_path / "p")
@@ -229,9 +229,9 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp
     for name in (".t.1.mega-new", ".t.2.mega-old", ".tx.3.mega-new", "t.1.old", "t"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name, "utf-8")
-    with replacing_folder(tmp_path / "t", _anything) as outer:
+    with atomic_folder(tmp_path / "t", _anything) as outer:
         (outer / "other").write_text("new", "utf-8")
-        with pytest.raises(FileExistsError), replacing_folder(tmp_path / "t", _anything):
+        with pytest.raises(FileExistsError), atomic_folder(tmp_path / "t", _anything):
             pass  # a second writer leaves the folder of the first, which lives, alone
         assert (tmp_path / "t/file").read_text("utf-8") == "t"
         assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -241,7 +241,7 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_removed(tmp
             "t.1.old",
         ]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["other"]
-    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "t", _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "t", _anything):
         raise KeyboardInterrupt
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tx.3.mega-new", "t", "t.1.old"]
 
@@ -257,14 +257,14 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", ends)
-    with pytest.raises(KeyboardInterrupt), replacing_folder(folder, _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _anything):
         pass
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
     folder.rename(tmp_path / ".t.99.mega-old")  # a process was killed between the renames
     (tmp_path / ".t.99.mega-new").mkdir()
-    with pytest.raises(KeyboardInterrupt), replacing_folder(folder, _anything):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(folder, _anything):
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (folder / "file").read_text("utf-8") == "years"
@@ -273,7 +273,7 @@ def test_a_folder_that_could_not_be_replaced_is_there_again(tmp_path, monkeypatc
 def test_the_folder_one_stands_in_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with replacing_folder(Path(), _anything) as new:
+    with atomic_folder(Path(), _anything) as new:
         (new / "file").write_text("x", "utf-8")
     assert (tmp_path / "here" / "file").read_text("utf-8") == "x"
 

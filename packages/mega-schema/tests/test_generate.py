@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.decoder import Decoder
-from mega_model.generate import Generated, Stop, beam_search, generate, score
+from mega_model.generate import GenerateOutput, StopCriteria, beam_search, generate, score
 from mega_model.init import initial_values
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
@@ -34,8 +34,8 @@ PROMPTS = [[5, 1, 9], [7], [3, 3, 2, 8, 30, 11, 4], [1, 2]]
 
 
 def model_of(spec: ModelSpec) -> Decoder:
-    model = build(spec, Runtime.alone(spec))
-    fill(model, initial_values(table(spec), seed=5))
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, initial_values(table(spec), seed=5))
     return model
 
 
@@ -48,7 +48,7 @@ def model(request: pytest.FixtureRequest) -> Decoder:
 def logits_of(model: Decoder, row: list[int]) -> Tensor:
     """(S, V) by one pass without a cache."""
     positions = torch.arange(len(row))
-    return model(torch.tensor(row), positions, Packed(1, len(row)))[:, :VOCAB]
+    return model(torch.tensor(row), positions, PackedAttention(1, len(row)))[:, :VOCAB]
 
 
 def logprobs_of(model: Decoder, row: list[int]) -> list[float]:
@@ -105,7 +105,7 @@ def test_logprobs_are_those_of_a_full_forward_whatever_the_filters(model: Decode
         new_tokens=5,
         temperature=3.0,
         top_k=4,
-        never_after=never,
+        banned_bigram=never,
         logprobs=True,
         generator=generator,
     )
@@ -117,7 +117,7 @@ def test_logprobs_are_those_of_a_full_forward_whatever_the_filters(model: Decode
 
 def test_score_gives_the_logprobs_of_a_full_forward(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     # two tokens a chunk, so that the seams are crossed
-    monkeypatch.setattr("mega_model.generate._LOGITS_AT_ONCE", 2 * VOCAB)
+    monkeypatch.setattr("mega_model.generate._CHUNK_LOGITS", 2 * VOCAB)
     scored = score(model, PROMPTS)
     assert scored.rows == PROMPTS
     assert scored.logprobs is not None
@@ -126,13 +126,13 @@ def test_score_gives_the_logprobs_of_a_full_forward(model: Decoder, monkeypatch:
 
 
 def test_score_of_single_tokens_is_empty(model: Decoder) -> None:
-    assert score(model, [[4], [5]]) == Generated([[4], [5]], [[], []])
+    assert score(model, [[4], [5]]) == GenerateOutput([[4], [5]], [[], []])
 
 
 def test_a_row_ends_with_its_stop_token_and_the_others_go_on(model: Decoder) -> None:
     whole = generate(model, PROMPTS, new_tokens=8, top_k=1).rows
     stop = whole[1][len(PROMPTS[1]) + 2]
-    stopped = generate(model, PROMPTS, new_tokens=8, top_k=1, stop=Stop(frozenset({stop})))
+    stopped = generate(model, PROMPTS, new_tokens=8, top_k=1, stop=StopCriteria(frozenset({stop})))
     for prompt, row, full in zip(PROMPTS, stopped.rows, whole, strict=True):
         generated = full[len(prompt) :]
         cut = generated.index(stop) + 1 if stop in generated else len(generated)
@@ -141,7 +141,7 @@ def test_a_row_ends_with_its_stop_token_and_the_others_go_on(model: Decoder) -> 
 
 def test_a_stop_token_inside_a_prompt_ends_nothing(model: Decoder) -> None:
     stop = PROMPTS[2][3]
-    rows = generate(model, PROMPTS[1:3], new_tokens=1, top_k=1, stop=Stop(frozenset({stop}))).rows
+    rows = generate(model, PROMPTS[1:3], new_tokens=1, top_k=1, stop=StopCriteria(frozenset({stop}))).rows
     assert rows[1][:7] == PROMPTS[2]
     assert len(rows[1]) == 8
 
@@ -149,7 +149,7 @@ def test_a_stop_token_inside_a_prompt_ends_nothing(model: Decoder) -> None:
 def test_the_batch_ends_with_its_last_row(model: Decoder) -> None:
     first = greedy_by_definition(model, PROMPTS[0], 1)[-1]
     steps: list[int] = []
-    stop = Stop(frozenset({first}))
+    stop = StopCriteria(frozenset({first}))
     row = generate(model, PROMPTS[:1], new_tokens=30, top_k=1, stop=stop, before_step=steps.append).rows[0]
     assert steps == [len(PROMPTS[0])]
     assert row == [*PROMPTS[0], first]
@@ -158,25 +158,27 @@ def test_the_batch_ends_with_its_last_row(model: Decoder) -> None:
 @pytest.mark.parametrize(
     ("stop", "met"),
     [
-        (Stop(frozenset({9})), [False, True, False, False]),
-        (Stop(frozenset({9}), twice=4), [False, True, True, False]),
-        (Stop(), [False, False, False, False]),
+        (StopCriteria(frozenset({9})), [False, True, False, False]),
+        (StopCriteria(frozenset({9}), repeated_id=4), [False, True, True, False]),
+        (StopCriteria(), [False, False, False, False]),
     ],
 )
-def test_a_stop_is_one_of_its_ids_or_the_doubled_one(stop: Stop, met: list[bool]) -> None:
+def test_a_stop_is_one_of_its_ids_or_the_doubled_one(stop: StopCriteria, met: list[bool]) -> None:
     new_B, before_B = torch.tensor([4, 9, 4, 3]), torch.tensor([5, 4, 4, 4])
-    assert stop.met(new_B, before_B).tolist() == met
+    assert stop.is_met(new_B, before_B).tolist() == met
 
 
 def test_a_word_never_follows_the_one_it_must_not(model: Decoder) -> None:
     prompt = PROMPTS[0]
     likeliest = greedy_by_definition(model, prompt, 1)[-1]
-    row = generate(model, [prompt], new_tokens=1, top_k=1, never_after=(prompt[-1], likeliest)).rows[0]
+    row = generate(model, [prompt], new_tokens=1, top_k=1, banned_bigram=(prompt[-1], likeliest)).rows[0]
     assert row[-1] == int(logits_of(model, prompt)[-1].topk(2).indices[1])
 
 
 def test_no_word_past_the_tokenizers_vocabulary_is_chosen(model: Decoder) -> None:
-    rows = generate(model, PROMPTS, new_tokens=20, words=3, generator=torch.Generator().manual_seed(0)).rows
+    rows = generate(
+        model, PROMPTS, new_tokens=20, vocab_limit=3, generator=torch.Generator().manual_seed(0)
+    ).rows
     assert all(token < 3 for prompt, row in zip(PROMPTS, rows, strict=True) for token in row[len(prompt) :])
 
 
@@ -189,7 +191,7 @@ def test_top_p_decays_for_the_whole_batch_down_to_its_bound(
         seen.append(top_p)
         return logits_BV.argmax(-1)
 
-    monkeypatch.setattr("mega_model.generate.choose", choose)
+    monkeypatch.setattr("mega_model.generate.sample_token", choose)
     prompts = [[1], [2, 3, 4]]
     generate(model, prompts, new_tokens=3, top_p=0.8, top_p_decay=0.5, top_p_bound=0.15)
     assert seen == pytest.approx([0.8, 0.4, 0.2, 0.15, 0.15])
@@ -202,7 +204,7 @@ def test_top_p_never_decays_to_no_filter(model: Decoder, monkeypatch: pytest.Mon
         seen.append(top_p)
         return logits_BV.argmax(-1)
 
-    monkeypatch.setattr("mega_model.generate.choose", choose)
+    monkeypatch.setattr("mega_model.generate.sample_token", choose)
     generate(model, [[1]], new_tokens=4, top_p=0.8, top_p_decay=1e-200)
     assert min(seen) > 0.0
 
@@ -262,7 +264,9 @@ def test_a_beam_wider_than_the_vocabulary_gives_what_there_is(model: Decoder) ->
 def test_a_beam_never_takes_the_word_it_must_not(model: Decoder) -> None:
     prompt = PROMPTS[0]
     likeliest = greedy_by_definition(model, prompt, 1)[-1]
-    beams = beam_search(model, prompt, new_tokens=1, width=5, stop=None, never_after=(prompt[-1], likeliest))
+    beams = beam_search(
+        model, prompt, new_tokens=1, width=5, stop=None, banned_bigram=(prompt[-1], likeliest)
+    )
     assert likeliest not in [b.row[-1] for b in beams]
 
 
@@ -318,8 +322,8 @@ def stories() -> Decoder:
     }
     for layer in range(layers):
         weights |= {f"layers.{layer}.{name}.weight": value[layer] for name, value in of_layers.items()}
-    model = build(spec, Runtime.alone(spec))
-    fill(model, lambda name, slab: weights[name][slab.in_global])
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, lambda name, slab: weights[name][slab.in_global])
     return model
 
 

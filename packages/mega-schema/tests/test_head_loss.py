@@ -42,7 +42,7 @@ def _whole(x: Tensor, weight: Tensor, target: Tensor, vocab: int = VOCAB) -> Ten
 
 @pytest.fixture(params=[4, 256], ids=["chunks", "one chunk"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "loss_tokens", lambda *_: request.param)
+    monkeypatch.setattr(loss, "max_chunk_tokens", lambda *_: request.param)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 8, 50])
@@ -61,7 +61,7 @@ def test_half_precision_is_as_near_as_its_roundings_allow(dtype: torch.dtype) ->
     x, weight, target = _case(3, 50)
     low_x, low_weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
     gradients, main = WeightGradients(), torch.zeros_like(weight)
-    gradients.into(low_weight, lambda: main)
+    gradients.register_main_grad(low_weight, lambda: main)
     got = _head(low_x, low_weight, target, gradients=gradients)
     (0.3 * got).backward()
     exact_x, exact_weight = low_x.detach().double().requires_grad_(), low_weight.detach().double()
@@ -164,11 +164,11 @@ def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -
     x, weight, target = _case(1, 9)
     _, wanted = torch.autograd.grad(_whole(x, weight, target), (x, weight))
     gradients, main, ready = WeightGradients(), torch.ones_like(weight), []
-    gradients.into(weight, lambda: main)
-    gradients.ready = ready.append
+    gradients.register_main_grad(weight, lambda: main)
+    gradients.on_grad_ready = ready.append
     loss = _head(x, weight, target, gradients=gradients)
     assert torch.equal(main, torch.ones_like(weight))
-    with gradients.deferred(0):
+    with gradients.defer(0):
         (2 * loss).backward()
     torch.testing.assert_close(main, 1 + 2 * wanted)
     assert [some is weight for some in ready] == [True]
@@ -186,13 +186,13 @@ def test_the_weights_gradient_is_added_at_once_also_where_others_are_put_off() -
 def test_a_gradient_that_is_known_is_added_in_forward_where_that_rounds_nothing_more(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, gradient: float, in_forward: bool
 ) -> None:
-    monkeypatch.setattr(loss, "computing_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(loss, "matmul_dtype", lambda x: x.dtype)
     x, weight, target = _case(1, 300)
     x, weight = x.detach().to(dtype).requires_grad_(), nn.Parameter(weight.detach().to(dtype))
     wanted_x, wanted = torch.autograd.grad(gradient * _whole(x, weight, target), (x, weight))
     gradients, main, ready = WeightGradients(), torch.ones(weight.shape), []
-    gradients.into(weight, lambda: main)
-    gradients.ready = ready.append
+    gradients.register_main_grad(weight, lambda: main)
+    gradients.on_grad_ready = ready.append
     total = gradient * _head(x, weight, target, gradients=gradients, gradient=gradient)
     assert len(ready) == int(in_forward)
     total.backward()
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_known_is_added_in_forward_where_that_rounds_nothing_
 def test_a_gradient_that_is_not_the_one_said_is_an_error() -> None:
     x, weight, target = _case(1, 9)
     gradients, main = WeightGradients(), torch.zeros_like(weight)
-    gradients.into(weight, lambda: main)
+    gradients.register_main_grad(weight, lambda: main)
     loss = 2 * _head(x, weight, target, gradients=gradients, gradient=3.0)
     with pytest.raises(RuntimeError, match=r"the gradient of the loss is 2\.0, and was said to be 3\.0"):
         loss.backward()
@@ -221,8 +221,8 @@ def test_a_known_gradient_of_a_weight_that_autograd_has_changes_nothing() -> Non
 def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
     x, weight, target = _case(1, 9)
     gradients, main, ready = WeightGradients(), torch.zeros_like(weight), []
-    gradients.into(gradients.again(weight), lambda: main)
-    gradients.ready = ready.append
+    gradients.register_main_grad(gradients.share_weight(weight), lambda: main)
+    gradients.on_grad_ready = ready.append
     _head(x, weight, target, gradients=gradients).backward()
     assert not ready
     _head(x, weight, target, gradients=gradients).backward()
@@ -231,10 +231,10 @@ def test_a_tied_weight_is_ready_once_both_its_uses_have_added() -> None:
 
 def test_a_small_probability_is_not_lost_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp(-18) of the second word is less than half of float16's smallest number."""
-    monkeypatch.setattr(loss, "computing_dtype", lambda x: x.dtype)  # also on a CPU that does it in float32
+    monkeypatch.setattr(loss, "matmul_dtype", lambda x: x.dtype)  # also on a CPU that does it in float32
     x, weight = (torch.tensor(of, dtype=torch.float16) for of in ([[1.0]], [[0.0], [-18.0]]))
     gradients, main = WeightGradients(), torch.zeros(2, 1)
-    gradients.into(weight := nn.Parameter(weight), lambda: main)
+    gradients.register_main_grad(weight := nn.Parameter(weight), lambda: main)
     _head(x, weight, torch.tensor([0]), vocab=2, gradients=gradients).backward()
     assert float(main[1]) == pytest.approx(math.exp(-18), rel=2e-3)
 

@@ -19,7 +19,7 @@ from mega_schema.dataset.indexed_dataset import (
     DatasetInfo,
     IndexedDataset,
     IndexedWriter,
-    beside,
+    sibling,
     smallest_dtype,
 )
 from mega_schema.errors import FormatError
@@ -340,7 +340,7 @@ def test_whenever_a_replacement_stops_no_reader_sees_a_mixture(tmp_path, monkeyp
         except OSError:
             assert stop < 3
         monkeypatch.undo()
-        if beside(tmp_path / "p", ".idx").exists():
+        if sibling(tmp_path / "p", ".idx").exists():
             assert IndexedDataset(tmp_path / "p")[0].tolist() == [8, 8]
             assert stop == 3
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mega_model.attention import rotary_angles
-from mega_model.attention_backends import Packed
-from mega_model.build import build, chunks, fill, load_model, parameters
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_chunks, build_model, fill_weights, load_model, parameters
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.dropout import Dropout, token_keys
@@ -21,7 +21,7 @@ from mega_model.layers import sinusoids
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import Recompute
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SMALL: dict[str, Any] = {
@@ -65,8 +65,8 @@ TOKENS = torch.randint(0, 19, (2, 8), generator=torch.Generator().manual_seed(3)
 
 
 def _model(spec: ModelSpec, seed: int = 1) -> Decoder:
-    model = build(spec, Runtime.alone(spec))
-    fill(model, initial_values(table(spec), seed))
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, initial_values(table(spec), seed))
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():  # norms of ones and biases of zeros would hide a mistake
         weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
@@ -76,7 +76,9 @@ def _model(spec: ModelSpec, seed: int = 1) -> Decoder:
 def _logits(model: Decoder, token_BS: Tensor) -> Tensor:
     rows, length = token_BS.shape
     with torch.no_grad():
-        logits: Tensor = model(token_BS.flatten(), torch.arange(length).repeat(rows), Packed(rows, length))
+        logits: Tensor = model(
+            token_BS.flatten(), torch.arange(length).repeat(rows), PackedAttention(rows, length)
+        )
     return logits[:, : model.spec.vocab].unflatten(0, (rows, length))
 
 
@@ -160,7 +162,7 @@ def _of(head: int, width: int) -> slice:
 
 def _turned(spec: ModelSpec, x: Tensor) -> Tensor:
     """Pairs of components as complex numbers, multiplied by e^(i·place·rate)."""
-    half = spec.turning // 2
+    half = spec.rotary_dim // 2
     if not half:
         return x
     first = torch.arange(half) * 2 if spec.rope_interleaved else torch.arange(half)
@@ -187,8 +189,8 @@ def _rate(spec: ModelSpec, rate: float) -> float:
 def test_a_loaded_model_has_the_weights_that_were_read_and_is_in_evaluation_mode(dtype: torch.dtype) -> None:
     spec = SPECS["gpt"]
     model = load_model(spec, initial_values(table(spec), 1), dtype=dtype)
-    reference = build(spec, Runtime.alone(spec, dtype=dtype))
-    fill(reference, initial_values(table(spec), 1))
+    reference = build_model(spec, Runtime.single_process(spec, dtype=dtype))
+    fill_weights(reference, initial_values(table(spec), 1))
     assert not model.training
     weights = model.state_dict()
     assert weights.keys() == reference.state_dict().keys()
@@ -216,8 +218,8 @@ def test_a_token_does_not_see_what_comes_after_it(name: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_the_model_holds_the_rows_of_its_table_and_no_others(name: str) -> None:
     spec = SPECS[name]
-    rt = Runtime.alone(spec)
-    model = build(spec, rt)
+    rt = Runtime.single_process(spec)
+    model = build_model(spec, rt)
     wanted = {row.name: row.local_shape(1) for row in table(spec) if row.tied_to is None}
     assert {row.name: tuple(weight.shape) for row, weight in parameters(model, rt)} == wanted
 
@@ -229,31 +231,33 @@ def test_stages_one_after_another_are_the_model(name: str, pp: int, vp: int) -> 
     read, place = initial_values(table(spec), 7), torch.arange(8).repeat(2)
     held: set[str] = set()
     meshes = [Mesh(layout, rank, pp=Axis("pp", pp, rank)) for rank in range(pp)]
-    runtimes = [Runtime.on(mesh, spec) for mesh in meshes]
-    models = [chunks(rt, mesh) for rt, mesh in zip(runtimes, meshes, strict=True)]
+    runtimes = [Runtime.from_mesh(mesh, spec) for mesh in meshes]
+    models = [build_chunks(rt, mesh) for rt, mesh in zip(runtimes, meshes, strict=True)]
     for index in range(pp * vp):
         rt, stage = runtimes[index % pp], models[index % pp][index // pp]
-        fill(stage, read, rt)
+        fill_weights(stage, read, rt)
         names = {row.name for row, _ in parameters(stage, rt)}
-        assert names == {row.name for row in table(spec) if row.on(stage.stage)}
+        assert names == {row.name for row in table(spec) if row.is_on(stage.stage)}
         assert not names & held
         held |= names
         with torch.no_grad():
-            x = stage(x, place, Packed(2, 8))
+            x = stage(x, place, PackedAttention(2, 8))
     assert held == {row.name for row in table(spec)}
-    whole = build(spec, Runtime.alone(spec))
-    fill(whole, read)
+    whole = build_model(spec, Runtime.single_process(spec))
+    fill_weights(whole, read)
     torch.testing.assert_close(x[:, : spec.vocab].unflatten(0, (2, 8)), _logits(whole, TOKENS))
 
 
-@pytest.mark.parametrize("again", [Recompute(), Recompute("full"), Recompute("full", "block", 1)], ids=str)
+@pytest.mark.parametrize(
+    "again", [RecomputePolicy(), RecomputePolicy("full"), RecomputePolicy("full", "block", 1)], ids=str
+)
 @pytest.mark.parametrize("name", SPECS)
-def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, again: Recompute) -> None:
+def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, again: RecomputePolicy) -> None:
     """A pipeline frees it as soon as the next stage has it."""
     spec, place = SPECS[name], torch.arange(8)
-    rt = Runtime.on(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=again)
-    stage = build(spec, rt)
-    fill(stage, initial_values(table(spec), 7), rt)
+    rt = Runtime.from_mesh(Mesh(Layout(pp=2), 0, pp=Axis("pp", 2, 0)), spec, recompute=again)
+    stage = build_model(spec, rt)
+    fill_weights(stage, initial_values(table(spec), 7), rt)
     drop = Dropout(0.2, 0.2, token_keys(1, [0, 1], place), rt.tp)
     kept: set[int] = set()
 
@@ -262,15 +266,15 @@ def test_what_a_stage_passes_on_is_not_kept_for_its_own_backward(name: str, agai
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = stage(TOKENS.flatten(), place.repeat(2), Packed(2, 8, dropout=drop), drop)
+        out = stage(TOKENS.flatten(), place.repeat(2), PackedAttention(2, 8, dropout=drop), drop)
     assert kept
     assert out.untyped_storage().data_ptr() not in kept
 
 
 def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:
     spec = SPECS["gpt"]
-    model = build(spec, Runtime.alone(spec))
-    fill(model, initial_values(table(spec), 1))
+    model = build_model(spec, Runtime.single_process(spec))
+    fill_weights(model, initial_values(table(spec), 1))
     assert model.embed.weight.shape == (20, 16)
     assert torch.count_nonzero(model.embed.weight[19:]) == 0
     assert model.head.weight is model.embed.weight
@@ -279,7 +283,7 @@ def test_filled_padding_is_zero_and_a_tied_head_is_the_embedding() -> None:
 def test_every_parameter_has_a_gradient() -> None:
     for spec in SPECS.values():
         model = _model(spec)
-        model(TOKENS.flatten(), torch.arange(8).repeat(2), Packed(2, 8))[
+        model(TOKENS.flatten(), torch.arange(8).repeat(2), PackedAttention(2, 8))[
             :, : spec.vocab
         ].square().mean().backward()
         for name, weight in model.named_parameters():
@@ -290,17 +294,17 @@ def test_every_parameter_has_a_gradient() -> None:
 
 def test_bfloat16_weights_are_the_rounded_ones() -> None:
     spec = SPECS["llama"]
-    rt = Runtime.alone(spec, dtype=torch.bfloat16)
-    low, full = build(spec, rt), build(spec, Runtime.alone(spec))
+    rt = Runtime.single_process(spec, dtype=torch.bfloat16)
+    low, full = build_model(spec, rt), build_model(spec, Runtime.single_process(spec))
     for model in (low, full):
-        fill(model, initial_values(table(spec), 1), rt)
+        fill_weights(model, initial_values(table(spec), 1), rt)
     for a, b in zip(low.parameters(), full.parameters(), strict=True):
         assert torch.equal(a, b.bfloat16())
 
 
 def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
     spec = llama(layers=1, hidden=8, heads=1, ffn=8, vocab=5, context=100, rope_base=50.0)
-    rotate = Runtime.alone(spec).kernels.rotate
+    rotate = Runtime.single_process(spec).kernels.apply_rotary
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def at(x: Tensor, place: int) -> Tensor:
@@ -314,7 +318,7 @@ def test_turning_keeps_lengths_and_depends_on_distance_alone() -> None:
 
 
 def test_the_reference_norms_are_torchs_own() -> None:
-    kernels = Runtime.alone(SPECS["gpt"]).kernels
+    kernels = Runtime.single_process(SPECS["gpt"]).kernels
     x, scale, shift = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).unbind()
     torch.testing.assert_close(kernels.rms_norm(x, scale[0], 1e-5), F.rms_norm(x, (16,), scale[0], 1e-5))
     torch.testing.assert_close(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import LayoutError
-from mega_schema.parallel_layout import Coordinates, Layout, deal
+from mega_schema.parallel_layout import Coordinates, Layout, split_layers
 
 DEGREE = st.integers(1, 5)
 
@@ -42,13 +42,13 @@ def test_stages_hold_every_layer_once_in_order_and_nearly_evenly(pp: int, more: 
     sizes = [len(stage.layers) for stage in stages]
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes[0], sizes[-1]) <= min(sizes[1:-1], default=max(sizes))
-    assert [stage.first for stage in stages] == [place == 0 for place in range(pp)]
-    assert [stage.last for stage in stages] == [place == pp - 1 for place in range(pp)]
+    assert [stage.is_first for stage in stages] == [place == 0 for place in range(pp)]
+    assert [stage.is_last for stage in stages] == [place == pp - 1 for place in range(pp)]
 
 
 def test_data_parallel_takes_what_remains() -> None:
-    assert Layout.of(12, tp=2, pp=3) == Layout(tp=2, pp=3, dp=2)
-    assert Layout.of(24, tp=2, pp=3, cp=2) == Layout(tp=2, pp=3, cp=2, dp=2)
+    assert Layout.from_world_size(12, tp=2, pp=3) == Layout(tp=2, pp=3, dp=2)
+    assert Layout.from_world_size(24, tp=2, pp=3, cp=2) == Layout(tp=2, pp=3, cp=2, dp=2)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_ranks_that_are_no_whole_number_of_models_are_refused(
     world: int, tp: int, pp: int, said: str
 ) -> None:
     with pytest.raises(LayoutError, match=said):
-        Layout.of(world, tp=tp, pp=pp)
+        Layout.from_world_size(world, tp=tp, pp=pp)
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 30))
@@ -73,7 +73,7 @@ def test_virtual_stages_go_around_the_places(pp: int, vp: int, more: int) -> Non
     assert [stage.index for stage in stages] == list(range(pp * vp))
     assert {stage.count for stage in stages} == {pp * vp}
     assert [layer for stage in stages for layer in stage.layers] == list(range(layers))
-    assert [stage.index for stage in stages if stage.first or stage.last] == sorted({0, pp * vp - 1})
+    assert [stage.index for stage in stages if stage.is_first or stage.is_last] == sorted({0, pp * vp - 1})
 
 
 @given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 30), st.data())
@@ -86,7 +86,7 @@ def test_layers_are_dealt_once_each_however_they_are_asked_for(
     last = data.draw(st.none() | st.integers(vp, left)) if pp > 2 or first is None else None
     embedding = first is None and data.draw(st.booleans())
     head = last is None and data.draw(st.booleans())
-    sizes = deal(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
+    sizes = split_layers(layers, pp=pp, vp=vp, first=first, last=last, embedding=embedding, head=head)
     assert len(sizes) == pp * vp
     assert sum(sizes) == layers
     assert first is None or sum(sizes[::pp]) == first
@@ -98,21 +98,21 @@ def test_layers_are_dealt_once_each_however_they_are_asked_for(
     dealt = [units[stage] for stage in range(pp * vp) if stage % pp in free]
     assert all(unit > 0 for unit in units)
     assert not dealt or max(dealt) - min(dealt) <= 1
-    assert Layout(pp=pp, vp=vp, dealt=sizes).stage(pp - 1, layers, vp - 1).layers[-1:] in (
+    assert Layout(pp=pp, vp=vp, layers_per_stage=sizes).stage(pp - 1, layers, vp - 1).layers[-1:] in (
         range(layers - 1, layers),
         range(layers, layers),
     )
 
 
 def test_embedding_and_head_count_as_layers_when_asked() -> None:
-    assert deal(12, pp=4) == (3, 3, 3, 3)
-    assert deal(10, pp=4) == (2, 3, 3, 2)
-    assert deal(10, pp=4, embedding=True, head=True) == (2, 3, 3, 2)
-    assert deal(11, pp=4, head=True) == (3, 3, 3, 2)
-    assert deal(2, pp=4, embedding=True, head=True) == (0, 1, 1, 0)
-    assert deal(14, pp=2, vp=2, embedding=True, head=True) == (3, 4, 4, 3)
-    assert deal(12, pp=4, first=2, last=4) == (2, 3, 3, 4)
-    assert deal(12, pp=2, vp=2, first=5) == (2, 4, 3, 3)
+    assert split_layers(12, pp=4) == (3, 3, 3, 3)
+    assert split_layers(10, pp=4) == (2, 3, 3, 2)
+    assert split_layers(10, pp=4, embedding=True, head=True) == (2, 3, 3, 2)
+    assert split_layers(11, pp=4, head=True) == (3, 3, 3, 2)
+    assert split_layers(2, pp=4, embedding=True, head=True) == (0, 1, 1, 0)
+    assert split_layers(14, pp=2, vp=2, embedding=True, head=True) == (3, 4, 4, 3)
+    assert split_layers(12, pp=4, first=2, last=4) == (2, 3, 3, 4)
+    assert split_layers(12, pp=2, vp=2, first=5) == (2, 4, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_embedding_and_head_count_as_layers_when_asked() -> None:
 )
 def test_a_dealing_that_cannot_be_is_refused(asked: dict[str, int], said: str) -> None:
     with pytest.raises(LayoutError, match=said):
-        deal(8, **{"pp": 4, **asked})
+        split_layers(8, **{"pp": 4, **asked})
 
 
 def test_a_stage_without_a_layer_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout
-from mega_schema.params import Param, count
+from mega_schema.params import Param, count_params
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
 
 SMALL = {"layers": 3, "hidden": 8, "heads": 4, "vocab": 11, "context": 6, "vocab_multiple": 4}
@@ -39,7 +39,7 @@ def test_names_are_unique_and_rows_are_consistent(name: str) -> None:
 def test_every_parameter_is_on_one_stage(name: str, pp: int) -> None:
     stages = [Layout(pp=pp).stage(place, 3) for place in range(pp)]
     for row in table(SPECS[name]):
-        assert sum(row.on(stage) for stage in stages) == 1, row.name
+        assert sum(row.is_on(stage) for stage in stages) == 1, row.name
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -49,7 +49,7 @@ def test_norms_and_biases_alone_do_not_decay(name: str) -> None:
 
 
 def test_a_tied_head_is_not_counted() -> None:
-    tied, untied = (count(table(gpt(**SMALL, tied=tied))) for tied in (True, False))
+    tied, untied = (count_params(table(gpt(**SMALL, tied=tied))) for tied in (True, False))
     assert untied - tied == 11 * 8
 
 

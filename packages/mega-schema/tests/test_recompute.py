@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mega_model.attention_backends import Packed
-from mega_model.build import build, fill
+from mega_model.attention_backends import PackedAttention
+from mega_model.build import build_model, fill_weights
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Axis
 from mega_model.dropout import Dropout, token_keys
 from mega_model.init import initial_values
-from mega_model.recompute import Recomputed, again, again_from_share
+from mega_model.recompute import RecomputedAttention, recompute, recompute_sharded
 from mega_model.runtime import Runtime
 from mega_schema.arch import table
-from mega_schema.recompute_policy import KEEP_ALL, MODULES, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, MODULES, RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
 
 SIZES = {"layers": 4, "hidden": 16, "heads": 4, "vocab": 19, "context": 32, "vocab_multiple": 8}
@@ -32,12 +32,12 @@ SPECS: dict[str, ModelSpec] = {
 }
 ROWS, LENGTH = 2, 32
 KINDS = {
-    "selective": Recompute("selective"),
-    "norms and activation": Recompute("selective", modules=("layernorm", "mlp_act")),
-    "all modules": Recompute("selective", modules=MODULES),
-    "full": Recompute("full"),
-    "full by three": Recompute("full", layers=3),
-    "block of two": Recompute("full", "block", 2),
+    "selective": RecomputePolicy("selective"),
+    "norms and activation": RecomputePolicy("selective", modules=("layernorm", "mlp_act")),
+    "all modules": RecomputePolicy("selective", modules=MODULES),
+    "full": RecomputePolicy("full"),
+    "full by three": RecomputePolicy("full", layers=3),
+    "block of two": RecomputePolicy("full", "block", 2),
 }
 
 
@@ -45,31 +45,31 @@ KINDS = {
     ("recompute", "groups"),
     [
         (KEEP_ALL, [([4, 5, 6, 7, 8], False)]),
-        (Recompute("selective"), [([4, 5, 6, 7, 8], False)]),
-        (Recompute("full"), [([i], True) for i in range(4, 9)]),
-        (Recompute("full", layers=2), [([4, 5], True), ([6, 7], True), ([8], True)]),
-        (Recompute("full", layers=9), [([4, 5, 6, 7, 8], True)]),
-        (Recompute("full", "block", 2), [([4], True), ([5], True), ([6, 7, 8], False)]),
-        (Recompute("full", "block", 5), [([i], True) for i in range(4, 9)]),
+        (RecomputePolicy("selective"), [([4, 5, 6, 7, 8], False)]),
+        (RecomputePolicy("full"), [([i], True) for i in range(4, 9)]),
+        (RecomputePolicy("full", layers=2), [([4, 5], True), ([6, 7], True), ([8], True)]),
+        (RecomputePolicy("full", layers=9), [([4, 5, 6, 7, 8], True)]),
+        (RecomputePolicy("full", "block", 2), [([4], True), ([5], True), ([6, 7, 8], False)]),
+        (RecomputePolicy("full", "block", 5), [([i], True) for i in range(4, 9)]),
     ],
 )
 def test_the_layers_of_a_stage_are_grouped(
-    recompute: Recompute, groups: list[tuple[list[int], bool]]
+    recompute: RecomputePolicy, groups: list[tuple[list[int], bool]]
 ) -> None:
     assert recompute.groups(range(4, 9)) == groups
 
 
-def _model(spec: ModelSpec, recompute: Recompute) -> Decoder:
-    model = build(spec, dataclasses.replace(Runtime.alone(spec), recompute=recompute))
-    fill(model, initial_values(table(spec), 1))
+def _model(spec: ModelSpec, recompute: RecomputePolicy) -> Decoder:
+    model = build_model(spec, dataclasses.replace(Runtime.single_process(spec), recompute=recompute))
+    fill_weights(model, initial_values(table(spec), 1))
     return model
 
 
-def _forward(model: Decoder, recompute: Recompute, dropout: float, length: int = LENGTH) -> Tensor:
+def _forward(model: Decoder, recompute: RecomputePolicy, dropout: float, length: int = LENGTH) -> Tensor:
     token_T = torch.randint(0, 19, (ROWS * length,), generator=torch.Generator().manual_seed(3))
     drop = Dropout(dropout, dropout, token_keys(1, range(ROWS), torch.arange(length)), Axis("tp"))
-    attend = Packed(ROWS, length, dropout=drop)
-    attended = Recomputed(attend) if recompute.recomputes("core_attn") else attend
+    attend = PackedAttention(ROWS, length, dropout=drop)
+    attended = RecomputedAttention(attend) if recompute.recomputes("core_attn") else attend
     scores: Tensor = model(token_T, torch.arange(length).repeat(ROWS), attended, drop)
     return scores.square().mean()
 
@@ -78,7 +78,7 @@ def _forward(model: Decoder, recompute: Recompute, dropout: float, length: int =
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_gradients_are_bit_for_bit_those_of_keeping_everything(name: str, kind: str, dropout: float) -> None:
-    def gradients(recompute: Recompute) -> list[Tensor]:
+    def gradients(recompute: RecomputePolicy) -> list[Tensor]:
         model = _model(SPECS[name], recompute)
         _forward(model, recompute, dropout).backward()
         return [weight.grad for weight in model.parameters() if weight.grad is not None]
@@ -104,12 +104,12 @@ def _kept_bytes(forward: Callable[[], Tensor], weights: list[Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _kept(kind: Recompute, layers: int, dropout: float = 0.0, length: int = LENGTH) -> int:
+def _kept(kind: RecomputePolicy, layers: int, dropout: float = 0.0, length: int = LENGTH) -> int:
     model = _model(gpt(**(SIZES | {"layers": layers})), kind)
     return _kept_bytes(lambda: _forward(model, kind, dropout, length), list(model.parameters()))
 
 
-def _kept_by_a_layer(kind: Recompute, length: int) -> int:
+def _kept_by_a_layer(kind: RecomputePolicy, length: int) -> int:
     return _kept(kind, 3, 0.3, length) - _kept(kind, 2, 0.3, length)
 
 
@@ -137,14 +137,14 @@ def test_norms_and_activation_that_are_recomputed_are_not_kept() -> None:
     """Of GPT the inputs of qkv and up, 2 h, and of down, 4 h (arXiv:2205.05198 §4.1, table 2)."""
     kept = _kept(KEEP_ALL, 3) - _kept(KEEP_ALL, 2)
     for modules, saved in ((("layernorm",), 2), (("mlp_act",), 4), (("layernorm", "mlp_act"), 6)):
-        again = Recompute("selective", modules=modules)
+        again = RecomputePolicy("selective", modules=modules)
         assert _kept(again, 3) - _kept(again, 2) == kept - saved * INPUT, modules
 
 
 def test_a_share_of_what_enters_is_enough() -> None:
     """One rank's share is the whole; the gather over several is tested in tests/parity."""
     x = torch.randn(8, 4, requires_grad=True)
-    for run in (again, lambda f, x: again_from_share(f, x, Axis("tp"))):
+    for run in (recompute, lambda f, x: recompute_sharded(f, x, Axis("tp"))):
         (gradient,) = torch.autograd.grad(run(lambda x: x.exp().square(), x).sum(), x)  # type: ignore[operator]
         torch.testing.assert_close(gradient, 2 * (2 * x).exp().detach())
 
@@ -152,7 +152,7 @@ def test_a_share_of_what_enters_is_enough() -> None:
 def test_without_gradients_nothing_is_kept_and_nothing_is_computed_twice() -> None:
     calls = []
     with torch.no_grad():
-        again(lambda x: calls.append(x) or x, torch.ones(1))
+        recompute(lambda x: calls.append(x) or x, torch.ones(1))
     assert len(calls) == 1
 
 
@@ -161,23 +161,23 @@ def test_without_gradients_nothing_is_kept_and_nothing_is_computed_twice() -> No
 def test_weights_main_gradients_get_every_product_once(kind: str, put_off: bool) -> None:
     """Also where a zero-bubble pipeline makes the products after the backward pass."""
 
-    def mains(recompute: Recompute, put_off: bool) -> dict[str, Tensor]:
+    def mains(recompute: RecomputePolicy, put_off: bool) -> dict[str, Tensor]:
         spec = SPECS["llama"]
-        runtime = dataclasses.replace(Runtime.alone(spec), recompute=recompute)
-        model = build(spec, runtime)
-        fill(model, initial_values(table(spec), 1))
+        runtime = dataclasses.replace(Runtime.single_process(spec), recompute=recompute)
+        model = build_model(spec, runtime)
+        fill_weights(model, initial_values(table(spec), 1))
         main = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
         for name, weight in model.named_parameters():
-            runtime.weight_gradients.into(weight, partial(main.__getitem__, name))
+            runtime.weight_gradients.register_main_grad(weight, partial(main.__getitem__, name))
         for micro in range(2):
             loss = _forward(model, recompute, 0.3)
             if put_off:
-                with runtime.weight_gradients.deferred(micro):
+                with runtime.weight_gradients.defer(micro):
                     loss.backward()
             else:
                 loss.backward()
         for micro in range(2 if put_off else 0):
-            runtime.weight_gradients.run(micro)
+            runtime.weight_gradients.run_deferred(micro)
         return main
 
     kept, recomputed = mains(KEEP_ALL, False), mains(KINDS[kind], put_off)

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import Store
 
-from mega_model.distributed.rendezvous import agreed
+from mega_model.distributed.rendezvous import agree_on_roster
 from mega_schema.errors import LayoutError
 
 
@@ -20,7 +20,7 @@ def _meet(store: Store, size: int, late: int | None = None) -> list[Store]:
     def come(rank: int) -> None:
         if rank == late:
             time.sleep(0.2)
-        found[rank] = agreed(store, rank, size, timedelta(seconds=30))
+        found[rank] = agree_on_roster(store, rank, size, timedelta(seconds=30))
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -55,4 +55,4 @@ def test_a_start_with_fewer_ranks_is_a_start_of_its_own() -> None:
 
 def test_ranks_that_do_not_come_are_counted() -> None:
     with pytest.raises(LayoutError, match=r"^rank 0: the ranks of this run did not all come: found 1 in"):
-        agreed(HashStore(), 0, 2, timedelta(seconds=0.1))
+        agree_on_roster(HashStore(), 0, 2, timedelta(seconds=0.1))

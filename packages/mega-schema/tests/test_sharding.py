@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mega_schema.errors import LayoutError
-from mega_schema.sharding import Repeated, Slab, Split, local_shape, overlap, overlaps, owned, repeated, slabs
+from mega_schema.sharding import (
+    ReplicatedRange,
+    Slab,
+    Split,
+    local_shape,
+    overlap,
+    overlaps,
+    replicated_range,
+    saved_boxes,
+    slabs,
+)
 
 
 @st.composite
@@ -41,7 +51,7 @@ def test_the_ranks_cover_every_element_once_unless_each_holds_all(
     covered = np.zeros(shape, int)
     for rank in range(ranks):
         for slab in slabs("w", shape, split, rank, ranks):
-            assert not slab.empty
+            assert not slab.is_empty
             covered[slab.in_global] += 1
     assert (covered == (1 if split else ranks)).all()
 
@@ -158,10 +168,10 @@ def test_over_thousands_of_cuts_every_element_is_held_and_answered_for_once() ->
     for _ in range(2500):
         shape, split, ranks = _any_cut(rng)
         held, answered = np.zeros(shape, int), np.zeros(shape, int)
-        again = repeated("w", shape, split, ranks)
+        again = replicated_range("w", shape, split, ranks)
         for rank in range(ranks):
             share = np.zeros(local_shape("w", shape, split, ranks), int)
-            boxes, own = slabs("w", shape, split, rank, ranks), owned("w", shape, split, rank, ranks)
+            boxes, own = slabs("w", shape, split, rank, ranks), saved_boxes("w", shape, split, rank, ranks)
             assert set(own) <= set(boxes)
             for box in boxes:
                 held[box.in_global] += 1
@@ -174,7 +184,7 @@ def test_over_thousands_of_cuts_every_element_is_held_and_answered_for_once() ->
                 assert set(own) == set(boxes)
             if again is not None:
                 twice = share.reshape(-1)[again.begin : again.end]
-                assert (twice == (2 if rank % again.holders == 0 else 1)).all()
+                assert (twice == (2 if rank % again.head_replicas == 0 else 1)).all()
                 assert (np.delete(share.reshape(-1), np.s_[again.begin : again.end]) == 2).all()
                 repeats += 1
         assert (answered == 1).all()
@@ -184,7 +194,7 @@ def test_over_thousands_of_cuts_every_element_is_held_and_answered_for_once() ->
         elif again is None:
             assert (held == 1).all()
         else:
-            assert set(np.unique(held)) == {1, again.holders}
+            assert set(np.unique(held)) == {1, again.head_replicas}
     assert repeats > 250
 
 
@@ -193,9 +203,9 @@ def test_a_rank_holds_the_key_head_its_query_heads_read() -> None:
     split = Split("tp", 0, (8, 2, 2), repeats=(1, 2))
     found = [[box.start[0] for box in slabs("qkv", (12,), split, rank, 4)] for rank in range(4)]
     assert found == [[0, 8, 10], [2, 8, 10], [4, 9, 11], [6, 9, 11]]
-    assert [len(owned("qkv", (12,), split, rank, 4)) for rank in range(4)] == [3, 1, 3, 1]
-    assert repeated("qkv", (12,), split, 4) == Repeated(2, 4, 2)
-    assert repeated("qkv", (12,), split, 2) is None
+    assert [len(saved_boxes("qkv", (12,), split, rank, 4)) for rank in range(4)] == [3, 1, 3, 1]
+    assert replicated_range("qkv", (12,), split, 4) == ReplicatedRange(2, 4, 2)
+    assert replicated_range("qkv", (12,), split, 2) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama, preset
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
@@ -44,7 +44,7 @@ SMALL = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 5, "context": 4}
     ],
 )
 def test_a_preset_has_as_many_parameters_as_its_name_says(name: str, billions: float) -> None:
-    assert count(table(preset(name))) / 1e9 == pytest.approx(billions, rel=0.01)
+    assert count_params(table(preset(name))) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_every_preset_survives_json() -> None:
@@ -120,6 +120,6 @@ def test_a_llama_has_no_other_norm() -> None:
 
 
 def test_only_rotary_positions_turn_components() -> None:
-    assert gpt(**SMALL).turning == 0
-    assert gpt(**SMALL, positions="rope").turning == 4
-    assert gpt(**SMALL, positions="rope", rope_share=0.5).turning == 2
+    assert gpt(**SMALL).rotary_dim == 0
+    assert gpt(**SMALL, positions="rope").rotary_dim == 4
+    assert gpt(**SMALL, positions="rope", rope_share=0.5).rotary_dim == 2

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model.distributed.mesh import Axis
-from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 from mega_model.weight_gradients import WeightGradients
 
 ALONE = Axis("tp")
@@ -29,7 +29,7 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
     check = torch.autograd.gradcheck
     assert check(lambda x, w, b: column_linear(x, w, b, ALONE, gradients), (x, weight, bias))
     assert check(lambda x, w: row_linear(x, w, ALONE, gradients), (x, weight))
-    assert check(lambda w: vocabulary_rows(token, mine, w, ALONE, gradients), (table,))
+    assert check(lambda w: vocab_embedding(token, mine, w, ALONE, gradients), (table,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -38,7 +38,7 @@ def test_the_gradients_are_those_of_finite_differences() -> None:
 def test_values_and_gradients_are_torchs_up_to_one_rounding(
     dtype: torch.dtype, tokens: int, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_model.matmul_precision.native", lambda half: native)
+    monkeypatch.setattr("mega_model.matmul_precision.has_native", lambda half: native)
     x, weight, bias = (t.to(dtype) for t in (_random(tokens, 3), _random(4, 3), _random(4)))
     exact = F.linear(x.double(), weight.double(), bias.double())
     rounding = torch.finfo(dtype).eps

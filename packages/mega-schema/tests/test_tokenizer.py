@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
-from mega_schema.tokenizer.fast import opened
+from mega_schema.tokenizer.fast import open_library
 from mega_schema.tokenizer.files import gpt2
 from mega_schema.tokenizer.identity import content_sha256
 from mega_schema.tokenizer.tokenizer import (
     FastTokenizer,
     Tokenizer,
     TokenizerIdentity,
-    check_same,
-    open_folder,
+    check_same_tokenizer,
     open_tokenizer,
+    open_tokenizer_folder,
 )
 from tests.shared_data import SHARED, needs_shared
 
@@ -78,7 +78,7 @@ def test_one_tokenizer_written_as_two_kinds_of_file_has_one_hash():
     a = open_tokenizer("GPT2BPETokenizer", **parts).identity
     b = open_tokenizer("HuggingFaceTokenizer", model=GPT2 / "tokenizer.json").identity
     assert a.type != b.type
-    check_same(a, b, "corpus")
+    check_same_tokenizer(a, b, "corpus")
 
 
 @needs_shared
@@ -123,8 +123,8 @@ def test_what_lay_beside_a_tokenizer_travels_with_it_and_changes_no_identity(sma
     opened = open_tokenizer("HuggingFaceTokenizer", model=folder)
     assert opened.identity == plain.identity
     pickle.loads(pickle.dumps(opened)).save(tmp_path / "saved")
-    assert open_folder(tmp_path / "saved").beside == files == opened.beside
-    assert plain.beside == open_folder(tmp_path / "plain").beside == {}
+    assert open_tokenizer_folder(tmp_path / "saved").companions == files == opened.companions
+    assert plain.companions == open_tokenizer_folder(tmp_path / "plain").companions == {}
 
 
 @pytest.mark.parametrize("library", ["orjson", "no orjson"])
@@ -185,7 +185,7 @@ def test_a_saved_tokenizer_opens_as_the_same_and_a_second_save_replaces_the_firs
     folder = tmp_path / "corpus.tokenizer"
     null(3).save(folder)
     opened.save(folder)
-    again = open_folder(folder)
+    again = open_tokenizer_folder(folder)
     assert again.identity == opened.identity
     assert again.encode("1 2") == opened.encode("1 2")
     assert [path.name for path in tmp_path.glob("corpus*")] == ["corpus.tokenizer"]
@@ -210,7 +210,7 @@ def test_a_save_that_fails_leaves_the_earlier_folder(small, tmp_path, monkeypatc
     with pytest.raises(OSError, match="disk full"):
         small.save(tmp_path / "t")
     monkeypatch.undo()
-    assert open_folder(tmp_path / "t").identity == null().identity
+    assert open_tokenizer_folder(tmp_path / "t").identity == null().identity
     assert len(list(tmp_path.glob("t*"))) == 1
 
 
@@ -221,11 +221,11 @@ def test_how_a_tokenizer_json_is_written_does_not_change_its_hash_and_a_merge_do
     content["model"]["dropout"] = None
     del content["pre_tokenizer"]["use_regex"]
     (tmp_path / "t/tokenizer.json").write_text(json.dumps(content, indent=3), "utf-8")
-    assert open_folder(tmp_path / "t").identity == small.identity
+    assert open_tokenizer_folder(tmp_path / "t").identity == small.identity
     content["model"]["merges"] = []
     (tmp_path / "t/tokenizer.json").write_text(json.dumps(content), "utf-8")
     with pytest.raises(FormatError, match="is not the one identity.json was made from"):
-        open_folder(tmp_path / "t")
+        open_tokenizer_folder(tmp_path / "t")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_an_identity_that_was_changed_is_refused(change, line, small, tmp_path):
     path = tmp_path / "t/identity.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
     with pytest.raises(FormatError, match=line):
-        open_folder(tmp_path / "t")
+        open_tokenizer_folder(tmp_path / "t")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[]", b'{"model": 1}'])
@@ -254,12 +254,12 @@ def test_a_file_that_is_something_else_is_refused(name, content, small, tmp_path
     small.save(tmp_path / "t")
     (tmp_path / "t" / name).write_bytes(content)
     with pytest.raises(FormatError, match=name):
-        open_folder(tmp_path / "t")
+        open_tokenizer_folder(tmp_path / "t")
 
 
 def test_a_missing_file_is_named(tmp_path, files):
     with pytest.raises(FormatError, match=r"identity.json: not readable"):
-        open_folder(tmp_path)
+        open_tokenizer_folder(tmp_path)
     with pytest.raises(FormatError, match=r"tokenizer.json: not readable"):
         open_tokenizer("HuggingFaceTokenizer", model=tmp_path)
     with pytest.raises(FormatError, match=r"nothing.txt: not readable"):
@@ -302,7 +302,7 @@ def test_a_library_refuses_a_vocabulary_by_lines_and_columns_of_the_source(tmp_p
         ensure_ascii=False,
     )
     with pytest.raises(FormatError) as wanted:
-        opened(source, "here")
+        open_library(source, "here")
     with pytest.raises(FormatError) as found:
         open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
     assert found.value.found == wanted.value.found
@@ -335,8 +335,8 @@ def test_what_a_type_is_made_from_must_be_given(kind, line):
 
 def test_a_dataset_of_another_tokenizer_is_refused_with_both_names():
     with pytest.raises(FormatError, match=r"corpus: .*vocab_size 11, .*wanted .*vocab_size 12"):
-        check_same(null(10).identity, null(11).identity, "corpus")
-    check_same(null(10).identity, null(10).identity, "corpus")
+        check_same_tokenizer(null(10).identity, null(11).identity, "corpus")
+    check_same_tokenizer(null(10).identity, null(10).identity, "corpus")
 
 
 def test_an_identity_survives_its_dict():

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_schema.errors import ConfigError, FormatError, RequestError
-from mega_schema.tokenizer.files import TIK_PATTERNS
-from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.files import TIKTOKEN_PATTERNS
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer, open_tokenizer_folder
 from tests.shared_data import SHARED, needs_shared
 
 FILES = SHARED / "data/tokenizers"
@@ -122,7 +122,7 @@ def test_a_sentencepiece_model_is_saved_sent_and_opened_as_it_was(type, tmp_path
     pytest.importorskip("sentencepiece")
     opened = open_tokenizer(type, model=FILES / "sentencepiece/test_model.model", vocab_extra_ids=2)
     opened.save(tmp_path / "t")
-    for again in (open_folder(tmp_path / "t"), pickle.loads(pickle.dumps(opened))):
+    for again in (open_tokenizer_folder(tmp_path / "t"), pickle.loads(pickle.dumps(opened))):
         assert again.identity == opened.identity
         ids = again.encode("I saw a girl with a telescope.")
         assert ids == opened.encode("I saw a girl with a telescope.")
@@ -174,7 +174,7 @@ def test_tiktoken_ids_are_the_librarys(pattern, tmp_path_factory):
     opened = tik(tmp_path_factory.mktemp("tik"), tiktoken_pattern=pattern)
     shifted = {token: rank + 10 for token, rank in ranks().items()}
     theirs = tiktoken.Encoding(
-        "t", pat_str=dict(TIK_PATTERNS)[pattern], mergeable_ranks=shifted, special_tokens={}
+        "t", pat_str=dict(TIKTOKEN_PATTERNS)[pattern], mergeable_ranks=shifted, special_tokens={}
     )
 
     @settings(max_examples=200, deadline=None)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, iteration_folder
-from mega_schema.checkpoint.tracker import latest, latest_iteration
-from mega_schema.errors import DamageError, FormatError
+from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
+from mega_schema.errors import CorruptFileError, FormatError
 
 
 def run_of(folder: Path, *iterations: int, tracker: str | None = None) -> Path:
@@ -26,7 +26,7 @@ def run_of(folder: Path, *iterations: int, tracker: str | None = None) -> Path:
 
 def refusal(run: Path) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        latest(run)
+        latest_checkpoint(run)
     return caught.value
 
 
@@ -40,8 +40,8 @@ def test_the_hint_of_a_tracker_that_names_no_checkpoint_mends_it(tmp_path: Path,
 
 
 def test_a_tracker_that_names_no_folder_is_a_damage_and_others_are_not(tmp_path: Path) -> None:
-    assert isinstance(refusal(run_of(tmp_path / "gone", 10, tracker="30")), DamageError)
-    assert not isinstance(refusal(run_of(tmp_path / "empty", 10, tracker="")), DamageError)
+    assert isinstance(refusal(run_of(tmp_path / "gone", 10, tracker="30")), CorruptFileError)
+    assert not isinstance(refusal(run_of(tmp_path / "empty", 10, tracker="")), CorruptFileError)
 
 
 def test_a_tracker_without_any_checkpoint_is_not_mended(tmp_path: Path) -> None:

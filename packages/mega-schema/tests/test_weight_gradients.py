@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mega_model.distributed.mesh import Axis
 from mega_model.kernels import products
-from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 from mega_model.weight_gradients import WeightGradients
 
 ALONE = Axis("tp")
@@ -31,7 +31,7 @@ def _loss(y: Tensor) -> Tensor:
 def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtype) -> None:
     gradients, weight, x = WeightGradients(), _weight(4, 3, dtype=dtype), _x(dtype)
     main = torch.ones(4, 3)
-    gradients.into(weight, lambda: main)
+    gradients.register_main_grad(weight, lambda: main)
     y = column_linear(x, weight, None, ALONE, gradients)
     grad = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
     y.backward(grad)
@@ -46,12 +46,12 @@ def test_the_main_gradient_is_the_exact_product_of_the_factors(dtype: torch.dtyp
 def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
     dtype: torch.dtype, converted: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_CONVERTED", converted)
+    monkeypatch.setattr(products, "_CHUNK_GRADIENT", converted)
     generator = torch.Generator().manual_seed(2)
     grad, x = (torch.randn(tokens, width, generator=generator).to(dtype) for width in (7, 3))
     wanted, main = grad.double().t() @ x.double(), torch.full((7, 3), torch.nan)
     for times in (1, 2):
-        WeightGradients().add_product(main, grad, x, first=times == 1)
+        WeightGradients().accumulate_product(main, grad, x, first=times == 1)
         torch.testing.assert_close(main.double(), times * wanted, atol=1e-6, rtol=1e-6)
 
 
@@ -60,13 +60,13 @@ def test_a_product_in_pieces_replaces_whatever_was_there_or_adds_to_it(
 def test_a_product_that_is_not_fused_is_rounded_before_it_is_added(
     dtype: torch.dtype, rounded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_ROUNDED", rounded)
+    monkeypatch.setattr(products, "_CHUNK_PRODUCT", rounded)
     generator = torch.Generator().manual_seed(2)
     grad, x = (torch.randn(5, width, generator=generator).to(dtype) for width in (7, 3))
     exact = (grad.double().t() @ x.double()).float()
     wanted, main = exact.to(dtype).float(), torch.full((7, 3), torch.nan)
     for times in (1, 2):
-        WeightGradients(fused=False).add_product(main, grad, x, first=times == 1)
+        WeightGradients(fused=False).accumulate_product(main, grad, x, first=times == 1)
         # sums in another order may be rounded to the number beside
         torch.testing.assert_close(main, times * wanted, rtol=torch.finfo(dtype).eps, atol=1e-6)
         assert torch.equal(main / times, (main / times).to(dtype).float())
@@ -76,7 +76,7 @@ def test_a_product_that_is_not_fused_is_rounded_before_it_is_added(
 def test_two_backward_passes_add_up() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, lambda: main)
+    gradients.register_main_grad(weight, lambda: main)
     for _ in range(2):
         _loss(row_linear(_x(), weight, ALONE, gradients)).backward()
     (once,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
@@ -86,8 +86,8 @@ def test_two_backward_passes_add_up() -> None:
 def test_without_a_main_gradient_autograd_has_it() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, lambda: main)
-    gradients.into(weight, None)
+    gradients.register_main_grad(weight, lambda: main)
+    gradients.register_main_grad(weight, None)
     _loss(column_linear(_x(), weight, None, ALONE, gradients)).backward()
     (wanted,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
     torch.testing.assert_close(weight.grad, wanted)
@@ -98,9 +98,9 @@ def test_without_a_main_gradient_autograd_has_it() -> None:
 def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
     gradients, table = WeightGradients(), _weight(6, 2)
     main = torch.zeros(6, 2)
-    gradients.into(table, (lambda: main) if into else None)
+    gradients.register_main_grad(table, (lambda: main) if into else None)
     row, mine = torch.tensor([4, 1, 4]), torch.ones(3, dtype=torch.bool)
-    vocabulary_rows(row, mine, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
+    vocab_embedding(row, mine, table, ALONE, gradients).backward(torch.tensor([[1.0, 2], [3, 4], [5, 6]]))
     wanted = torch.zeros(6, 2)
     wanted[1], wanted[4] = torch.tensor([3.0, 4]), torch.tensor([6.0, 8])
     got = main if into else table.grad
@@ -111,12 +111,12 @@ def test_a_row_read_twice_gets_both_gradients(into: bool) -> None:
 def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight() -> None:
     gradients, weight = WeightGradients(), _weight(6, 3)
     main, seen = torch.zeros(6, 3), []
-    gradients.into(weight, lambda: main)
-    assert gradients.again(weight) is weight
-    gradients.ready = lambda w: seen.append((w is weight, main.clone()))
+    gradients.register_main_grad(weight, lambda: main)
+    assert gradients.share_weight(weight) is weight
+    gradients.on_grad_ready = lambda w: seen.append((w is weight, main.clone()))
     token, mine = torch.tensor([0, 5, 2]), torch.ones(3, dtype=torch.bool)
     for count in (1, 2):
-        x = vocabulary_rows(token, mine, weight, ALONE, gradients)
+        x = vocab_embedding(token, mine, weight, ALONE, gradients)
         _loss(column_linear(x, weight, None, ALONE, gradients)).backward()
         assert len(seen) == count
         assert seen[-1][0]
@@ -126,28 +126,28 @@ def test_ready_comes_once_a_pass_and_after_the_last_layer_that_uses_the_weight()
 def test_a_deferred_pass_adds_when_it_is_run_and_passes_stay_apart() -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main, ready = torch.zeros(4, 3), []
-    gradients.into(weight, lambda: main)
-    gradients.ready = ready.append
+    gradients.register_main_grad(weight, lambda: main)
+    gradients.on_grad_ready = ready.append
     for name, factor in (("first", 1.0), ("second", 10.0)):
         x = _x()
-        with gradients.deferred(name):
+        with gradients.defer(name):
             (factor * _loss(column_linear(x, weight, None, ALONE, gradients))).backward()
         assert x.grad is not None  # what the stage before waits for is there
         assert not main.any()
     (once,) = torch.autograd.grad(_loss(_x() @ weight.t()), weight)
-    gradients.run("second")
+    gradients.run_deferred("second")
     torch.testing.assert_close(main, 10 * once)
-    gradients.run("first")
+    gradients.run_deferred("first")
     torch.testing.assert_close(main, 11 * once)
     assert len(ready) == 2
-    assert not gradients.deferring
+    assert not gradients.is_deferring
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_layer_computed_again_in_backward_adds_once(reentrant: bool) -> None:
     gradients, weight = WeightGradients(), _weight(4, 3)
     main = torch.zeros(4, 3)
-    gradients.into(weight, lambda: main)
+    gradients.register_main_grad(weight, lambda: main)
     x = _x()
     y = checkpoint(
         lambda x: column_linear(x, weight, None, ALONE, gradients).tanh(), x, use_reentrant=reentrant

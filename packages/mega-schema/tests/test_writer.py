@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.atomic_io import replacing
+from mega_schema.atomic_io import atomic_write
 from mega_schema.checkpoint.checkpoint_dir import (
     LATEST,
     iterations,
@@ -18,15 +18,15 @@ from mega_schema.checkpoint.checkpoint_dir import (
     remove_superseded,
     supersede,
 )
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec, gpt
 
 ALL = Slab((0, 0), (6, 4), (0, 0))
-BOX = Box("embed.weight", (6, 4), ALL, "F32")
+BOX = BoxToWrite("embed.weight", (6, 4), ALL, "F32")
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def spec() -> ModelSpec:
     return gpt(layers=1, hidden=4, heads=2, vocab=6, context=4)
 
 
-def _begun(run: Path, iteration: int, value: float = 1.0) -> Save:
-    save = Save(run, iteration)
+def _begun(run: Path, iteration: int, value: float = 1.0) -> CheckpointWriter:
+    save = CheckpointWriter(run, iteration)
     save.begin()
     save.write(MODEL, 0, [BOX], lambda box: np.full(box.slab.shape, value, np.float32))
     return save
@@ -68,7 +68,7 @@ def test_between_two_renames_the_replaced_one_is_the_latest(tmp_path: Path, spec
     replaced = tmp_path / ".iter_0000003.replaced"
     folder.rename(replaced)
     assert Checkpoint.open(tmp_path).folder == replaced
-    Save(tmp_path, 4).begin()
+    CheckpointWriter(tmp_path, 4).begin()
     assert Checkpoint.open(tmp_path).folder == folder
 
 
@@ -88,16 +88,16 @@ def test_the_tokenizers_files_travel_with_it(tmp_path: Path, spec: ModelSpec) ->
 
 @pytest.mark.parametrize("value", [np.zeros((6, 3), np.float32), np.zeros((6, 4), np.float64)])
 def test_values_that_are_not_what_was_announced_are_a_bug(tmp_path: Path, value: np.ndarray) -> None:
-    save = Save(tmp_path, 1)
+    save = CheckpointWriter(tmp_path, 1)
     save.begin()
     with pytest.raises(AssertionError, match="embed.weight"):
         save.write(MODEL, 0, [BOX], lambda _: value)
 
 
 def test_a_tensor_of_which_a_part_was_not_written_is_not_committed(tmp_path: Path, spec: ModelSpec) -> None:
-    save = Save(tmp_path, 1)
+    save = CheckpointWriter(tmp_path, 1)
     save.begin()
-    half = Box("embed.weight", (6, 4), Slab((0, 0), (3, 4), (0, 0)), "F32")
+    half = BoxToWrite("embed.weight", (6, 4), Slab((0, 0), (3, 4), (0, 0)), "F32")
     save.write(MODEL, 0, [half], lambda box: np.zeros(box.slab.shape, np.float32))
     with pytest.raises(AssertionError, match="12 elements written"):
         save.commit(spec, layout=WHOLE, trainer={})
@@ -105,25 +105,28 @@ def test_a_tensor_of_which_a_part_was_not_written_is_not_committed(tmp_path: Pat
 
 
 def test_a_rank_with_nothing_to_write_writes_no_file(tmp_path: Path) -> None:
-    save = Save(tmp_path, 1)
+    save = CheckpointWriter(tmp_path, 1)
     save.begin()
     save.write(
-        MODEL, 1, [Box("embed.weight", (6, 4), Slab((6, 0), (0, 4), (0, 0)), "F32")], lambda _: np.zeros(0)
+        MODEL,
+        1,
+        [BoxToWrite("embed.weight", (6, 4), Slab((6, 0), (0, 4), (0, 0)), "F32")],
+        lambda _: np.zeros(0),
     )
     assert list(save.folder.iterdir()) == []
 
 
 def test_values_are_asked_for_one_at_a_time_and_in_order(tmp_path: Path) -> None:
     asked: list[str] = []
-    boxes = [Box(name, (6, 4), ALL, "F32") for name in "abc"]
+    boxes = [BoxToWrite(name, (6, 4), ALL, "F32") for name in "abc"]
 
-    def values(box: Box) -> np.ndarray:
+    def values(box: BoxToWrite) -> np.ndarray:
         size = (save.folder / "model-00000.safetensors").stat().st_size
         asked.append(box.name)
         assert size < 96 * len(asked) + 1024
         return np.zeros(box.slab.shape, np.float32)
 
-    save = Save(tmp_path, 1)
+    save = CheckpointWriter(tmp_path, 1)
     save.begin()
     save.write(MODEL, 0, boxes, values)
     assert asked == ["a", "b", "c"]
@@ -131,7 +134,7 @@ def test_values_are_asked_for_one_at_a_time_and_in_order(tmp_path: Path) -> None
 
 def test_a_file_is_replaced_when_the_block_ends_well_and_only_then(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    with replacing(path) as new:
+    with atomic_write(path) as new:
         new.write_text("one", "utf-8")
         assert not path.exists()
     assert path.read_text("utf-8") == "one"
@@ -170,7 +173,7 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_the_checkpoint_before(
 
 
 def _interrupted(path: Path) -> None:
-    with replacing(path) as new:
+    with atomic_write(path) as new:
         new.write_text("two", "utf-8")
         raise KeyboardInterrupt
 

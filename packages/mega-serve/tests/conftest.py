@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mega_schema.arch import table
-from mega_schema.checkpoint.reader import MODEL, Box, boxes
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, boxes_to_write
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import ModelSpec, gpt
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
@@ -47,13 +47,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, tokeni
     tokenizer.save(tokenizer_folder)
     rng = np.random.default_rng(3)
 
-    def values(box: Box) -> np.ndarray:
+    def values(box: BoxToWrite) -> np.ndarray:
         return rng.normal(1.0 if "norm.weight" in box.name else 0.0, 0.3, box.slab.shape).astype(np.float32)
 
-    save = Save(run, 7)
+    save = CheckpointWriter(run, 7)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
-    shards = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    shards = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write(MODEL, 0, shards, values)
     save.commit(spec, layout=WHOLE, trainer={}, tokenizer=tokenizer_folder)
     return run

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mega_model.build import build
+from mega_model.build import build_model
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.checkpoint_dir import FORMAT, TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
@@ -176,7 +176,7 @@ def test_gpt2s_ids_that_stop_are_the_ones_megatron_has_in_its_code() -> None:
     merge_file = GPT2 / "gpt2-merges.txt"
     tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file)
     spec = gpt(layers=1, hidden=4, heads=1, vocab=50257, context=8)
-    engine = ModelEngine(build(spec, Runtime.alone(spec)), tokenizer)
+    engine = ModelEngine(build_model(spec, Runtime.single_process(spec)), tokenizer)
     assert (engine.newline, engine.double_newline, engine.colon, engine.eod) == (198, 628, 25, 50256)
 
 
@@ -203,7 +203,7 @@ def test_each_way_to_stop_is_megatrons(
     tokenizer = engine.tokenizer
     expected = {tokenizer.encode(text)[0] for text in ids} or {tokenizer.identity.eod}
     assert stops[0].ids == expected
-    assert stops[0].twice == (tokenizer.encode("\n")[0] if twice else None)
+    assert stops[0].repeated_id == (tokenizer.encode("\n")[0] if twice else None)
 
 
 def test_ids_past_the_vocabulary_of_the_tokenizer_are_not_generated(engine: ModelEngine) -> None:
@@ -232,7 +232,7 @@ def metaspace_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def metaspace_engine(metaspace_tokenizer: Tokenizer) -> ModelEngine:
     spec = gpt(layers=1, hidden=4, heads=1, vocab=4, context=16)
-    model = build(spec, Runtime.alone(spec))
+    model = build_model(spec, Runtime.single_process(spec))
     torch.nn.init.zeros_(model.embed.weight)
     return ModelEngine(model, metaspace_tokenizer)
 

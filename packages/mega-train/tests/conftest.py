@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, smallest_dtype
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.identity import TokenizerIdentity
@@ -73,7 +73,7 @@ def configured(**values: Any) -> Run:
     """TINY with these values, written section__key; None leaves one out."""
     merged = TINY | {key.replace("__", "."): value for key, value in values.items()}
     sets = [f"{key}={_toml(value)}" for key, value in merged.items() if value is not None]
-    return load(Run, None, {}, sets)
+    return load_config(Run, None, {}, sets)
 
 
 def _toml(value: Any) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.distributed.mesh import Axis, Mesh
-from mega_model.kernels.dispatch import choose
+from mega_model.kernels.dispatch import choose_kernels
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import ONES, Param
 from mega_train.config import Run
@@ -207,5 +207,5 @@ def test_the_doctors_check_passes_both_and_finds_one_that_is_wrong(monkeypatch: 
 @pytest.mark.parametrize(("name", "wanted"), [("adam", "reference, apex (adamw)"), ("sgd", "reference")])
 def test_the_record_of_a_run_says_whose_the_update_is(name: Any, wanted: str) -> None:
     run = Run(train=Train(kernels="apex"), optimizer=Optimizer(name=name))
-    assert taken(run, choose("reference", CPU), GPU) == wanted
-    assert taken(Run(), choose("reference", CPU), GPU) == "reference"
+    assert taken(run, choose_kernels("reference", CPU), GPU) == wanted
+    assert taken(Run(), choose_kernels("reference", CPU), GPU) == "reference"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mega_model.distributed.mesh import Mesh
-from mega_schema.checkpoint.async_writer import Background, Memory
+from mega_schema.checkpoint.async_writer import SharedBuffer, SubprocessWriter
 from mega_schema.checkpoint.checkpoint_dir import iterations
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
@@ -68,8 +68,8 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     iterations: set[int] = set()
     begun: list[int] = []
 
-    class Limited(Background):
-        def __init__(self, memory: Memory) -> None:
+    class Limited(SubprocessWriter):
+        def __init__(self, memory: SharedBuffer) -> None:
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if begun[-1] in iterations else soft, hard))
             try:
@@ -84,7 +84,7 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         save(trainer)
 
     monkeypatch.setattr(Trainer, "save", noted)
-    monkeypatch.setattr("mega_train.checkpointing.async_save.Background", Limited)
+    monkeypatch.setattr("mega_train.checkpointing.async_save.SubprocessWriter", Limited)
     return iterations
 
 
@@ -210,14 +210,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_end_either(
 def test_a_save_waits_for_the_one_before_and_says_so(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = Background.state
+    state = SubprocessWriter.state
     until = [0.0]
 
-    def slow(writing: Background) -> int | None:
+    def slow(writing: SubprocessWriter) -> int | None:
         found = state(writing)
         return found if time.monotonic() > until[0] else None
 
-    monkeypatch.setattr(Background, "state", slow)
+    monkeypatch.setattr(SubprocessWriter, "state", slow)
     trainer = start(checkpoint__interval=4, train__iterations=8)
     save = Trainer.save
 

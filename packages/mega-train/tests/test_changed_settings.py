@@ -13,7 +13,7 @@ import pytest
 
 from mega_schema.checkpoint.checkpoint_dir import FORMAT
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
+from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_train.cli import main
 
 MODEL = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8"]
@@ -50,7 +50,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def moved(corpus: Path, tmp_path: Path) -> Path:
     """The corpus in another place."""
     for suffix in (".bin", ".idx", ".json"):
-        shutil.copy(beside(corpus, suffix), beside(tmp_path / corpus.name, suffix))
+        shutil.copy(sibling(corpus, suffix), sibling(tmp_path / corpus.name, suffix))
     shutil.copytree(f"{corpus}.tokenizer", tmp_path / f"{corpus.name}.tokenizer")
     return tmp_path / corpus.name
 
@@ -85,8 +85,8 @@ def _altered(corpus: Path, folder: Path, what: str) -> Path:
     """A copy of the corpus with a change that leaves its size."""
     prefix = folder / corpus.name
     for suffix in (".bin", ".idx"):
-        shutil.copy(beside(corpus, suffix), beside(prefix, suffix))
-    file = beside(prefix, ".bin" if what == "tokens" else ".idx")
+        shutil.copy(sibling(corpus, suffix), sibling(prefix, suffix))
+    file = sibling(prefix, ".bin" if what == "tokens" else ".idx")
     data = bytearray(file.read_bytes())
     if what == "tokens":
         data[0] ^= 1

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mega_schema.app.config import flags, keys, load
+from mega_schema.app.config import add_flags, config_keys, load_config
 from mega_train.compat.compatible_command import Familiar
 from mega_train.compat.flag_translation import translate_flags
 from mega_train.config import Curriculum, Run
@@ -50,16 +50,20 @@ def _parsed(*args: str) -> tuple[Run, str]:
     seen: list[Run] = []
 
     @click.command(cls=Familiar)
-    @flags(Run)
+    @add_flags(Run)
     def command(config: Path | None, sets: Any, **given: Any) -> None:
-        seen.append(load(Run, config, given, sets))
+        seen.append(load_config(Run, config, given, sets))
 
     done = CliRunner().invoke(command, list(args), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return seen[0], done.stderr
 
 
-OURS = {name for key in keys(Run) for name in key.declared.split("/")} | {"--config", "--set", "--help"}
+OURS = {name for key in config_keys(Run) for name in key.declared.split("/")} | {
+    "--config",
+    "--set",
+    "--help",
+}
 
 
 def _words(script: str) -> list[str]:
@@ -324,7 +328,7 @@ def _refused(*args: str) -> tuple[list[str], str]:
     group = OneVoice("group")
 
     @group.command("start", cls=Familiar)
-    @flags(Run)
+    @add_flags(Run)
     def command(config: Path | None, sets: Any, **given: Any) -> None:
         raise AssertionError("it must not begin")
 
@@ -361,7 +365,7 @@ def test_one_flag_that_cannot_be_read_is_one_line() -> None:
 
 def test_help_is_shown_beside_flags_that_cannot_be_read() -> None:
     @click.command(cls=Familiar)
-    @flags(Run)
+    @add_flags(Run)
     def command(**given: Any) -> None:
         raise AssertionError("it must not begin")
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from mega_model import fp8
 from mega_model.kernels import Kernels, dispatch
-from mega_model.kernels.dispatch import Choice, choose
-from mega_model.kernels.verify import checked_fp8
+from mega_model.kernels.dispatch import KernelChoice, choose_kernels
+from mega_model.kernels.verify import check_fp8
 from mega_schema.errors import ConfigError
 from mega_train.cli import app
 from mega_train.commands import doctor
@@ -33,11 +33,11 @@ def test_it_says_what_there_is_whose_kernels_a_run_takes_and_that_they_are_right
 
 
 def test_a_kernel_that_is_wrong_is_told_and_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*given: object) -> Choice:
-        right = choose("reference", torch.device("cpu"))
+    def wrong(*given: object) -> KernelChoice:
+        right = choose_kernels("reference", torch.device("cpu"))
         return replace(right, kernels=replace(right.kernels, swiglu=lambda x: x[:, ::2]))
 
-    monkeypatch.setattr(doctor, "choose", wrong)
+    monkeypatch.setattr(doctor, "choose_kernels", wrong)
     done = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
     assert done.return_value == 1
     assert "swiglu           reference    float32: wrong; bfloat16: wrong" in done.stdout
@@ -51,7 +51,7 @@ def test_kernels_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu_without_fp8_is_told_and_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "missing", lambda device: "a GPU of compute capability 8.0")
+    monkeypatch.setattr(doctor, "why_unsupported", lambda device: "a GPU of compute capability 8.0")
     done = CliRunner().invoke(app, ["doctor", "--device", "cpu"], standalone_mode=False)
     assert done.return_value == 0
     assert "fp8              none         -      a GPU of compute capability 8.0 has no such" in done.stdout
@@ -92,13 +92,13 @@ def test_the_c_compiler_that_triton_takes_is_named_and_a_missing_one_is_one_line
 
 
 def test_fp8_products_that_are_wrong_or_fail_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, right = torch.device("cpu"), fp8.product
-    assert checked_fp8(cpu).ok
-    monkeypatch.setattr(fp8, "product", lambda *given, **named: 1.5 * right(*given, **named))
-    assert not checked_fp8(cpu).ok
+    cpu, right = torch.device("cpu"), fp8.matmul
+    assert check_fp8(cpu).ok
+    monkeypatch.setattr(fp8, "matmul", lambda *given, **named: 1.5 * right(*given, **named))
+    assert not check_fp8(cpu).ok
 
     def fails(*given: object, **named: object) -> None:
         raise RuntimeError("no such product")
 
-    monkeypatch.setattr(fp8, "product", fails)
-    assert checked_fp8(cpu).failure == "RuntimeError: no such product"
+    monkeypatch.setattr(fp8, "matmul", fails)
+    assert check_fp8(cpu).failure == "RuntimeError: no such product"

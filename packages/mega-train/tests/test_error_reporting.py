@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from mega_schema.app.cli_runner import run
+from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
 from mega_train.engine.train import _ended_from_outside
 from mega_train.engine.trainer import Trainer
@@ -48,7 +48,7 @@ def _left(word: str, rank: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     with pytest.raises(SystemExit) as left:
-        run(app, [word])
+        run_command(app, [word])
     return left.value.code
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from mega_schema.app.config import keys, to_toml
+from mega_schema.app.config import config_keys, to_toml
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import FORMAT
-from mega_schema.checkpoint.reader import MODEL, boxes
+from mega_schema.checkpoint.reader import MODEL, boxes_to_write
 from mega_schema.checkpoint.side_files import rewrite_checksums
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Layout
 from mega_train.cli import app
@@ -65,7 +65,7 @@ def test_a_word_is_explained(word: str, said: str) -> None:
 
 def test_without_a_word_every_key_is_listed() -> None:
     lines = _said("explain").output
-    for key in keys(Run):
+    for key in config_keys(Run):
         assert f" {key.name} " in lines
         assert key.flag in lines
     assert len(_said("presets").output.splitlines()) >= 15
@@ -159,10 +159,10 @@ def test_runs_differ_in_what_was_said_and_what_follows(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_compared_by_its_configuration_and_layout(planned: Planned, tmp_path: Path) -> None:
     plan = planned()
-    save = Save(tmp_path / "run", 3)
+    save = CheckpointWriter(tmp_path / "run", 3)
     save.begin()
     rows = [row for row in table(plan.spec) if row.tied_to is None]
-    mine = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write(MODEL, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
     state = {"iteration": 3, "consumed_samples": 12}
     save.commit(plan.spec, layout=Layout(dp=2), trainer=state, run_config=to_toml(plan.run))

@@ -15,7 +15,7 @@ from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 from mega_train.cli import app
 from mega_train.commands.explain import explain
 from mega_train.compat.flag_translation import in_words, translate_flags
@@ -95,8 +95,8 @@ def test_a_run_without_it_makes_no_product_in_fp8(
     def never(*given: object, **named: object) -> None:
         raise AssertionError("a product in FP8")
 
-    monkeypatch.setattr(fp8, "product", never)
-    monkeypatch.setattr(fp8, "rounded", never)
+    monkeypatch.setattr(fp8, "matmul", never)
+    monkeypatch.setattr(fp8, "quantize", never)
     assert _steps(_trainer(planned, open_corpus, **BF16), 2) == wanted
     with pytest.raises(AssertionError, match="a product in FP8"):
         _steps(_trainer(planned, open_corpus, **HYBRID), 1)
@@ -163,18 +163,18 @@ def test_what_it_does_not_stand_beside_is_refused(
 
 def test_the_plan_says_how_products_are_made(planned: Planned) -> None:
     assert planned(**BF16).fp8 is None
-    assert planned(**HYBRID).fp8 == Recipe("hybrid")
-    assert planned(**HYBRID, train__fp8_no_weight_gradients=True).fp8 == Recipe("hybrid", False)
+    assert planned(**HYBRID).fp8 == Fp8Recipe("hybrid")
+    assert planned(**HYBRID, train__fp8_no_weight_gradients=True).fp8 == Fp8Recipe("hybrid", False)
 
 
 def test_a_gpu_without_such_products_is_refused_before_ranks_meet(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    assert fp8.missing(torch.device("cuda")) == "a GPU of compute capability 8.0"
+    assert fp8.why_unsupported(torch.device("cuda")) == "a GPU of compute capability 8.0"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    assert fp8.missing(torch.device("cuda")) == fp8.missing(torch.device("cpu")) == ""
-    monkeypatch.setattr(train, "missing", lambda device: "a GPU of compute capability 8.0")
+    assert fp8.why_unsupported(torch.device("cuda")) == fp8.why_unsupported(torch.device("cpu")) == ""
+    monkeypatch.setattr(train, "why_unsupported", lambda device: "a GPU of compute capability 8.0")
     words = "gpt --num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 16 --train-iters 1"
     words += f" --lr 0.1 --bf16 --fp8-format hybrid --data-path {corpus}"
     line = "--fp8-format: no products in FP8 here: found a GPU of compute capability 8.0"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mega_model.distributed.mesh import Mesh
-from mega_schema.dataset.dataset_info import DatasetInfo, beside
+from mega_schema.dataset.dataset_info import DatasetInfo, sibling
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -37,7 +37,7 @@ def _described(prefix: Path, vocabulary: int = 33) -> str:
         for number in range(120):
             out.add(np.arange(number % 20 + 3))
             out.end_document()
-    tokenizer.save(beside(prefix, ".tokenizer"))
+    tokenizer.save(sibling(prefix, ".tokenizer"))
     return str(prefix)
 
 
@@ -302,7 +302,7 @@ def test_datasets_that_cannot_be_opened_are_counted_and_the_first_is_named(tmp_p
     near = ", ".join(names[at] for at in (0, 1, 10))
     hint = f"datasets in {tmp_path}: {near} and 17 more"
     assert str(caught.value) == f"{tmp_path / 'gone.idx'}: no such file; hint: {hint}"
-    beside(tmp_path / "c3", ".bin").unlink()
+    sibling(tmp_path / "c3", ".bin").unlink()
     with pytest.raises(FormatError) as caught:
         Corpora.open(Data(path=(*names, str(tmp_path / "gone"))))
     assert str(caught.value) == (

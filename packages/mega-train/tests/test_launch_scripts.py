@@ -20,8 +20,8 @@ import sentencepiece
 import tokenizers
 
 from mega_schema.arch import table
-from mega_schema.checkpoint.reader import MODEL, boxes
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MODEL, boxes_to_write
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.parallel_layout import WHOLE
 from mega_schema.spec import llama
@@ -85,10 +85,10 @@ def _llama2(folder: Path) -> None:
         )
     size = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model")).vocab_size()
     spec = llama(layers=2, hidden=16, heads=2, ffn=32, vocab=size, context=4096)
-    save = Save(folder / "llama", 1)
+    save = CheckpointWriter(folder / "llama", 1)
     save.begin()
     rows = [row for row in table(spec) if row.tied_to is None]
-    mine = [box for row in rows for box in boxes(row.name, row.shape, row.slabs(0, 1), "F32")]
+    mine = [box for row in rows for box in boxes_to_write(row.name, row.shape, row.slabs(0, 1), "F32")]
     save.write(MODEL, 0, mine, lambda box: np.zeros(box.slab.shape, np.float32))
     save.commit(spec, layout=WHOLE, trainer={"iteration": 1, "consumed_samples": 8}, run_config="")
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mega_schema.app.config import keys
+from mega_schema.app.config import config_keys
 from mega_train.cli import app
 from mega_train.commands.explain import explain
 from mega_train.compat.flag_translation import MEGATRON_DEFAULTS, refusal_of, suggest_flag, translate_flags
 from mega_train.compat.megatron_flags import find_flag, flag_table
 from mega_train.config import Run
 
-OURS = {name for key in keys(Run) for name in key.declared.split("/")}
+OURS = {name for key in config_keys(Run) for name in key.declared.split("/")}
 OURS |= {"--config", "--set", "--help", MEGATRON_DEFAULTS}
 TABLE = flag_table()
 HERE = Path(__file__).parent

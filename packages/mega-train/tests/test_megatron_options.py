@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.errors import ConfigError
 from mega_schema.spec import gpt
 from mega_train.cli import main
@@ -71,7 +71,7 @@ def test_mock_data_excludes_a_corpus_and_needs_a_vocabulary() -> None:
 
 def _run(*sets: str) -> Run:
     base = ["model.layers=2", "model.hidden=16", "model.heads=2", "batch.length=8", "model.vocab=33"]
-    return load(Run, None, {}, [*base, *sets])
+    return load_config(Run, None, {}, [*base, *sets])
 
 
 def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
@@ -96,10 +96,10 @@ def test_the_vocabulary_is_padded_to_the_rows_that_are_asked_for() -> None:
 
 def test_flags_without_a_shape_describe_a_part_of_the_checkpoints_model() -> None:
     loaded = gpt(layers=2, hidden=16, heads=2, vocab=33, context=8, positions="rope", norm="rmsnorm")
-    said = load(Run, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
+    said = load_config(Run, None, {}, ["model.norm=RMSNorm", "model.positions=rope"])
     assert model_spec(said, "gpt", vocab=None, loaded=loaded) == loaded
     with pytest.raises(ConfigError, match=r"differs from the checkpoint's"):
-        model_spec(load(Run, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded=loaded)
+        model_spec(load_config(Run, None, {}, ["model.norm=LayerNorm"]), "gpt", vocab=None, loaded=loaded)
 
 
 def test_a_missing_checkpoint_ends_a_run_that_demands_one(tmp_path: Path) -> None:

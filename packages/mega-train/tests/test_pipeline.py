@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mega_model.distributed.pipeline_p2p import Lines
+from mega_model.distributed.pipeline_p2p import PipelineChannels
 from mega_model.weight_gradients import WeightGradients
 from mega_train.pipeline.executor import run
 from mega_train.pipeline.schedules import Pipe, Schedule, forward_only, one_forward_one_backward
@@ -26,7 +26,9 @@ class Scale:
 
 def _run(schedule: Schedule, work: Scale, micros: int) -> list[Tensor]:
     table = schedule(Pipe(1, 1, micros), 0)
-    return run(table, work, Lines(), WeightGradients(), dtype=torch.float32, device=torch.device("cpu"))
+    return run(
+        table, work, PipelineChannels(), WeightGradients(), dtype=torch.float32, device=torch.device("cpu")
+    )
 
 
 def test_one_stage_gives_the_losses_in_order_and_adds_up_the_gradients() -> None:
@@ -44,7 +46,7 @@ def test_every_action_done_is_told() -> None:
     run(
         table,
         Scale(),
-        Lines(),
+        PipelineChannels(),
         WeightGradients(),
         dtype=torch.float32,
         device=cpu,

@@ -13,8 +13,8 @@ from bench.published import FP16_GRADIENTS, PUBLISHED, model
 from bench.published_others import LLAMA_405B, META, OTHERS
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError, MegaError
-from mega_schema.parallel_layout import Layout, Stage, deal
-from mega_schema.recompute_policy import Recompute
+from mega_schema.parallel_layout import Layout, Stage, split_layers
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec, gpt, llama
 from mega_train.pipeline.schedules import SCHEDULES, Backward, Pipe
 from mega_train.pipeline.simulator import Costs, simulate
@@ -75,10 +75,10 @@ def test_runs_of_other_teams_are_scored_apart_and_nothing_was_fitted_to_them() -
 @pytest.mark.parametrize(("dp", "total"), [(64, 75.9), (128, 69.5)])
 def test_llama_405b_fits_80_gb_cards_with_the_layers_published_for_each_stage(dp: int, total: float) -> None:
     """arXiv:2407.21783 table 4: 32 or 16 micro-batches, and no recomputation."""
-    dealt = deal(126, pp=16, vp=8, embedding=True, head=True)
+    dealt = split_layers(126, pp=16, vp=8, embedding=True, head=True)
     made = job(
-        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, dealt=dealt), length=8192, global_samples=2048,
-        sequence=True, zero=2, software=META,
+        LLAMA_405B, Layout(tp=8, pp=16, dp=dp, vp=8, layers_per_stage=dealt), length=8192,
+        global_samples=2048, sequence=True, zero=2, software=META,
     )  # fmt: skip
     assert fullest(made).total < HARDWARE["h100"].memory
     assert fullest(made).total / 2**30 == pytest.approx(total, abs=0.05)
@@ -91,7 +91,7 @@ def test_a_freed_stage_input_is_one_activation_of_every_stage_that_keeps_layers(
     freed = replace(made, software=frees)
     one = 32 * 64 * 2
     assert layers_bytes(made, Stage(0, 1, range(3))) - layers_bytes(freed, Stage(0, 1, range(3))) == one
-    for again, layers in ((Recompute(), 0), (Recompute("full"), 3)):
+    for again, layers in ((RecomputePolicy(), 0), (RecomputePolicy("full"), 3)):
         jobs = [replace(each, recompute=again) for each in (made, freed)]
         assert len({layers_bytes(each, Stage(0, 1, range(layers))) for each in jobs}) == 1
 
@@ -223,7 +223,7 @@ def test_activations_are_those_of_the_paper_with_scores_and_dropout(
     """arXiv:2205.05198 table 2; it leaves out the norms' statistics."""
     spec = model(48, 6144, 64)
     made = job(
-        spec, Layout(tp=t), sequence=sequence, recompute=Recompute(again),  # type: ignore[arg-type]
+        spec, Layout(tp=t), sequence=sequence, recompute=RecomputePolicy(again),  # type: ignore[arg-type]
         precision=FP16_GRADIENTS, software=Software(attention="scores", keeps_masks=True),
     )  # fmt: skip
     s, h, a = 2048, 6144, 64
@@ -239,19 +239,21 @@ def test_activations_are_those_of_the_paper_with_scores_and_dropout(
 @pytest.mark.parametrize(
     ("again", "parts"),
     [
-        (Recompute("full"), 7),
-        (Recompute("full", "uniform", 3), 3),
-        (Recompute("full", cut=True), 7 / 4),
-        (Recompute("full", "block", 7), 7),
+        (RecomputePolicy("full"), 7),
+        (RecomputePolicy("full", "uniform", 3), 3),
+        (RecomputePolicy("full", distribute_saved=True), 7 / 4),
+        (RecomputePolicy("full", "block", 7), 7),
     ],
 )
-def test_of_layers_computed_again_only_what_enters_a_group_is_kept(again: Recompute, parts: float) -> None:
+def test_of_layers_computed_again_only_what_enters_a_group_is_kept(
+    again: RecomputePolicy, parts: float
+) -> None:
     made = job(LLAMA, Layout(tp=4), recompute=again)
     assert layers_bytes(made, Stage(0, 1, range(7))) == parts * 32 * 64 * 2
 
 
 def test_the_first_layers_of_a_stage_computed_again_take_a_part_of_the_time_and_the_memory() -> None:
-    jobs = [job(LLAMA, recompute=Recompute("full", "block", n)) for n in range(1, 8)]
+    jobs = [job(LLAMA, recompute=RecomputePolicy("full", "block", n)) for n in range(1, 8)]
     kept = [memory(each, 0).activations for each in jobs]
     assert kept == sorted(kept, reverse=True)
     flops = [hardware_flops(each) for each in jobs]
@@ -260,7 +262,7 @@ def test_the_first_layers_of_a_stage_computed_again_take_a_part_of_the_time_and_
         assert told == sorted(told)
         steps = [b - a for a, b in pairwise(told)]
         assert steps == pytest.approx([steps[0]] * 6)
-    assert hardware_flops(jobs[-1]) == hardware_flops(job(LLAMA, recompute=Recompute("full")))
+    assert hardware_flops(jobs[-1]) == hardware_flops(job(LLAMA, recompute=RecomputePolicy("full")))
 
 
 @pytest.mark.parametrize("spec", [GPT, LLAMA, replace(GPT, tied=False)], ids=["gpt", "llama", "untied"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.comm import COMMON, LAYOUTS, _name
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_train.commands.plan import job
 from mega_train.config import Run
 from mega_train.planning.communication import traffic
@@ -28,7 +28,7 @@ def counted() -> dict[str, dict[str, float]]:
             continue
         name, rank, what, _, _, size, _ = (cell.strip() for cell in line.strip("|").split("|"))
         axis, operation = what.split()
-        run = load(Run, None, {}, [*COMMON, *CASES[name][1]])
+        run = load_config(Run, None, {}, [*COMMON, *CASES[name][1]])
         if run.parallel.sequence and (axis, operation) == ("tp", "all-reduce"):
             continue  # the loss's few numbers per token, and gradients of norms: a plan leaves them out
         layout = job(run, "gpt", CASES[name][0]).layout
@@ -43,7 +43,7 @@ def counted() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_plan_says_a_rank_sends_was_counted(name: str) -> None:
     ranks, values = CASES[name]
-    planned = traffic(job(load(Run, None, {}, [*COMMON, *values]), "gpt", ranks))
+    planned = traffic(job(load_config(Run, None, {}, [*COMMON, *values]), "gpt", ranks))
     found = counted()[name]
     for axis, sent in found.items():
         assert getattr(planned, axis) == pytest.approx(sent, rel=0.05), axis

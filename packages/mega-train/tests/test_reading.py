@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_train.cli import main
 from mega_train.config import Run
@@ -51,7 +51,7 @@ def blend(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def _trainer(blend: list[str], **values: Any) -> Trainer:
     said = {key.replace("__", "."): value for key, value in values.items()}
     sets = [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in (SMALL | said).items()]
-    ready = prepare(load(Run, None, {"data_path": tuple(blend)}, sets), "gpt", World())
+    ready = prepare(load_config(Run, None, {"data_path": tuple(blend)}, sets), "gpt", World())
     return Trainer(ready.plan, Mesh(), ready.corpora, checkpoint=ready.checkpoint)
 
 
@@ -121,7 +121,7 @@ def test_groups_are_validated_by_name_and_the_test_comes_last(blend: list[str], 
 def test_a_checkpoints_configuration_opens_the_same_blend(blend: list[str], tmp_path: Path) -> None:
     _gpt("--data-path", *blend, "--split", "90,10,0", "--save", tmp_path / "run")
     (told,) = tmp_path.glob("run/iter_*/run.toml")
-    again = load(Run, told, {})
+    again = load_config(Run, told, {})
     assert again.data.path == tuple(blend)
     assert Corpora.open(again.data).sources.training.weights == (0.3, 0.7)
 

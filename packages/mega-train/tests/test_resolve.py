@@ -9,7 +9,7 @@ import pytest
 
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.params import Init, Param
-from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.sharding import Split
 from mega_schema.spec import PRESETS, gpt, preset
 from mega_schema.tokenizer.identity import TokenizerIdentity
@@ -280,7 +280,7 @@ def test_pipeline_flags_that_disagree_are_refused(
 def test_layers_are_dealt_as_the_flags_say(planned: Planned) -> None:
     def dealt(**values: Any) -> tuple[int, tuple[int, ...]]:
         layout = planned(world=4, parallel__pp=4, batch__global_samples=None, **values).layout
-        return layout.vp, layout.dealt
+        return layout.vp, layout.layers_per_stage
 
     assert dealt(model__layers=8) == (1, ())
     assert dealt(model__layers=8, parallel__layers_per_virtual=1) == (2, ())
@@ -392,20 +392,20 @@ def test_padded_vocabularies_are_megatrons(oracle: Callable[[str], Any]) -> None
     ("values", "recompute"),
     [
         ({}, KEEP_ALL),
-        ({"selective": True}, Recompute("selective")),
-        ({"granularity": "selective", "selective": True}, Recompute("selective")),
-        ({"full": True, "layers": 2}, Recompute("full", "uniform", 2)),
-        ({"granularity": "full"}, Recompute("full", "uniform", 1)),
-        ({"granularity": "full", "method": "block", "layers": 3}, Recompute("full", "block", 3)),
-        ({"full": True, "cut": True}, Recompute("full", cut=True)),
+        ({"selective": True}, RecomputePolicy("selective")),
+        ({"granularity": "selective", "selective": True}, RecomputePolicy("selective")),
+        ({"full": True, "layers": 2}, RecomputePolicy("full", "uniform", 2)),
+        ({"granularity": "full"}, RecomputePolicy("full", "uniform", 1)),
+        ({"granularity": "full", "method": "block", "layers": 3}, RecomputePolicy("full", "block", 3)),
+        ({"full": True, "cut": True}, RecomputePolicy("full", distribute_saved=True)),
         (
             {"selective": True, "modules": "mlp_act layernorm"},
-            Recompute("selective", modules=("layernorm", "mlp_act")),
+            RecomputePolicy("selective", modules=("layernorm", "mlp_act")),
         ),
     ],
 )
 def test_flags_of_recomputation_say_one_thing(
-    planned: Planned, values: dict[str, Any], recompute: Recompute
+    planned: Planned, values: dict[str, Any], recompute: RecomputePolicy
 ) -> None:
     said = {f"recompute__{name}": value for name, value in values.items()}
     assert planned(world=2, parallel__tp=2, **said).recompute == recompute

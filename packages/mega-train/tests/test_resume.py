@@ -221,7 +221,7 @@ class Ranks:
             self.met.wait()
             return most
 
-        return SimpleNamespace(rank=rank, layout=Layout(dp=2), largest=largest)
+        return SimpleNamespace(rank=rank, layout=Layout(dp=2), all_reduce_max=largest)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

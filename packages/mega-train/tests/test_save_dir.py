@@ -12,7 +12,7 @@ import pytest
 
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, iterations, pending_tracker
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.errors import FormatError
 from mega_train.cli import main
 from mega_train.telemetry.event_log import read_lines
@@ -290,7 +290,7 @@ def test_an_empty_save_is_not_the_working_directory(
 def test_a_run_does_not_begin_where_another_process_writes(corpus: Path, tmp_path: Path) -> None:
     partial = tmp_path / "run/.iter_0000002.partial"
     partial.mkdir(parents=True)
-    with hold_run_folder(tmp_path / "run"):
+    with lock_run_folder(tmp_path / "run"):
         line = _gpt(corpus, "--train-iters", 2, "--save", tmp_path / "run", code=2)
     assert "--save: another process writes to this folder" in line
     assert partial.is_dir()

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mega_model.attention_backends import Packed
+from mega_model.attention_backends import PackedAttention
 from mega_model.distributed.mesh import Mesh
-from mega_model.dropout import keep
+from mega_model.dropout import no_dropout
 from mega_model.loss import IGNORED
-from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, beside
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 from mega_train.cli import main
@@ -50,13 +50,13 @@ def write(prefix: Path, examples: Sequence[Example], *, eod: bool = False, bos: 
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=EOD)
     info = DatasetInfo(tokenizer=replace(tokenizer.identity, bos=bos))
     for place, key in enumerate(KEYS):
-        at = beside(prefix, f"_{key}_document")
+        at = sibling(prefix, f"_{key}_document")
         with IndexedWriter(at, np.dtype(np.uint16), info=info) as out:
             for example in examples:
                 if ids := example[place]:
                     out.add([*([] if bos is None else [bos]), *ids, *([EOD] if eod else [])])
                 out.end_document()
-        tokenizer.save(beside(at, ".tokenizer"))
+        tokenizer.save(sibling(at, ".tokenizer"))
     return prefix
 
 
@@ -210,8 +210,8 @@ def _one_by_one(run: Trainer, rows: Sequence[int]) -> tuple[float, float]:
     run.shards.begin(len(examples))
     total = 0.0
     for token, target in examples:
-        place, alone = torch.arange(len(token)), Packed(1, len(token))
-        loss = model(token, place, alone, keep, target) / count
+        place, alone = torch.arange(len(token)), PackedAttention(1, len(token))
+        loss = model(token, place, alone, no_dropout, target) / count
         loss.backward()
         total += float(loss.detach())
     run.gradients.reduce()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.dataset.indexed_dataset import IndexedWriter
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 from mega_train.cli import main
 from mega_train.config import Run
 from mega_train.data.tokenizer_from_flags import named
@@ -53,7 +53,7 @@ def test_a_named_tokenizer_tells_the_vocabulary_and_the_end_of_documents_and_goe
     _gpt("--data-path", data, *told, "--save", run)
     (saved,) = run.glob("iter_*")
     assert json.loads((saved / "manifest.json").read_text())["model"]["vocab"] == 33
-    assert open_folder(saved / "tokenizer").identity.eod == 32
+    assert open_tokenizer_folder(saved / "tokenizer").identity.eod == 32
 
 
 def test_a_tokenizer_that_did_not_make_the_data_is_refused(corpus: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_tokenizer_that_did_not_make_the_data_is_refused(corpus: Path) -> None
 
 
 def _run(**values: Any) -> Run:
-    return load(Run, None, {key: str(value) for key, value in values.items()})
+    return load_config(Run, None, {key: str(value) for key, value in values.items()})
 
 
 def test_a_tokenizer_is_made_of_the_files_that_megatrons_flags_name(tmp_path: Path) -> None:

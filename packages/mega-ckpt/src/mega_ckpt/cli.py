@@ -141,4 +141,4 @@ for subcommand in (reshard, inspect, verify, diff, average, prune, export_tokeni
 
 
 def main() -> NoReturn:
-    cli_runner.run(cli)
+    cli_runner.run_command(cli)

@@ -16,7 +16,7 @@ from mega_data.commands.inspect import inspect, verify
 from mega_data.commands.merge import merge
 from mega_data.commands.preprocess import preprocess
 from mega_data.commands.train_tokenizer import train_tokenizer
-from mega_schema.app.cli_runner import raise_at_sigterm, run
+from mega_schema.app.cli_runner import raise_at_sigterm, run_command
 from mega_schema.app.output_option import OUTPUT_FILE
 
 
@@ -29,7 +29,7 @@ def commands() -> None:
 def main() -> None:
     """What the program `mega-data` runs."""
     raise_at_sigterm("the same command goes on where this one ended")
-    run(commands)
+    run_command(commands)
 
 
 @commands.command()

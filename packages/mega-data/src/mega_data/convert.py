@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 
 from mega_data.inspect import opened_tokenizer
-from mega_schema.atomic_io import on_disk, sync_folder
-from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
+from mega_schema.atomic_io import disk_errors, sync_folder
+from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -27,9 +27,9 @@ def check_form(data: IndexedDataset, name: str) -> None:
     Raises:
         FormatError: it is of another.
     """
-    if name != "auto" and form_named(name) != data.form:
+    if name != "auto" and form_named(name) != data.index_format:
         raise FormatError(
-            beside(data.prefix, ".idx"), "form", found=data.form, wanted=name, hint="--from auto"
+            sibling(data.prefix, ".idx"), "form", found=data.index_format, wanted=name, hint="--from auto"
         )
 
 
@@ -64,13 +64,13 @@ def to_json_lines(
     """
     tokenizer = tokenizer or opened_tokenizer(data)
     if tokenizer is None:
-        found = f"no {beside(data.prefix, '.tokenizer')}"
+        found = f"no {sibling(data.prefix, '.tokenizer')}"
         hint = "add --tokenizer-model FOLDER"
         raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
     path.parent.mkdir(parents=True, exist_ok=True)
     new, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
     try:
-        with on_disk(path), new.open("wb") as file:
+        with disk_errors(path), new.open("wb") as file:
             for text, size in _texts(data, tokenizer):
                 file.write(orjson.dumps({key: text}) + b"\n")
                 documents += 1
@@ -92,7 +92,7 @@ def _texts(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, in
         count = sum(map(len, sequences))
         for place, ids in enumerate(sequences, first):
             if len(wrong := np.flatnonzero((ids < 0) | (ids >= size))):
-                path, found = beside(data.prefix, ".bin"), int(ids[wrong[0]])
+                path, found = sibling(data.prefix, ".bin"), int(ids[wrong[0]])
                 wanted = f"0 to {size - 1}, the vocabulary"
                 raise FormatError(path, f"token {wrong[0]} of sequence {place}", found=found, wanted=wanted)
         if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:

@@ -11,7 +11,7 @@ from mega_data.readers.inputs import Input
 from mega_data.readers.streams import blocks
 from mega_data.resumable_output import Place
 from mega_data.sentences import SAMPLE
-from mega_schema.errors import DamageError
+from mega_schema.errors import CorruptFileError
 
 _SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
 
@@ -49,7 +49,7 @@ class InputStream:
         step = max(1, len(self._given) // _SAMPLE_INPUTS)
         for one in self._given[self._place[0] + 1 :: step][:_SAMPLE_INPUTS]:
             if not one.stream:
-                with suppress(DamageError):  # which is met again when the input is read
+                with suppress(CorruptFileError):  # which is met again when the input is read
                     found += islice(blocks(one, keys=self._keys, size=1 << 16, unit=self._unit), 1)
         texts = list[str]()
         for block in found:
@@ -87,7 +87,7 @@ class InputStream:
             try:
                 for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
                     yield at, block
-            except DamageError as error:
+            except CorruptFileError as error:
                 if not self._skip:
                     raise
                 yield at, Damage(error.what, str(error.found))

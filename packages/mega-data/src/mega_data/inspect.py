@@ -9,9 +9,9 @@ import numpy as np
 
 from mega_data.length_histogram import at_percentiles
 from mega_schema.dataset.idx_content import CHUNK, CUT_OFF, check_pointers
-from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
+from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_folder
+from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _AT_A_TIME = 1 << 22  # tokens looked at together
@@ -54,12 +54,12 @@ def opened_tokenizer(data: IndexedDataset) -> Tokenizer | None:
     Raises:
         FormatError: it is not the one that PREFIX.json names, or its folder is not whole.
     """
-    folder = beside(data.prefix, ".tokenizer")
+    folder = sibling(data.prefix, ".tokenizer")
     if not folder.exists():
         return None
-    tokenizer = open_folder(folder)
+    tokenizer = open_tokenizer_folder(folder)
     if data.info is not None:
-        check_same(data.info.tokenizer, tokenizer.identity, beside(data.prefix, ".json"))
+        check_same_tokenizer(data.info.tokenizer, tokenizer.identity, sibling(data.prefix, ".json"))
     return tokenizer
 
 
@@ -95,7 +95,7 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
     Raises:
         FormatError: the first fault, with the sequence it is in.
     """
-    check_pointers(beside(data.prefix, ".idx"), data.lengths, data.pointers, data.dtype.itemsize)
+    check_pointers(sibling(data.prefix, ".idx"), data.lengths, data.pointers, data.dtype.itemsize)
     opened_tokenizer(data)
     hint = "--vocab-size of the tokenizer that made the ids, or leave it out" if vocab_size else CUT_OFF
     if vocab_size is None and data.info is not None:
@@ -108,13 +108,13 @@ def verify(data: IndexedDataset, vocab_size: int | None = None) -> int:
 
 def _verify_ids(data: IndexedDataset, vocab_size: int, hint: str) -> None:
     for at in range(0, data.tokens, _AT_A_TIME):
-        part = data.loaded(at, min(at + _AT_A_TIME, data.tokens))
+        part = data.copy_range(at, min(at + _AT_A_TIME, data.tokens))
         if int(part.min()) >= 0 and int(part.max()) < vocab_size:
             continue
         place = at + int(np.flatnonzero((part < 0) | (part >= vocab_size))[0])
         # the last sequence that begins at or before it, which is the one that is not empty
         i = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, "right")) - 1
         offset = place - int(data.pointers[i]) // data.dtype.itemsize
-        path, wanted = beside(data.prefix, ".bin"), f"0 to {vocab_size - 1}, the vocabulary"
+        path, wanted = sibling(data.prefix, ".bin"), f"0 to {vocab_size - 1}, the vocabulary"
         what, found = f"token {offset} of sequence {i}", int(part[place - at])
         raise FormatError(path, what, found=found, wanted=wanted, hint=hint)

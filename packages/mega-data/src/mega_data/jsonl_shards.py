@@ -15,8 +15,8 @@ from mega_data.readers.blocks import Fault, parse_json
 from mega_data.readers.inputs import NAMED, form_of, found
 from mega_data.readers.packed import changed_error, opened, unchanged, unpacked_name
 from mega_data.texts import dump_line, exact_numbers, text_of
-from mega_schema.atomic_io import own_partial_file, replacing, reporting_full_disk
-from mega_schema.errors import ConfigError, DamageError, FormatError
+from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 
 
 def shards(words: Iterable[str | Path]) -> list[Path]:
@@ -158,7 +158,7 @@ def whole_lines(path: Path, faults: Faults) -> Iterator[bytes]:
         for line in lines(path):
             number += 1
             yield line
-    except DamageError as error:
+    except CorruptFileError as error:
         faults(number + 1, error, b"")
 
 
@@ -236,8 +236,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends well; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        reporting_full_disk(path),
-        replacing(path, own_partial_file(path)) as partial,
+        full_disk_errors(path),
+        atomic_write(path, own_partial_file(path)) as partial,
         partial.open("wb", buffering=1 << 20) as out,
     ):
         yield out

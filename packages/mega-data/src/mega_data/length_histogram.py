@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema.app.install_hint import install_hint
-from mega_schema.atomic_io import replacing
-from mega_schema.dataset.idx_content import CHUNK, pieces
+from mega_schema.atomic_io import atomic_write
+from mega_schema.dataset.idx_content import CHUNK, chunks
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
@@ -81,14 +81,14 @@ def at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tu
         return ()
     ranks = np.rint(np.array(percentiles) / 100 * (len(lengths) - 1)).astype(np.int64)
     upper = np.zeros(1 << 15, np.int64)
-    for part in pieces(lengths):
+    for part in chunks(lengths):
         upper += np.bincount(part >> 16, minlength=len(upper))
     ends = np.cumsum(upper)
     places = np.searchsorted(ends, ranks, "right")
     found = dict[int, NDArray[np.int64]]()
     for place in {*places.tolist()}:
         lower = np.zeros(1 << 16, np.int64)
-        for part in pieces(lengths):
+        for part in chunks(lengths):
             lower += np.bincount(part[part >> 16 == place] & 0xFFFF, minlength=len(lower))
         found[place] = np.cumsum(lower)
     return tuple(
@@ -139,5 +139,5 @@ def draw(data: IndexedDataset, output: Path) -> None:
     )
     above.set_title(f"{data.prefix.name}\n{total}", fontsize="medium")
     below.set_xlabel("tokens of a document")
-    with replacing(output) as partial:
+    with atomic_write(output) as partial:
         figure.savefig(partial, format="png")

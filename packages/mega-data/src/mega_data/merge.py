@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.inspect import opened_tokenizer
-from mega_schema.atomic_io import on_disk, write_at
-from mega_schema.dataset.atomic_dataset import Staged
-from mega_schema.dataset.idx_content import Contents, check_pointers, code_of, pieces
-from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, beside, shorter
+from mega_schema.atomic_io import disk_errors, write_at
+from mega_schema.dataset.atomic_dataset import StagedDataset
+from mega_schema.dataset.idx_content import IndexStreams, check_pointers, chunks, code_of
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, sibling, truncated_error
 from mega_schema.dataset.indexed_writer import write_index
 from mega_schema.errors import ConfigError, FormatError
 
@@ -93,7 +93,7 @@ def merge(
     if not datasets:
         raise ConfigError("--datasets", "none given", wanted="one prefix or more")
     began, first = time.monotonic(), datasets[0]
-    form = form or first.form
+    form = form or first.index_format
     dtype = dtype or _nearest(first.dtype, form)
     _check_alike(datasets, output_prefix)
     info, differing = _merged_info(datasets, assume_same_tokenizer)
@@ -101,9 +101,9 @@ def merge(
     documents = sum(len(data.documents) - 1 for data in datasets)
     if form.startswith("fairseq"):  # its index knows no documents: each sequence reads as one
         documents = sequences
-    staged = Staged(output_prefix)
+    staged = StagedDataset(output_prefix)
     try:
-        with on_disk(output_prefix):
+        with disk_errors(output_prefix):
             payload = staged.open(".bin")
             _write_payload(payload.fileno(), datasets, form, dtype, workers, progress)
             write_index(staged.open(".idx"), form, _index(datasets, form, dtype))
@@ -128,7 +128,7 @@ def _nearest(dtype: np.dtype[Any], form: str) -> np.dtype[Any]:
 def _check_alike(datasets: Sequence[IndexedDataset], output_prefix: Path) -> None:
     first = datasets[0]
     for data in datasets:
-        path = beside(data.prefix, ".idx")
+        path = sibling(data.prefix, ".idx")
         if data.prefix.resolve() == output_prefix.resolve():
             hint = "write to another prefix, and outside the folder of --input"
             raise ConfigError("--output-prefix", "is one of the inputs", found=output_prefix, hint=hint)
@@ -139,10 +139,14 @@ def _check_alike(datasets: Sequence[IndexedDataset], output_prefix: Path) -> Non
         if (data.modes is None) != (first.modes is None):
             raise FormatError(path, "modes", wanted="of all datasets or of none")
         if data.shift != first.shift:
-            wanted = f"{first.form} as {first.prefix}"
-            hint = f"mega-data convert {data.prefix} --to {first.form} --output-prefix ..."
+            wanted = f"{first.index_format} as {first.prefix}"
+            hint = f"mega-data convert {data.prefix} --to {first.index_format} --output-prefix ..."
             raise FormatError(
-                path, "ids of one form are one higher on disk", found=data.form, wanted=wanted, hint=hint
+                path,
+                "ids of one form are one higher on disk",
+                found=data.index_format,
+                wanted=wanted,
+                hint=hint,
             )
         check_pointers(path, data.lengths, data.pointers, data.dtype.itemsize)
 
@@ -157,13 +161,13 @@ def _merged_info(
     (one, first), infos = known[0], [info for _, info in known]
     silent = [data for data in datasets if data.info is None]
     if silent and not assume_same:
-        path, wanted = beside(silent[0].prefix, ".json"), f"as {beside(one.prefix, '.json')}"
+        path, wanted = sibling(silent[0].prefix, ".json"), f"as {sibling(one.prefix, '.json')}"
         hint = "--assume-same-tokenizer, if the ids are that tokenizer's"
         raise FormatError(path, "no such file, so its tokenizer is not known", wanted=wanted, hint=hint)
     for data, info in known:
         ours, theirs = info.tokenizer, first.tokenizer
         if (ours.sha256, ours.vocab_size, ours.eod) != (theirs.sha256, theirs.vocab_size, theirs.eod):
-            path = beside(data.prefix, ".json")
+            path = sibling(data.prefix, ".json")
             hint = "preprocess one of the two again"
             found, wanted = (
                 f"{who.type} ({who.vocab_size} ids, eod {who.eod}, sha256 {who.sha256[:12]})"
@@ -191,7 +195,7 @@ def _check_same_ids(data: IndexedDataset, info: DatasetInfo, one: IndexedDataset
             continue  # written before the name was recorded, or of lists of sentences
         if (ours or None) != (theirs or None):
             where = f"{name} is not that of {one.prefix}"
-            path, hint = beside(data.prefix, ".json"), "preprocess one of the two again"
+            path, hint = sibling(data.prefix, ".json"), "preprocess one of the two again"
             raise FormatError(path, where, found=ours, wanted=theirs, hint=hint)
 
 
@@ -199,32 +203,32 @@ def _save_tokenizer(datasets: Sequence[IndexedDataset], output_prefix: Path) -> 
     for data in datasets:
         tokenizer = opened_tokenizer(data)
         if tokenizer is not None:
-            tokenizer.save(beside(output_prefix, ".tokenizer"))
+            tokenizer.save(sibling(output_prefix, ".tokenizer"))
             return
 
 
-def _index(datasets: Sequence[IndexedDataset], form: str, dtype: np.dtype[Any]) -> Contents:
+def _index(datasets: Sequence[IndexedDataset], form: str, dtype: np.dtype[Any]) -> IndexStreams:
     def lengths() -> Iterator[NDArray[Any]]:
         for data in datasets:
-            yield from pieces(data.lengths)
+            yield from chunks(data.lengths)
 
     def documents() -> Iterator[NDArray[Any]]:
         yield np.zeros(1, np.int64)
         before = 0
         for data in datasets:
-            for part in pieces(data.documents[1:]):
+            for part in chunks(data.documents[1:]):
                 yield part + before
             before += len(data)
 
     def modes() -> Iterator[NDArray[Any]]:
         for data in datasets:
             assert data.modes is not None
-            yield from pieces(data.modes)
+            yield from chunks(data.modes)
 
     multimodal = datasets[0].modes is not None and form == "mmap"
     boundaries = 1 + sum(len(data.documents) - 1 for data in datasets)
     sequences = sum(map(len, datasets))
-    return Contents(dtype, sequences, boundaries, lengths, documents, modes if multimodal else None)
+    return IndexStreams(dtype, sequences, boundaries, lengths, documents, modes if multimodal else None)
 
 
 def _write_payload(
@@ -240,7 +244,7 @@ def _write_payload(
     with ThreadPoolExecutor(workers) as pool:
         jobs = []
         for data in datasets:
-            path = beside(data.prefix, ".bin")
+            path = sibling(data.prefix, ".bin")
             same = data.dtype == dtype.newbyteorder("<") and data.shift == shift
             step = PIECE // data.dtype.itemsize
             for first in range(0, data.tokens, step):
@@ -264,7 +268,7 @@ def _copy(path: Path, start: int, target: int, to: int, size: int) -> int:
     """Copy `size` bytes between two files; opened here, because thousands at once would be too many."""
     with path.open("rb") as file:
         if _copied(file.fileno(), start, target, to, size) < size:
-            raise shorter(path, start + size)
+            raise truncated_error(path, start + size)
     return size
 
 
@@ -295,12 +299,12 @@ def _translate(
     """Write the ids `first` to `last` in another dtype, or as much higher as the form wants."""
     limits, done = np.iinfo(dtype), 0
     for at in range(first, last, 1 << 18):
-        ids = data.loaded(at, min(at + (1 << 18), last))
+        ids = data.copy_range(at, min(at + (1 << 18), last))
         low, high = int(ids.min()), int(ids.max()) + shift
         if ids.dtype.kind not in "iu" or low < limits.min or high > limits.max:
             wanted = f"{limits.min} to {limits.max - shift}, which {dtype} can hold"
             raise FormatError(
-                beside(data.prefix, ".bin"), "ids", found=f"{low} to {high - shift}", wanted=wanted
+                sibling(data.prefix, ".bin"), "ids", found=f"{low} to {high - shift}", wanted=wanted
             )
         part = (ids.astype(dtype.newbyteorder("<")) + dtype.type(shift)).tobytes()
         write_at(target, memoryview(part), to + done)

@@ -24,7 +24,7 @@ from mega_data.jsonl_shards import output_name, shards
 from mega_data.readers.file_tree import read_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
 from mega_data.task_stages import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
-from mega_schema.atomic_io import reporting_full_disk, sync_folder, write_text
+from mega_schema.atomic_io import full_disk_errors, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output, has_keys
 
@@ -188,7 +188,7 @@ def publish(output: Path, command: str, work: Path) -> None:
     A process that was killed in the middle can be followed by another, which finds in `work` that it began.
     """
     staged, begun = staging(output), work / ".publishing"
-    with reporting_full_disk(output):
+    with full_disk_errors(output):
         if not begun.exists():
             for name in (DROPPED, QUARANTINE, REPORT, PAGE):
                 _remove(output / name)

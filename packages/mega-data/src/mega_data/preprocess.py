@@ -27,7 +27,7 @@ from mega_data.readers.inputs import NAMED, Input, form_of
 from mega_data.readers.streams import BLOCK_BYTES, UNITS
 from mega_data.resumable_output import Parts, Place, is_unfinished
 from mega_data.sentences import Splitter, splitter
-from mega_schema.dataset.indexed_dataset import DatasetInfo, beside, smallest_dtype
+from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.outputs import check_dataset_output, check_output, has_keys
 from mega_schema.tokenizer.special_tokens import (
@@ -131,7 +131,7 @@ def check_outputs(inputs: Sequence[Input], output_prefix: Path, options: Options
         for prefix in _prefixes(output_prefix, options)
         if check_dataset_output(option, prefix, inputs=files)
     ]
-    quarantine, unfinished = (beside(output_prefix, suffix) for suffix in (_QUARANTINE, _UNFINISHED))
+    quarantine, unfinished = (sibling(output_prefix, suffix) for suffix in (_QUARANTINE, _UNFINISHED))
     check_output(option, quarantine, "file", inputs=files, is_ours=has_keys(QUARANTINE_KEYS))
     check_output(option, unfinished, "folder", inputs=files, is_ours=is_unfinished)
     return replaced
@@ -139,7 +139,7 @@ def check_outputs(inputs: Sequence[Input], output_prefix: Path, options: Options
 
 def _prefixes(output_prefix: Path, options: Options) -> tuple[Path, ...]:
     level = "sentence" if options.language else "document"
-    return tuple(beside(output_prefix, f"_{key}_{level}") for key in options.keys)
+    return tuple(sibling(output_prefix, f"_{key}_{level}") for key in options.keys)
 
 
 def preprocess(
@@ -175,7 +175,7 @@ def preprocess(
     given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
     _check(options, tokenizer)
     prefixes = _prefixes(output_prefix, options)
-    quarantine = beside(output_prefix, _QUARANTINE)
+    quarantine = sibling(output_prefix, _QUARANTINE)
     dtype = smallest_dtype(tokenizer.identity.vocab_size)
     versions = [one.version() for one in given]
     stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
@@ -191,7 +191,7 @@ def preprocess(
             work = made.work(search.found(stream.sample()))
             _write(parts, processes.in_order(work, stream), given, versions, options, note, progress)
             for prefix in prefixes:
-                tokenizer.save(beside(prefix, ".tokenizer"))
+                tokenizer.save(sibling(prefix, ".tokenizer"))
             sources = tuple(str(one.path) for one in given)
             infos = [
                 DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key))
@@ -362,5 +362,5 @@ def _open_parts(output_prefix: Path, given: Sequence[Input], made: _Making, dtyp
     told = [made.tokenizer.identity.to_dict(), [made.told(key) for key in options.keys], options.form]
     run = hashlib.sha256(json.dumps(told).encode()).hexdigest()
     states = [None if one.stream else one.state() for one in given]  # a stream cannot be told from another
-    folder = beside(output_prefix, _UNFINISHED)
+    folder = sibling(output_prefix, _UNFINISHED)
     return Parts.open(folder, run, dtype, len(options.keys), states, skip=options.skip)

@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 
 from mega_data.process_pool import in_order
-from mega_schema.atomic_io import reporting_full_disk
+from mega_schema.atomic_io import full_disk_errors
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, has_keys
 
@@ -122,7 +122,7 @@ def write(path: Path, documents: Iterable[Document]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with reporting_full_disk(path), temporary.open("wb") as file:
+        with full_disk_errors(path), temporary.open("wb") as file:
             for document in documents:
                 file.write(orjson.dumps({"text": document.text, "source": document.source}) + b"\n")
             file.flush()

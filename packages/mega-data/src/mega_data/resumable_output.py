@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_schema.atomic_io import sync_folder
-from mega_schema.dataset.idx_content import CHUNK, Contents
-from mega_schema.dataset.indexed_dataset import DatasetInfo, beside
+from mega_schema.dataset.idx_content import CHUNK, IndexStreams
+from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling
 from mega_schema.dataset.indexed_writer import write_index
 from mega_schema.errors import ConfigError
 
@@ -236,7 +236,7 @@ class Parts:
             counts = (part.sequences, part.documents + 1)
             lengths, documents = (self._stream(number, n) for n in ("lengths", "documents"))
             with (self.folder / f"{number}.idx").open("wb") as index:
-                write_index(index, form, Contents(self.dtype, *counts, lengths, documents))
+                write_index(index, form, IndexStreams(self.dtype, *counts, lengths, documents))
                 _sync(index)
             info = dataclasses.replace(
                 info, documents=part.documents, sequences=part.sequences, tokens=part.tokens
@@ -249,9 +249,9 @@ class Parts:
             # The index is what readers open first: without one there is no dataset. So the old one goes
             # before the new payload comes, and the new one comes last.
             for suffix in (".idx", ".json"):
-                beside(prefix, suffix).unlink(missing_ok=True)
+                sibling(prefix, suffix).unlink(missing_ok=True)
             for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
-                (self.folder / f"{number}.{name}").replace(beside(prefix, suffix))
+                (self.folder / f"{number}.{name}").replace(sibling(prefix, suffix))
         if self.place.skipped and self._quarantine is not None:
             _sync(self._quarantine)
             (self.folder / QUARANTINE).replace(quarantine)

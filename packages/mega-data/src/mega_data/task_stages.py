@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mega_schema.atomic_io import own_partial_file, replacing, reporting_full_disk
+from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
@@ -211,7 +211,7 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
 def write(path: Path, text: str) -> None:
     """Write a whole file or none; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with reporting_full_disk(path), replacing(path, own_partial_file(path)) as partial:
+    with full_disk_errors(path), atomic_write(path, own_partial_file(path)) as partial:
         partial.write_text(text, "utf-8")
 
 

@@ -205,4 +205,4 @@ def _show_progress(scored: int, total: int) -> None:
 
 def main() -> NoReturn:
     """Run the program `mega-eval`."""
-    cli_runner.run(cli)
+    cli_runner.run_command(cli)

@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 
 from mega_eval.windows import Tokens, as_tokens
-from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
+from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same
+from mega_schema.tokenizer.tokenizer import Tokenizer, TokenizerIdentity, check_same_tokenizer
 
 _log = logging.getLogger("mega.eval")
 
@@ -75,7 +75,7 @@ def read_json_lines(path: Path, key: str) -> list[tuple[int, str]]:
 
 def is_dataset(path: Path) -> bool:
     """Return whether the path is the prefix of an indexed dataset."""
-    return not path.is_file() and beside(path, ".idx").is_file()
+    return not path.is_file() and sibling(path, ".idx").is_file()
 
 
 def list_data_files(path: Path) -> list[Path]:
@@ -100,8 +100,8 @@ def list_dataset_files(prefix: Path) -> list[Path]:
     """
     if not is_dataset(prefix):
         hint = "leave .bin and .idx off the path"
-        raise FormatError(prefix, "no such indexed dataset", wanted=beside(prefix, ".idx"), hint=hint)
-    return [beside(prefix, ".bin"), beside(prefix, ".idx")]
+        raise FormatError(prefix, "no such indexed dataset", wanted=sibling(prefix, ".idx"), hint=hint)
+    return [sibling(prefix, ".bin"), sibling(prefix, ".idx")]
 
 
 def read_documents(path: Path, key: str, tokenizer: Tokenizer) -> Documents:
@@ -149,7 +149,7 @@ def _iter_documents(prefix: Path, identity: TokenizerIdentity) -> Iterator[Token
             "%s: says nothing of its tokenizer (no %s.json); only its ids are checked", prefix, prefix.name
         )
     else:
-        check_same(data.info.tokenizer, identity, prefix)
+        check_same_tokenizer(data.info.tokenizer, identity, prefix)
     for number, (first, last) in enumerate(zip(data.documents[:-1], data.documents[1:], strict=True)):
         sequences = [as_tokens(data[index]) for index in range(int(first), int(last))]
         tokens = np.concatenate([as_tokens([]), *sequences])

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import orjson
 
-from mega_schema.atomic_io import replacing
+from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_local, check_output, has_keys
 
@@ -123,7 +123,7 @@ def check_writable(path: Path, inputs: Iterable[Path] = ()) -> None:
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Write the record atomically; an existing file is replaced."""
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mega_eval.windows import Window, batch_windows
-from mega_model.attention_backends import Packed
+from mega_model.attention_backends import PackedAttention
 from mega_model.decoder import Decoder
 from mega_schema.errors import FormatError
 
@@ -119,7 +119,9 @@ class ModelScorer:
         target_K = np.concatenate([window.targets for window in batch])
         position_T = torch.arange(longest, device=device).repeat(len(batch))
         token_T = torch.as_tensor(token_BS, device=device).flatten()
-        x_TD = self._decoder.hidden(token_T, position_T, Packed(rows=len(batch), length=longest))
+        x_TD = self._decoder.hidden_states(
+            token_T, position_T, PackedAttention(rows=len(batch), length=longest)
+        )
         x_KD = x_TD[torch.as_tensor(index_K, device=device)]
         chunks = list(self._score_chunks(x_KD, torch.as_tensor(target_K, device=device)))
         logprob_K, greedy_K = (torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True))

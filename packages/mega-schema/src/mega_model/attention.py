@@ -1,89 +1,99 @@
-"""Attention as the blocks of both families have it, from the norm before it to its output projection."""
+"""Attention of both model families, from the norm before it to its output projection."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from mega_model.attention_backends import Attend
-from mega_model.attention_mask import Reach
-from mega_model.layers import ColumnLinear, RowLinear, norm
-from mega_model.recompute import rerun
+from mega_model.attention_backends import AttentionBackend
+from mega_model.attention_mask import AttentionMask
+from mega_model.layers import ColumnLinear, RowLinear, build_norm
+from mega_model.recompute import recompute_closure
 from mega_model.runtime import Runtime
 from mega_schema.spec import ModelSpec
 
-Angles = tuple[Tensor, Tensor] | None  # cosine and sine, where positions turn heads
+Angles = tuple[Tensor, Tensor] | None  # cosine and sine; None for models without rotary positions
 
 
 class Attention(nn.Module):
-    """O · attend(turned Q, turned K, V of x); a block is one of these with a feed-forward of its own.
+    """Project to queries, keys and values, attend, and project back: O · attend(rotary(Q), rotary(K), V).
 
-    The head norms are whole on every rank of tp, and each norms its own heads.
+    A block is a subclass that adds a feed-forward. The weights of the head norms are whole on every rank of
+    tp; each rank norms its own heads.
     """
 
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__()
-        m, at = rt.spec, f"layers.{layer}."
-        self.layer, self.head_width, self.kernels = layer, m.head_width, rt.kernels
+        m = rt.spec
+        prefix = f"layers.{layer}."
+        self.layer = layer
+        self.head_width = m.head_width
+        self.kernels = rt.kernels
         self.recompute_norm = rt.recompute.recomputes("layernorm")
         self.recompute_activation = rt.recompute.recomputes("mlp_act")
-        self.reach, self.interleaved = Reach.of(m, rt.tp), m.turning if m.rope_interleaved else 0
-        self.attn_norm = norm(rt, at + "attn_norm")
-        self.qkv_widths = rt.runs(at + "qkv.weight")
-        self.qkv = ColumnLinear(rt, at + "qkv", bias=m.qkv_bias)
-        self.q_norm = norm(rt, at + "q_norm") if m.qk_norm else None
-        self.k_norm = norm(rt, at + "k_norm") if m.qk_norm else None
-        self.out = RowLinear(rt, at + "out", bias=m.bias)
+        self.mask = AttentionMask.from_spec(m, rt.tp)
+        self.interleaved_dim = m.rotary_dim if m.rope_interleaved else 0
+        self.attn_norm = build_norm(rt, prefix + "attn_norm")
+        self.qkv_widths = rt.run_lengths(prefix + "qkv.weight")
+        self.qkv = ColumnLinear(rt, prefix + "qkv", bias=m.qkv_bias)
+        self.q_norm = build_norm(rt, prefix + "q_norm") if m.qk_norm else None
+        self.k_norm = build_norm(rt, prefix + "k_norm") if m.qk_norm else None
+        self.out = RowLinear(rt, prefix + "out", bias=m.bias)
 
-    def attention(self, x_TD: Tensor, y_TD: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        """Attention of y, which is `attn_norm` of x."""
-        qkv_TW = self.qkv(y_TD, rerun(self.recompute_norm, self.attn_norm, x_TD))
-        q, k, v = self._heads(qkv_TW, angles)
-        return self.out(attend(self.layer, q, k, v, self.reach).flatten(1))
+    def attention(self, x_TD: Tensor, y_TD: Tensor, angles: Angles, attend: AttentionBackend) -> Tensor:
+        """Compute attention of y, where y is `attn_norm` of x; (T, D).
 
-    def _heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as attention takes them."""
-        if angles is not None and self.q_norm is None and not self.interleaved:
-            return self.kernels.rotate_packed(qkv_TW, self.qkv_widths, self.head_width, *angles)
+        x is needed only to recompute y in backward.
+        """
+        qkv_TW = self.qkv(y_TD, recompute_closure(self.recompute_norm, self.attn_norm, x_TD))
+        q, k, v = self._split_heads(qkv_TW, angles)
+        return self.out(attend(self.layer, q, k, v, self.mask).flatten(1))
+
+    def _split_heads(self, qkv_TW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (T, N, H), keys and values (T, K, H), with rotary positions applied."""
+        if angles is not None and self.q_norm is None and not self.interleaved_dim:
+            return self.kernels.apply_rotary_packed(qkv_TW, self.qkv_widths, self.head_width, *angles)
         q, k, v = (y.unflatten(-1, (-1, self.head_width)) for y in qkv_TW.split(self.qkv_widths, -1))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = _each_head(self.q_norm, q), _each_head(self.k_norm, k)
+            q, k = _norm_heads(self.q_norm, q), _norm_heads(self.k_norm, k)
         if angles is not None:
-            rotate = self.kernels.rotate
-            q, k = rotate(self._paired(q), *angles), rotate(self._paired(k), *angles)
+            apply_rotary = self.kernels.apply_rotary
+            q, k = apply_rotary(self._deinterleave(q), *angles), apply_rotary(self._deinterleave(k), *angles)
         return q, k, v
 
-    def _paired(self, x_TNH: Tensor) -> Tensor:
-        """Components that turn together half of them apart, as the kernel wants them: neighbours, where the
-        model is of that kind. In q and k alike this changes no score.
+    def _deinterleave(self, x_TNH: Tensor) -> Tensor:
+        """Move the rotary pairs (2i, 2i + 1) to (i, i + R), the order that the kernel expects.
+
+        Applied to q and k alike, this permutation changes no score. Models without interleaved pairs pass
+        through.
         """
-        if not self.interleaved:
+        if not self.interleaved_dim:
             return x_TNH
-        turning, rest = x_TNH.split([self.interleaved, x_TNH.shape[-1] - self.interleaved], -1)
-        return torch.cat((turning.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest), -1)
+        rotary, rest = x_TNH.split([self.interleaved_dim, x_TNH.shape[-1] - self.interleaved_dim], -1)
+        return torch.cat((rotary.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest), -1)
 
 
-def _each_head(normed: nn.Module, x_TNH: Tensor) -> Tensor:
-    y: Tensor = normed(x_TNH.flatten(0, 1))
+def _norm_heads(norm: nn.Module, x_TNH: Tensor) -> Tensor:
+    y: Tensor = norm(x_TNH.flatten(0, 1))
     return y.view(x_TNH.shape)
 
 
-def rotary_rates(m: ModelSpec, device: torch.device | None = None) -> Tensor:
-    """How far each pair of components turns per token, in radians: (turning / 2,) float32.
+def inv_freq(m: ModelSpec, device: torch.device | None = None) -> Tensor:
+    """Return the rotary frequency of each pair, radians per token: (rotary_dim / 2,) float32.
 
-    base^(-2i / turning), divided by the interpolation (arXiv:2306.15595), and by Llama 3.1's factor where
-    the pair turns slowly (its released code; Hugging Face's rope_type "llama3").
+    base^(-2i / rotary_dim), divided by the interpolation factor (arXiv:2306.15595). Llama 3.1's scaling
+    divides the low frequencies by a further factor (its released code; Hugging Face's rope_type "llama3").
     """
-    pair = torch.arange(0, m.turning, 2, dtype=torch.float32, device=device)
-    rate = m.rope_base ** (-pair / m.turning) / m.rope_interpolation
+    pair = torch.arange(0, m.rotary_dim, 2, dtype=torch.float32, device=device)
+    freq = m.rope_base ** (-pair / m.rotary_dim) / m.rope_interpolation
     if m.rope_scaling == 1:
-        return rate
-    turns = m.rope_scaling_context * rate / (2 * torch.pi)
-    whole = ((turns - m.rope_scaling_low) / (m.rope_scaling_high - m.rope_scaling_low)).clamp(0, 1)
-    return rate * (whole + (1 - whole) / m.rope_scaling)
+        return freq
+    rotations = m.rope_scaling_context * freq / (2 * torch.pi)
+    unscaled = ((rotations - m.rope_scaling_low) / (m.rope_scaling_high - m.rope_scaling_low)).clamp(0, 1)
+    return freq * (unscaled + (1 - unscaled) / m.rope_scaling)
 
 
 def rotary_angles(position_T: Tensor, m: ModelSpec) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every token's angles, two (T, turning / 2) tensors, float32."""
-    angle_TR = position_T.float()[:, None] * rotary_rates(m, position_T.device)
+    """Return cosine and sine of every token's angles, two (T, rotary_dim / 2) tensors, float32."""
+    angle_TR = position_T.float()[:, None] * inv_freq(m, position_T.device)
     return angle_TR.cos(), angle_TR.sin()

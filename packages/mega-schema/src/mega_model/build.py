@@ -1,4 +1,4 @@
-"""From a spec to a model, and from named values to its weights."""
+"""Build a model from its spec, and fill its weights from named values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mega_schema.sharding import Slab
 from mega_schema.spec import ModelSpec
 
 
-def build(spec: ModelSpec, rt: Runtime) -> Decoder:
-    """The stage of the model that the runtime's rank holds, its values not yet set."""
+def build_model(spec: ModelSpec, rt: Runtime) -> Decoder:
+    """Build this rank's pipeline stage of the model, with uninitialised weights."""
     return {"gpt": GPT, "llama": Llama}[spec.family](rt)
 
 
@@ -35,34 +35,36 @@ def load_model(
     Args:
         read: as in `fill`; a checkpoint's `model_slab`.
     """
-    rt = Runtime.alone(spec, dtype=dtype, device=device)
-    model = build(spec, rt)
-    fill(model, read, rt)
+    rt = Runtime.single_process(spec, dtype=dtype, device=device)
+    model = build_model(spec, rt)
+    fill_weights(model, read, rt)
     return model.eval()
 
 
-def chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
-    """The stages that the runtime's rank holds, one for each round of the pipeline over the ranks."""
+def build_chunks(rt: Runtime, mesh: Mesh) -> tuple[Decoder, ...]:
+    """Build the stages that this rank holds, one per round of an interleaved pipeline."""
     spec = rt.spec
-    return tuple(build(spec, rt.holding(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
+    return tuple(build_model(spec, rt.for_stage(mesh.stage(spec.layers, i))) for i in range(mesh.layout.vp))
 
 
 def parameters(model: Decoder, rt: Runtime) -> Iterator[tuple[Param, nn.Parameter]]:
-    """Every parameter this rank holds, with its row; one tied to another on the same stage comes once."""
+    """Yield every parameter of this rank with its table row; parameters tied on one stage come once."""
     for name, weight in model.named_parameters():
         yield rt.table[name], weight
 
 
 @torch.no_grad()
-def fill(model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: Runtime | None = None) -> None:
-    """Set every weight from a source of boxes of the global tensors; padding becomes zero.
+def fill_weights(
+    model: Decoder, read: Callable[[str, Slab], np.ndarray | Tensor], rt: Runtime | None = None
+) -> None:
+    """Set every weight from a source of boxes of the global tensors; padding rows become zero.
 
     Args:
-        read: called with a name in the table and the box that is wanted; a checkpoint's `model_slab`, or
-            `init.initial_values`. A tied parameter asks for the one it is tied to.
+        read: called with a name in the table and a box; a checkpoint's `model_slab`, or
+            `init.initial_values`. A tied parameter reads the tensor it is tied to.
         rt: the runtime the model was built with; None for a model that one process holds whole.
     """
-    rt = rt or Runtime.alone(model.spec)
+    rt = rt or Runtime.single_process(model.spec)
     for row, weight in parameters(model, rt):
         values = torch.zeros(weight.shape, dtype=weight.dtype)
         for slab in row.slabs(rt.tp.rank, rt.tp.size):

@@ -1,4 +1,4 @@
-"""The part of a decoder that one pipeline stage holds: embedding, blocks, final norm and head."""
+"""The decoder of one pipeline stage: embedding, blocks, final norm and head."""
 
 from __future__ import annotations
 
@@ -8,81 +8,93 @@ from functools import partial
 from torch import Tensor, nn
 
 from mega_model.attention import Angles, rotary_angles
-from mega_model.attention_backends import Attend
-from mega_model.dropout import Drop, keep
-from mega_model.layers import Head, VocabEmbedding, norm
-from mega_model.recompute import again, again_from_share
+from mega_model.attention_backends import AttentionBackend
+from mega_model.dropout import DropoutFn, no_dropout
+from mega_model.layers import LMHead, VocabEmbedding, build_norm
+from mega_model.recompute import recompute, recompute_sharded
 from mega_model.runtime import Runtime
 
 
 class Decoder(nn.Module):
     """A decoder-only model, or one pipeline stage of it.
 
-    A family gives it the block and, where positions are added to embeddings, its own `embedded`. Layers keep
-    their global numbers, so a parameter has one name on every layout.
+    A family supplies the block class and, if it adds positions to the embeddings, overrides `embed_tokens`.
+    Layers keep their global numbers, so a parameter has the same name on every layout.
     """
 
     def __init__(self, rt: Runtime, block: Callable[[Runtime, int], nn.Module]) -> None:
         super().__init__()
-        self.spec, self.stage, self.tp, self.kernels = rt.spec, rt.stage, rt.tp, rt.kernels
-        self.groups, self.cut = rt.recompute.groups(rt.stage.layers), rt.recompute.cut
-        if rt.stage.first:
+        self.spec = rt.spec
+        self.stage = rt.stage
+        self.tp = rt.tp
+        self.kernels = rt.kernels
+        self.recompute_groups = rt.recompute.groups(rt.stage.layers)
+        self.distribute_saved = rt.recompute.distribute_saved
+        if rt.stage.is_first:
             self.embed = VocabEmbedding(rt, "embed")
         self.layers = nn.ModuleDict({str(i): block(rt, i) for i in rt.stage.layers})
-        if rt.stage.last:
-            self.final_norm = norm(rt, "final_norm")
-            self.head = Head(rt, "head")
-            if rt.stage.first and rt.spec.tied:
-                self.head.weight = rt.weight_gradients.again(self.embed.weight)
+        if rt.stage.is_last:
+            self.final_norm = build_norm(rt, "final_norm")
+            self.head = LMHead(rt, "head")
+            if rt.stage.is_first and rt.spec.tied:
+                # registers the second use of the weight and returns it
+                self.head.weight = rt.weight_gradients.share_weight(self.embed.weight)
 
     def forward(
         self,
         x: Tensor,
         position_T: Tensor,
-        attend: Attend,
-        drop: Drop = keep,
+        attend: AttentionBackend,
+        drop: DropoutFn = no_dropout,
         target_T: Tensor | None = None,
         gradient: float | None = None,
     ) -> Tensor:
-        """One stage's share of the work.
+        """Run this stage's part of the forward pass.
 
         Args:
-            x: (T,) token ids on the first stage, the stage before's (T, D) on the others.
-            position_T: place of every token in its document, whole on every rank.
-            drop: what training drops of the branches.
-            target_T: the token after each, or IGNORED; whole on every rank of tp. Without it, logits.
-            gradient: of the sum of the losses, as `head_loss` takes it.
+            x: (T,) token ids on the first stage; (T, D) from the previous stage on the others.
+            position_T: position of every token in its document, whole on every rank.
+            drop: dropout of the residual branches.
+            target_T: the next token of each token, or IGNORED; whole on every rank of tp. None: return
+                logits.
+            gradient: gradient of the summed loss, see `head_loss`.
 
         Returns:
-            (T, D) for the next stage; on the last one the sum of the tokens' losses in nats, or this rank's
+            (T, D) for the next stage; on the last stage the summed loss of the tokens in nats, or this rank's
             (T, V) logits.
         """
-        x_TD = self.hidden(x, position_T, attend, drop)
-        return self.head(x_TD, target_T, gradient) if self.stage.last else x_TD
+        x_TD = self.hidden_states(x, position_T, attend, drop)
+        return self.head(x_TD, target_T, gradient) if self.stage.is_last else x_TD
 
-    def hidden(self, x: Tensor, position_T: Tensor, attend: Attend, drop: Drop = keep) -> Tensor:
-        """Everything but the head: (T, D), normed on the last stage."""
-        x_TD = drop("embed", self.embedded(x, position_T)) if self.stage.first else x
-        angles = rotary_angles(position_T, self.spec) if self.spec.turning else None
-        for layers, recomputed in self.groups:
-            run = partial(self._through, layers, angles, attend, drop)
-            x_TD = self._again(run, x_TD) if recomputed else run(x_TD)
-        return self.final_norm(x_TD) if self.stage.last else x_TD
+    def hidden_states(
+        self, x: Tensor, position_T: Tensor, attend: AttentionBackend, drop: DropoutFn = no_dropout
+    ) -> Tensor:
+        """Compute everything but the head: (T, D), normed on the last stage."""
+        x_TD = drop("embed", self.embed_tokens(x, position_T)) if self.stage.is_first else x
+        angles = rotary_angles(position_T, self.spec) if self.spec.rotary_dim else None
+        for layers, is_recomputed in self.recompute_groups:
+            run_layers = partial(self._run_layers, layers, angles, attend, drop)
+            x_TD = self._recompute(run_layers, x_TD) if is_recomputed else run_layers(x_TD)
+        return self.final_norm(x_TD) if self.stage.is_last else x_TD
 
-    def _through(
-        self, layers: Sequence[int], angles: Angles, attend: Attend, drop: Drop, x_TD: Tensor
+    def _run_layers(
+        self, layers: Sequence[int], angles: Angles, attend: AttentionBackend, drop: DropoutFn, x_TD: Tensor
     ) -> Tensor:
         for layer in layers:
             x_TD = self.layers[str(layer)](x_TD, angles, attend, drop)
         return x_TD
 
-    def _again(self, run: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
-        return again_from_share(run, x_TD, self.tp) if self.cut else again(run, x_TD)
+    def _recompute(self, run_layers: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
+        return (
+            recompute_sharded(run_layers, x_TD, self.tp)
+            if self.distribute_saved
+            else recompute(run_layers, x_TD)
+        )
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """This rank's slice of the scores, (T, V): columns past the true vocabulary mean nothing."""
+        """Return this rank's slice of the logits, (T, V); columns past the true vocabulary mean nothing."""
         return self.head(x_TD)
 
-    def embedded(self, token_T: Tensor, position_T: Tensor) -> Tensor:
-        """(T, D) of the tokens, before the first block."""
+    def embed_tokens(self, token_T: Tensor, position_T: Tensor) -> Tensor:
+        """Return the input of the first block, (T, D)."""
         return self.embed(token_T)

@@ -1,8 +1,8 @@
-"""Prompts to tokens: Megatron's batch scheme, scoring and beam search, over a cache of keys.
+"""Generate text from prompts: Megatron's batch scheme, scoring and beam search, with a KV cache.
 
-Every function takes ids and gives ids; text, files and the clock are the caller's. Shape suffixes: B rows of
-the batch (prompts, or beams), S tokens of a row, T = B·S of them end to end, D width, V words of the true
-vocabulary.
+Functions take and return token ids; text, files and time limits are the caller's. Shape suffixes: B rows of
+the batch (prompts, or beams), S tokens of a row, T = B·S of them end to end, D width, V words of the
+vocabulary without padding.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import Cached
+from mega_model.attention_backends import KVCacheAttention
 from mega_model.decoder import Decoder
-from mega_model.sampling import choose
+from mega_model.sampling import sample_token
 from mega_schema.errors import RequestError
 
-_LOGITS_AT_ONCE = 1 << 22  # values: 16 MiB in float32, however long a prompt and however large the vocabulary
-_NEVER = -1e10  # the logit Megatron gives to a word that is not allowed
-_SMALLEST = math.ulp(0.0)  # a top_p that decays to 0 would mean: keep every word
+_CHUNK_LOGITS = 1 << 22  # values computed at a time: 16 MiB in float32, for any prompt length and vocabulary
+_BANNED_LOGIT = -1e10  # the logit Megatron gives to a word that is not allowed
+_MIN_TOP_P = math.ulp(0.0)  # a top_p of exactly 0 would disable the filter
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """What ends a row: a token of `ids`, or the token `twice` two times running. It stays in the row."""
+class StopCriteria:
+    """What ends a row: a token of `ids`, or the token `repeated_id` twice in a row, which the row keeps."""
 
     ids: frozenset[int] = frozenset()
-    twice: int | None = None
+    repeated_id: int | None = None
 
-    def met(self, new_B: Tensor, before_B: Tensor) -> Tensor:
-        """(B,) bool: whether a row whose last token was `before_B` ends with `new_B`."""
+    def is_met(self, new_B: Tensor, before_B: Tensor) -> Tensor:
+        """Return, (B,) bool, whether a row whose last token was `before_B` ends with `new_B`."""
         met_B = torch.zeros_like(new_B, dtype=torch.bool)
         for token in self.ids:
             met_B |= new_B == token
-        if self.twice is not None:
-            met_B |= (new_B == self.twice) & (before_B == self.twice)
+        if self.repeated_id is not None:
+            met_B |= (new_B == self.repeated_id) & (before_B == self.repeated_id)
         return met_B
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """What came of a batch of prompts.
+class GenerateOutput:
+    """The result of a batch of prompts.
 
     Attributes:
         rows: prompt and continuation of every prompt, in order.
-        logprobs: ln P(token i+1 | tokens up to i) of every row, one fewer than its tokens; None if not asked
-            for.
+        logprobs: ln P(token i+1 | tokens up to i) of every row, one fewer than its tokens; None if not
+            requested.
     """
 
     rows: list[list[int]]
@@ -56,18 +56,18 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Beam:
-    """A finished hypothesis: prompt, continuation and (where it met it) the stop token; and its score."""
+class BeamHypothesis:
+    """A finished hypothesis: prompt, continuation and stop token, if any; and its score."""
 
     row: list[int]
     score: float
 
 
 def check_length(model: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """Tokens the longest row comes to.
+    """Return the number of tokens of the longest finished row.
 
     Raises:
-        RequestError: a prompt has no tokens, or the model's context is shorter than the longest row.
+        RequestError: a prompt has no tokens, or the longest row would exceed the model's context.
     """
     if not all(prompts):
         raise RequestError("prompts", "a prompt has no tokens", wanted="at least one", hint='"add_BOS": true')
@@ -93,76 +93,83 @@ def generate(
     top_p: float = 0.0,
     top_p_decay: float = 0.0,
     top_p_bound: float = 0.0,
-    stop: Stop = Stop(),  # a frozen value without fields that could change
-    never_after: tuple[int, int] | None = None,
-    words: int | None = None,
+    stop: StopCriteria = StopCriteria(),  # immutable
+    banned_bigram: tuple[int, int] | None = None,
+    vocab_limit: int | None = None,
     logprobs: bool = False,
     generator: torch.Generator | None = None,
     before_step: Callable[[int], None] | None = None,
-) -> Generated:
+) -> GenerateOutput:
     """Continue every prompt until `stop`, or until it is the longest prompt's length + `new_tokens`.
 
     The batch starts at the shortest prompt's length and grows by one token a step; a longer prompt keeps its
-    own tokens until they are used up. Steps end early once every row has stopped.
+    own tokens until they are used up. Generation ends early once every row has stopped.
 
     Args:
-        temperature, top_k, top_p: see `sampling.choose`.
+        temperature, top_k, top_p: see `sampling.sample_token`.
         top_p_decay, top_p_bound: after every step of the batch top_p becomes max(top_p · decay, bound); a
-            decay of 0 leaves it alone.
-        never_after: (a, b): where the last token is a, the next one is not b.
-        words: choose among the first so many ids (a tokenizer may know fewer than the model);
-            log-probabilities are still over all of them.
-        logprobs: also give log-probabilities, from the logits as the model gave them: before temperature,
-            filters and `never_after`.
-        generator: of the model's device.
-        before_step: called with the batch's length before each forward pass; what it raises ends the work.
+            decay of 0 keeps it constant.
+        banned_bigram: (a, b): after the token a, b is never sampled.
+        vocab_limit: sample only ids below this (a tokenizer may have fewer than the model); log-probabilities
+            are still over all ids.
+        logprobs: also return log-probabilities, from the model's logits before temperature, filters and
+            `banned_bigram`.
+        generator: random generator on the model's device.
+        before_step: called with the batch's length before each forward pass; an exception from it ends
+            generation.
 
     Raises:
         RequestError: see `check_length`.
     """
     assert new_tokens > 0, "score() is for no new tokens"
     total = check_length(model, prompts, new_tokens)
-    token_BS, length_B = _padded(model, prompts, total)
+    token_BS, length_B = _pad_prompts(model, prompts, total)
     rows = len(prompts)
-    cache = _cache(model, rows, total - 1)
+    cache = _new_cache(model, rows, total - 1)
     logprob_BS = torch.zeros(rows, total - 1, device=token_BS.device) if logprobs else None
     end_B = torch.full_like(length_B, total)
-    ended_B = torch.zeros_like(length_B, dtype=torch.bool)
-    fed = 0
-    for at in range(int(length_B.min()), total):
+    finished_B = torch.zeros_like(length_B, dtype=torch.bool)
+    cached = 0
+    for position in range(int(length_B.min()), total):
         if before_step is not None:
-            before_step(at)
-        x_BSD = _hidden(model, token_BS[:, fed:at], cache)
+            before_step(position)
+        x_BSD = _hidden_states(model, token_BS[:, cached:position], cache)
         logit_BV = _logits(model, x_BSD[:, -1])
-        allowed_BV = _allowed(logit_BV[:, :words], token_BS[:, at - 1], never_after)
-        new_B = choose(allowed_BV, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        masked_BV = _mask_banned(logit_BV[:, :vocab_limit], token_BS[:, position - 1], banned_bigram)
+        new_B = sample_token(
+            masked_BV, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+        )
         if top_p > 0.0 and top_p_decay > 0.0:
-            top_p = max(top_p * top_p_decay, top_p_bound, _SMALLEST)
-        started_B = length_B <= at
-        token_BS[:, at] = torch.where(started_B, new_B, token_BS[:, at])
+            top_p = max(top_p * top_p_decay, top_p_bound, _MIN_TOP_P)
+        started_B = length_B <= position
+        token_BS[:, position] = torch.where(started_B, new_B, token_BS[:, position])
         if logprob_BS is not None:
-            logprob_BS[:, fed : at - 1] = _logprobs(model, x_BSD[:, :-1], token_BS[:, fed + 1 : at])
-            logprob_BS[:, at - 1 : at] = logit_BV.log_softmax(-1).gather(1, token_BS[:, at : at + 1])
-        just_B = stop.met(new_B, token_BS[:, at - 1]) & started_B & ~ended_B
-        end_B = torch.where(just_B, at + 1, end_B)
-        ended_B |= just_B
-        if bool(ended_B.all()):
+            logprob_BS[:, cached : position - 1] = _logprobs(
+                model, x_BSD[:, :-1], token_BS[:, cached + 1 : position]
+            )
+            logprob_BS[:, position - 1 : position] = logit_BV.log_softmax(-1).gather(
+                1, token_BS[:, position : position + 1]
+            )
+        finishing_B = stop.is_met(new_B, token_BS[:, position - 1]) & started_B & ~finished_B
+        end_B = torch.where(finishing_B, position + 1, end_B)
+        finished_B |= finishing_B
+        if bool(finished_B.all()):
             break
-        fed = at
-    return _cut(token_BS, end_B, logprob_BS)
+        cached = position
+    return _trim_rows(token_BS, end_B, logprob_BS)
 
 
 @torch.inference_mode()
-def score(model: Decoder, prompts: Sequence[Sequence[int]]) -> Generated:
-    """Log-probabilities of the prompts' own tokens, in one forward pass.
+def score(model: Decoder, prompts: Sequence[Sequence[int]]) -> GenerateOutput:
+    """Compute log-probabilities of the prompts' own tokens, in one forward pass.
 
     Raises:
         RequestError: see `check_length`.
     """
     total = check_length(model, prompts, 0)
-    token_BS, length_B = _padded(model, prompts, total)
-    x_BSD = _hidden(model, token_BS, _cache(model, len(prompts), total))
-    return _cut(token_BS, length_B, _logprobs(model, x_BSD[:, :-1], token_BS[:, 1:]))
+    token_BS, length_B = _pad_prompts(model, prompts, total)
+    x_BSD = _hidden_states(model, token_BS, _new_cache(model, len(prompts), total))
+    return _trim_rows(token_BS, length_B, _logprobs(model, x_BSD[:, :-1], token_BS[:, 1:]))
 
 
 @torch.inference_mode()
@@ -174,92 +181,93 @@ def beam_search(
     width: int,
     stop: int | None,
     length_penalty: float = 1.0,
-    never_after: tuple[int, int] | None = None,
-    words: int | None = None,
+    banned_bigram: tuple[int, int] | None = None,
+    vocab_limit: int | None = None,
     before_step: Callable[[int], None] | None = None,
-) -> list[Beam]:
-    """The `width` best continuations, best first; fewer where the vocabulary has not as many.
+) -> list[BeamHypothesis]:
+    """Return the `width` best continuations, best first; fewer if the vocabulary is smaller.
 
     A hypothesis' score is Σ ln P over its new tokens, divided by their number to the power `length_penalty`;
-    a stop token counts. Every step looks at the 2·width best continuations of the open beams: a stop token
-    among the first `width` finishes its beam, any other opens one. The search ends once `width` are finished
-    and no open beam, as it scores now, beats the worst of them. Beams still open at the end are taken as
-    they are.
+    a stop token counts. Every step takes the 2·width best continuations of the open beams: a stop token among
+    the first `width` finishes its beam, any other token continues one. The search ends when `width` beams are
+    finished and no open beam scores higher than the worst of them. Beams still open at the length limit are
+    finished as they are.
 
     Args:
         stop: the id that finishes a hypothesis; None or an id outside the vocabulary finishes none.
-        never_after, words, before_step: see `generate`.
+        banned_bigram, vocab_limit, before_step: see `generate`.
 
     Raises:
         RequestError: see `check_length`.
     """
-    assert new_tokens > 0, "a beam has to have somewhere to go"
+    assert new_tokens > 0, "beam search needs at least one new token"
     total = check_length(model, [prompt], new_tokens)
-    token_BS = _padded(model, [prompt], total)[0].repeat(width, 1)
-    cache = _cache(model, 1, total - 1)
-    # all beams begin as the same prompt: only the first may be continued, or all would stay alike
+    token_BS = _pad_prompts(model, [prompt], total)[0].repeat(width, 1)
+    cache = _new_cache(model, 1, total - 1)
+    # all beams start as the same prompt: only the first may be continued, or all would stay identical
     sum_B = torch.full((width,), float("-inf"), device=token_BS.device)
     sum_B[0] = 0.0
-    finished = _Finished(width, length_penalty)
-    fed = 0
-    for at in range(len(prompt), total):
+    finished = _FinishedBeams(width, length_penalty)
+    cached = 0
+    for position in range(len(prompt), total):
         if before_step is not None:
-            before_step(at)
-        new = at + 1 - len(prompt)
-        x_BSD = _hidden(model, token_BS[: cache.rows, fed:at], cache)
+            before_step(position)
+        new = position + 1 - len(prompt)
+        x_BSD = _hidden_states(model, token_BS[: cache.rows, cached:position], cache)
         if cache.rows < width:
             x_BSD = x_BSD.expand(width, -1, -1)
             cache.select(torch.zeros(width, dtype=torch.long, device=token_BS.device))
-        logit_BV = _allowed(_logits(model, x_BSD[:, -1]), token_BS[:, at - 1], never_after)
-        sum_BV = sum_B[:, None] + logit_BV.log_softmax(-1)[:, :words]
-        opened = []
-        for rank, (logprob, beam, token) in enumerate(_best(sum_BV, 2 * width)):
+        logit_BV = _mask_banned(_logits(model, x_BSD[:, -1]), token_BS[:, position - 1], banned_bigram)
+        sum_BV = sum_B[:, None] + logit_BV.log_softmax(-1)[:, :vocab_limit]
+        open_beams = []
+        for rank, (logprob, beam, token) in enumerate(_top_continuations(sum_BV, 2 * width)):
             if token != stop:
-                opened.append((logprob, beam, token))
+                open_beams.append((logprob, beam, token))
             elif rank < width:
-                finished.add([*token_BS[beam, :at].tolist(), token], logprob, new)
-            if len(opened) == width:
+                finished.add([*token_BS[beam, :position].tolist(), token], logprob, new)
+            if len(open_beams) == width:
                 break
-        if finished.settled(float(sum_BV.max()), new):
+        if finished.is_done(float(sum_BV.max()), new):
             return finished.ranked()
-        sums, beams, tokens = zip(*opened, strict=True)
+        sums, beams, tokens = zip(*open_beams, strict=True)
         parent_B = torch.tensor(beams, device=token_BS.device)
         token_BS, sum_B = token_BS[parent_B], torch.tensor(sums, device=token_BS.device)
-        token_BS[:, at] = torch.tensor(tokens, device=token_BS.device)
+        token_BS[:, position] = torch.tensor(tokens, device=token_BS.device)
         cache.select(parent_B)
-        fed = at
+        cached = position
     for row, logprob in zip(token_BS.tolist(), sum_B.tolist(), strict=True):
         finished.add(row, logprob, new_tokens)
     return finished.ranked()
 
 
-class _Finished:
+class _FinishedBeams:
     """The `width` best finished hypotheses."""
 
     def __init__(self, width: int, length_penalty: float) -> None:
-        self.width, self.length_penalty = width, length_penalty
-        self.beams: list[Beam] = []
+        self.width = width
+        self.length_penalty = length_penalty
+        self.beams: list[BeamHypothesis] = []
 
     def add(self, row: list[int], logprob: float, new: int) -> None:
-        """Keep a hypothesis of `new` new tokens if it is among the best; of two alike, the earlier."""
+        """Keep a hypothesis of `new` new tokens if it is among the best; of two equal ones, the earlier."""
         if logprob == float("-inf"):
-            return  # a place that the vocabulary had no word for
-        self.beams.append(Beam(row, self._score(logprob, new)))
+            return  # an unused slot: the vocabulary has fewer than `width` words
+        self.beams.append(BeamHypothesis(row, self._score(logprob, new)))
         self.beams = self.ranked()[: self.width]
 
-    def settled(self, best_logprob: float, new: int) -> bool:
-        """Whether no open beam, as it scores now, beats the worst of `width` finished ones."""
+    def is_done(self, best_logprob: float, new: int) -> bool:
+        """Whether `width` beams are finished and no open beam scores higher than the worst of them."""
         return len(self.beams) == self.width and self.beams[-1].score >= self._score(best_logprob, new)
 
-    def ranked(self) -> list[Beam]:
+    def ranked(self) -> list[BeamHypothesis]:
         return sorted(self.beams, key=lambda beam: beam.score, reverse=True)
 
     def _score(self, logprob: float, new: int) -> float:
         return float(logprob / new**self.length_penalty)
 
 
-def _padded(model: Decoder, prompts: Sequence[Sequence[int]], total: int) -> tuple[Tensor, Tensor]:
-    """(B, total) ids, 0 where nothing is yet, and (B,) lengths; on the model's device."""
+def _pad_prompts(model: Decoder, prompts: Sequence[Sequence[int]], total: int) -> tuple[Tensor, Tensor]:
+    """Return (B, total) ids, padded with 0, and (B,) lengths; on the model's device."""
     device = next(model.parameters()).device
     token_BS = torch.zeros(len(prompts), total, dtype=torch.long)
     for row_S, prompt in zip(token_BS, prompts, strict=True):
@@ -268,16 +276,18 @@ def _padded(model: Decoder, prompts: Sequence[Sequence[int]], total: int) -> tup
     return token_BS.to(device), length_B.to(device)
 
 
-def _cache(model: Decoder, rows: int, capacity: int) -> Cached:
+def _new_cache(model: Decoder, rows: int, capacity: int) -> KVCacheAttention:
     weight = next(model.parameters())
-    return Cached(model.spec, rows=rows, capacity=capacity, dtype=weight.dtype, device=weight.device)
+    return KVCacheAttention(
+        model.spec, rows=rows, capacity=capacity, dtype=weight.dtype, device=weight.device
+    )
 
 
-def _hidden(model: Decoder, token_BS: Tensor, cache: Cached) -> Tensor:
-    """(B, S, D) of the tokens that follow what the cache holds."""
+def _hidden_states(model: Decoder, token_BS: Tensor, cache: KVCacheAttention) -> Tensor:
+    """Return (B, S, D) for the tokens that follow the cached ones."""
     rows, new = token_BS.shape
     position_S = torch.arange(cache.length, cache.length + new, device=token_BS.device)
-    return model.hidden(token_BS.flatten(), position_S.repeat(rows), cache).unflatten(0, (rows, new))
+    return model.hidden_states(token_BS.flatten(), position_S.repeat(rows), cache).unflatten(0, (rows, new))
 
 
 def _logits(model: Decoder, x_TD: Tensor) -> Tensor:
@@ -286,9 +296,10 @@ def _logits(model: Decoder, x_TD: Tensor) -> Tensor:
 
 
 def _logprobs(model: Decoder, x_BSD: Tensor, target_BS: Tensor) -> Tensor:
-    """(B, S) ln P(target), with the logits of only some tokens in memory at a time."""
-    x_TD, target_T1 = x_BSD.flatten(0, 1), target_BS.flatten()[:, None]
-    chunk = max(1, _LOGITS_AT_ONCE // model.spec.vocab)
+    """Return ln P(target), (B, S), computing the logits of a few tokens at a time."""
+    x_TD = x_BSD.flatten(0, 1)
+    target_T1 = target_BS.flatten()[:, None]
+    chunk = max(1, _CHUNK_LOGITS // model.spec.vocab)
     parts = [
         _logits(model, x_TD[i : i + chunk]).log_softmax(-1).gather(1, target_T1[i : i + chunk])
         for i in range(0, len(x_TD), chunk)
@@ -296,26 +307,26 @@ def _logprobs(model: Decoder, x_BSD: Tensor, target_BS: Tensor) -> Tensor:
     return torch.cat(parts).view(target_BS.shape) if parts else target_BS.float()
 
 
-def _allowed(logit_BV: Tensor, before_B: Tensor, never_after: tuple[int, int] | None) -> Tensor:
-    if never_after is None:
+def _mask_banned(logit_BV: Tensor, before_B: Tensor, banned_bigram: tuple[int, int] | None) -> Tensor:
+    if banned_bigram is None:
         return logit_BV
-    before, never = never_after
-    allowed_BV = logit_BV.clone()
-    allowed_BV[before_B == before, never] = _NEVER
-    return allowed_BV
+    before, banned = banned_bigram
+    masked_BV = logit_BV.clone()
+    masked_BV[before_B == before, banned] = _BANNED_LOGIT
+    return masked_BV
 
 
-def _best(sum_BV: Tensor, count: int) -> list[tuple[float, int, int]]:
-    """The `count` largest of all beams: (sum, beam, token), the largest first."""
-    found = sum_BV.flatten().topk(min(count, sum_BV.numel()))
+def _top_continuations(sum_BV: Tensor, count: int) -> list[tuple[float, int, int]]:
+    """Return the `count` largest sums over all beams as (sum, beam, token), largest first."""
+    top = sum_BV.flatten().topk(min(count, sum_BV.numel()))
     width = sum_BV.shape[1]
-    pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
+    pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     return [(value, index // width, index % width) for value, index in pairs]
 
 
-def _cut(token_BS: Tensor, end_B: Tensor, logprob_BS: Tensor | None) -> Generated:
+def _trim_rows(token_BS: Tensor, end_B: Tensor, logprob_BS: Tensor | None) -> GenerateOutput:
     ends = end_B.tolist()
     rows = [row[:end] for row, end in zip(token_BS.tolist(), ends, strict=True)]
     if logprob_BS is None:
-        return Generated(rows, None)
-    return Generated(rows, [row[: end - 1] for row, end in zip(logprob_BS.tolist(), ends, strict=True)])
+        return GenerateOutput(rows, None)
+    return GenerateOutput(rows, [row[: end - 1] for row, end in zip(logprob_BS.tolist(), ends, strict=True)])

@@ -1,4 +1,4 @@
-"""The layers that know of tensor parallelism. Each docstring is the whole theory; none says `if tp > 1`."""
+"""Tensor-parallel layers. Each docstring is the whole theory; no layer tests `if tp > 1`."""
 
 from __future__ import annotations
 
@@ -9,52 +9,58 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mega_model import fp8
-from mega_model.dropout import Drop, keep
+from mega_model.dropout import DropoutFn, no_dropout
 from mega_model.loss import head_loss
 from mega_model.runtime import Runtime
-from mega_model.tensor_parallel_ops import column_linear, row_linear, vocabulary_rows
+from mega_model.tensor_parallel_ops import column_linear, row_linear, vocab_embedding
 
-Again = Callable[[], Tensor] | None  # computes a layer's input once more, as `recompute.rerun` gives it
+# recomputes a layer's input in backward, see `recompute.recompute_closure`
+RecomputeInput = Callable[[], Tensor] | None
 
 
 class ColumnLinear(nn.Module):
-    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output on each rank."""
+    """y = x Wᵀ + b with the rows of W and b cut over tp: whole input, a slice of the output per rank."""
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if bias else None
+        self.fp8 = rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor, again: Again = None) -> Tensor:
+    def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
         if self.fp8 is None:
-            return column_linear(x, self.weight, self.bias, self.tp, self.gradients, self.linear, again)
-        return self.product(x) if self.bias is None else self.product(x) + self.bias
+            return column_linear(
+                x, self.weight, self.bias, self.tp, self.gradients, self.linear, recompute_input
+            )
+        return self.matmul(x) if self.bias is None else self.matmul(x) + self.bias
 
-    def product(self, x: Tensor, again: Again = None) -> Tensor:
-        """x Wᵀ alone, for a caller that adds the bias in its next kernel."""
+    def matmul(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
+        """Compute x Wᵀ only, for a caller whose next kernel adds the bias."""
         if self.fp8 is not None:
             return fp8.column_linear(x, self.weight, self.tp, self.gradients, self.fp8)
-        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, again)
+        return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear, recompute_input)
 
 
-class Head(nn.Module):
-    """The logits of the vocabulary, or their loss, for which they are computed in chunks; never in FP8."""
+class LMHead(nn.Module):
+    """The logits of the vocabulary, or the loss, for which logits are computed in chunks; never in FP8."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
         self.tp = rt.tp
         self.gradients = rt.weight_gradients
-        self.weight = rt.param(name + ".weight")
+        self.weight = rt.new_param(name + ".weight")
         self.vocab = rt.spec.vocab
         self.linear = rt.kernels.linear
         self.kernel = rt.kernels.cross_entropy
 
     def forward(self, x: Tensor, target_T: Tensor | None = None, gradient: float | None = None) -> Tensor:
-        """(T, V), this rank's slice of the scores; with targets the sum of the tokens' losses, in nats.
+        """Return this rank's logits, (T, V); with targets, the summed loss of the tokens in nats.
 
         Args:
-            gradient: of that sum, as `head_loss` takes it.
+            gradient: gradient of that sum, see `head_loss`.
         """
         if target_T is None:
             return column_linear(x, self.weight, None, self.tp, self.gradients, self.linear)
@@ -72,48 +78,56 @@ class Head(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """y = x Wᵀ + b with the columns of W cut over tp: a slice of the input, the whole sum on every rank.
+    """y = x Wᵀ + b with the columns of W cut over tp: every rank has a slice of the input and the whole sum.
 
     b is whole on every rank and added once, after the sum.
     """
 
     def __init__(self, rt: Runtime, name: str, *, bias: bool) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
-        self.bias, self.fp8 = rt.param(name + ".bias") if bias else None, rt.fp8
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias") if bias else None
+        self.fp8 = rt.fp8
         self.linear = rt.kernels.linear
 
-    def forward(self, x: Tensor, again: Again = None) -> Tensor:
+    def forward(self, x: Tensor, recompute_input: RecomputeInput = None) -> Tensor:
         if self.fp8 is None:
-            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear, again)
+            y = row_linear(x, self.weight, self.tp, self.gradients, self.linear, recompute_input)
         else:
             y = fp8.row_linear(x, self.weight, self.tp, self.gradients, self.fp8)
         return y if self.bias is None else y + self.bias
 
 
 class VocabEmbedding(nn.Module):
-    """The row of the table for each token, rows cut over tp: a rank adds zero for the others' tokens."""
+    """Embedding lookup in a table whose rows are cut over tp.
+
+    A rank contributes zero for tokens of other ranks.
+    """
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.tp, self.gradients, self.weight = rt.tp, rt.weight_gradients, rt.param(name + ".weight")
+        self.tp = rt.tp
+        self.gradients = rt.weight_gradients
+        self.weight = rt.new_param(name + ".weight")
 
     def forward(self, token_T: Tensor) -> Tensor:
         rows = self.weight.shape[0]
         local_T = token_T - self.tp.rank * rows
-        mine_T = (local_T >= 0) & (local_T < rows)
-        return vocabulary_rows(local_T.clamp(0, rows - 1), mine_T, self.weight, self.tp, self.gradients)
+        is_local_T = (local_T >= 0) & (local_T < rows)
+        return vocab_embedding(local_T.clamp(0, rows - 1), is_local_T, self.weight, self.tp, self.gradients)
 
 
-class PositionTable(nn.Module):
-    """The row of a small table for each token, whole on every rank."""
+class PositionEmbedding(nn.Module):
+    """Embedding lookup of positions in a small table, whole on every rank."""
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.weight = rt.param(name + ".weight")
+        self.weight = rt.new_param(name + ".weight")
 
-    def forward(self, place_T: Tensor) -> Tensor:
-        return F.embedding(place_T, self.weight)
+    def forward(self, position_T: Tensor) -> Tensor:
+        return F.embedding(position_T, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -121,15 +135,17 @@ class RMSNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
-        self.weight = rt.param(name + ".weight")
+        self.eps = rt.spec.norm_eps
+        self.weight_plus_one = rt.spec.norm_1p
+        self.kernels = rt.kernels
+        self.weight = rt.new_param(name + ".weight")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x_TD, self.weight + 1 if self.one else self.weight, self.eps)
+        return self.kernels.rms_norm(x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.eps)
 
-    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the two, and its norm."""
-        weight_D = self.weight + 1 if self.one else self.weight
+    def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + residual, and its norm."""
+        weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_rms_norm(x_TD, residual_TD, weight_D, self.eps)
 
 
@@ -138,42 +154,45 @@ class LayerNorm(nn.Module):
 
     def __init__(self, rt: Runtime, name: str) -> None:
         super().__init__()
-        self.eps, self.one, self.kernels = rt.spec.norm_eps, rt.spec.norm_1p, rt.kernels
-        self.weight, self.bias = rt.param(name + ".weight"), rt.param(name + ".bias")
+        self.eps = rt.spec.norm_eps
+        self.weight_plus_one = rt.spec.norm_1p
+        self.kernels = rt.kernels
+        self.weight = rt.new_param(name + ".weight")
+        self.bias = rt.new_param(name + ".bias")
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.kernels.layer_norm(
-            x_TD, self.weight + 1 if self.one else self.weight, self.bias, self.eps
+            x_TD, self.weight + 1 if self.weight_plus_one else self.weight, self.bias, self.eps
         )
 
-    def added(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the two, and its norm."""
-        weight_D = self.weight + 1 if self.one else self.weight
+    def add_and_norm(self, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + residual, and its norm."""
+        weight_D = self.weight + 1 if self.weight_plus_one else self.weight
         return self.kernels.add_layer_norm(x_TD, residual_TD, weight_D, self.bias, self.eps)
 
 
-def norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
-    """The norm the model's spec names."""
+def build_norm(rt: Runtime, name: str) -> RMSNorm | LayerNorm:
+    """Build the norm that the model's spec names."""
     return RMSNorm(rt, name) if rt.spec.norm == "rmsnorm" else LayerNorm(rt, name)
 
 
-def add_and_norm(
-    normed: RMSNorm | LayerNorm, drop: Drop, site: str, x_TD: Tensor, residual_TD: Tensor
+def dropout_add_norm(
+    norm: RMSNorm | LayerNorm, drop: DropoutFn, site: str, x_TD: Tensor, residual_TD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What is left of x plus the residual, and the norm of that: at once where nothing is dropped."""
-    if drop is keep:
-        return normed.added(x_TD, residual_TD)
+    """Apply dropout to x and add the residual; return the sum and its norm. One kernel without dropout."""
+    if drop is no_dropout:
+        return norm.add_and_norm(x_TD, residual_TD)
     sum_TD = drop(site, x_TD, residual_TD)
-    return sum_TD, normed(sum_TD)
+    return sum_TD, norm(sum_TD)
 
 
 def sinusoids(position_T: Tensor, width: int) -> Tensor:
-    """fairseq's computed positions: (T, width) float32, sines in the first half and cosines in the second.
+    """Return fairseq's sinusoidal positions: (T, width) float32, sines first, then cosines.
 
-    fairseq counts places from its padding id + 1, which is 2 in every dictionary of its own making.
+    fairseq counts positions from its padding id + 1, which is 2 in every dictionary it makes.
     """
     half = width // 2
     step = -torch.log(torch.tensor(10000.0, device=position_T.device)) / (half - 1)
-    rate = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
-    angle = (position_T.float() + 2)[:, None] * rate
+    freq = (torch.arange(half, device=position_T.device, dtype=torch.float32) * step).exp()
+    angle = (position_T.float() + 2)[:, None] * freq
     return torch.cat((angle.sin(), angle.cos()), -1)

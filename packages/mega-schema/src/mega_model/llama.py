@@ -1,9 +1,9 @@
 """Llama style models (arXiv:2302.13971, arXiv:2307.09288).
 
 x = E[token]
-for every layer:  x = x + O · attend(turned Q, turned K, V of rmsnorm(x))
+for every layer:  x = x + O · attend(rotary(Q), rotary(K), V of rmsnorm(x))
                   x = x + W₂ · (silu(G · rmsnorm(x)) ∘ (U · rmsnorm(x)))
-scores = rmsnorm(x) · Hᵀ
+logits = rmsnorm(x) · Hᵀ
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from __future__ import annotations
 from torch import Tensor
 
 from mega_model.attention import Angles, Attention
-from mega_model.attention_backends import Attend
+from mega_model.attention_backends import AttentionBackend
 from mega_model.decoder import Decoder
-from mega_model.dropout import Drop
-from mega_model.layers import ColumnLinear, RowLinear, add_and_norm, norm
-from mega_model.recompute import rerun
+from mega_model.dropout import DropoutFn
+from mega_model.layers import ColumnLinear, RowLinear, build_norm, dropout_add_norm
+from mega_model.recompute import recompute_closure
 from mega_model.runtime import Runtime
 
 
 class Llama(Decoder):
-    """The model, or one pipeline stage of it."""
+    """The Llama model, or one pipeline stage of it."""
 
     def __init__(self, rt: Runtime) -> None:
-        super().__init__(rt, Block)
+        super().__init__(rt, LlamaBlock)
 
 
-class Block(Attention):
+class LlamaBlock(Attention):
     """One layer: grouped-query attention with rotary positions, then the gated feed-forward."""
 
     def __init__(self, rt: Runtime, layer: int) -> None:
         super().__init__(rt, layer)
-        at = f"layers.{layer}."
-        self.ffn_norm = norm(rt, at + "ffn_norm")
-        self.gate_up = ColumnLinear(rt, at + "gate_up", bias=False)
+        prefix = f"layers.{layer}."
+        self.ffn_norm = build_norm(rt, prefix + "ffn_norm")
+        self.gate_up = ColumnLinear(rt, prefix + "gate_up", bias=False)
         self.swiglu = rt.kernels.swiglu
-        self.down = RowLinear(rt, at + "down", bias=False)
+        self.down = RowLinear(rt, prefix + "down", bias=False)
 
-    def forward(self, x_TD: Tensor, angles: Angles, attend: Attend, drop: Drop) -> Tensor:
-        at = f"layers.{self.layer}."
+    def forward(self, x_TD: Tensor, angles: Angles, attend: AttentionBackend, drop: DropoutFn) -> Tensor:
+        prefix = f"layers.{self.layer}."
         add_TD = self.attention(x_TD, self.attn_norm(x_TD), angles, attend)
-        x_TD, y_TD = add_and_norm(self.ffn_norm, drop, at + "out", add_TD, x_TD)
-        gate_up_TF = self.gate_up(y_TD, rerun(self.recompute_norm, self.ffn_norm, x_TD))
+        x_TD, y_TD = dropout_add_norm(self.ffn_norm, drop, prefix + "out", add_TD, x_TD)
+        gate_up_TF = self.gate_up(y_TD, recompute_closure(self.recompute_norm, self.ffn_norm, x_TD))
         inner_TF = self.swiglu(gate_up_TF)
-        add_TD = self.down(inner_TF, rerun(self.recompute_activation, self.swiglu, gate_up_TF))
-        return drop(at + "down", add_TD, x_TD)
+        add_TD = self.down(inner_TF, recompute_closure(self.recompute_activation, self.swiglu, gate_up_TF))
+        return drop(prefix + "down", add_TD, x_TD)

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that no rank holds whole, and of which the scores need not exist at once.
+"""Cross-entropy over a vocabulary cut over tp, with the logits computed in chunks of tokens.
 
 Legend: T tokens; C of them at a time; D hidden; V this rank's columns of the vocabulary.
 """
@@ -17,9 +17,9 @@ from mega_model.kernels.interface import CrossEntropy, Linear
 from mega_model.kernels.products import linear
 from mega_model.kernels.reference import IGNORED as IGNORED
 from mega_model.kernels.reference import cross_entropy
-from mega_model.matmul_precision import computing_dtype
+from mega_model.matmul_precision import matmul_dtype
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.loss_chunking import loss_chunk, loss_tokens
+from mega_schema.loss_chunking import chunk_tokens, max_chunk_tokens
 
 
 def head_loss(
@@ -34,21 +34,20 @@ def head_loss(
     linear: Linear = linear,
     gradient: float | None = None,
 ) -> Tensor:
-    """Sum over the tokens of the cross-entropy of x Wᵀ, in nats; the logits exist for a few tokens at a time.
+    """Compute the summed cross-entropy of x Wᵀ over the tokens, in nats, in chunks of tokens.
 
-    Forward computes the gradients too, while it has a chunk's logits, and so three products in all, as if
-    the logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the
-    sum; until then the weight's gradient is a float32 tensor as large as the main gradient. If `gradient` is
-    given and the weight has a main gradient, forward adds to that one instead: always in float32, in bfloat16
-    only if `gradient` is a power of two, of float16 products never.
+    Forward also computes the gradients, while it has a chunk's logits: three products in all, as if the
+    logits were kept (arXiv:2410.10989 §3.2). Backward multiplies these gradients by the gradient of the sum.
+    Until backward, the weight gradient is kept in a second float32 buffer as large as the main gradient. If
+    `gradient` is given and the weight has a main gradient, forward adds to the main gradient directly: always
+    in float32, in bfloat16 only if `gradient` is a power of two, in float16 never.
 
     Args:
-        x_TD: what the head multiplies, as `column_linear` takes it.
-        weight_VD, vocab, tp: this rank's rows of the head; rows of padding give no probability, and get no
-            gradient.
-        target_T: of the tokens of all ranks of tp; global ids in [0, vocab), or -100 for a token that does
-            not count.
-        gradient: what backward will bring as the gradient of the sum, where the caller knows it.
+        x_TD: input of the head, as for `column_linear`.
+        weight_VD, vocab, tp: this rank's rows of the head. Padding rows get no probability and no gradient.
+        target_T: targets of the tokens of all ranks of tp: global ids in [0, vocab), or -100 for an ignored
+            token.
+        gradient: the gradient of the sum that backward will receive, if the caller knows it.
 
     Returns:
         a float32 number, the same on every rank of tp.
@@ -56,27 +55,31 @@ def head_loss(
     Raises:
         IndexError: a target is outside the vocabulary. Checked on the CPU only: on a GPU it would cost a
             synchronisation per step.
-        RuntimeError: forward has added the weight's gradient, and backward's gradient is not `gradient`.
+        RuntimeError: forward has added the weight's gradient, and backward received another gradient than
+            `gradient`.
     """
-    _check(target_T, vocab)
-    given = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
-    return _HeadLoss.apply(x_TD, weight_VD, target_T, *given)
+    _check_targets(target_T, vocab)
+    options = vocab, tp, gradients, (kernel, linear), gradient, torch.is_grad_enabled()
+    return _HeadLoss.apply(x_TD, weight_VD, target_T, *options)
 
 
-def _check(target_T: Tensor, vocab: int) -> None:
+def _check_targets(target_T: Tensor, vocab: int) -> None:
     if target_T.device.type == "cpu":
         wrong = target_T[(target_T != IGNORED) & ((target_T < 0) | (target_T >= vocab))]
         if wrong.numel():
             raise IndexError(f"target {int(wrong[0])} in a vocabulary of {vocab}")
 
 
-def _own(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, int]:
-    """Targets as this rank's columns, -1 where they are another's, IGNORED kept; and how many are true."""
+def _local_targets(target_T: Tensor, columns: int, vocab: int, tp: Axis) -> tuple[Tensor, int]:
+    """Map targets to this rank's columns, and count the columns without padding.
+
+    -1 for another rank's target; IGNORED is kept.
+    """
     first = tp.rank * columns
-    true = max(0, min(vocab - first, columns))
+    columns_in_vocab = max(0, min(vocab - first, columns))
     local_T = target_T - first
-    local_T = torch.where((local_T >= 0) & (local_T < true), local_T, -1)
-    return torch.where(target_T == IGNORED, IGNORED, local_T), true
+    local_T = torch.where((local_T >= 0) & (local_T < columns_in_vocab), local_T, -1)
+    return torch.where(target_T == IGNORED, IGNORED, local_T), columns_in_vocab
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -91,60 +94,65 @@ class _HeadLoss(torch.autograd.Function):
         gradients: WeightGradients,
         kernels: tuple[CrossEntropy, Linear],
         gradient: float | None,
-        differentiating: bool,
+        grad_enabled: bool,
     ) -> Tensor:
-        needs_x, needs_weight = (differentiating and needed for needed in ctx.needs_input_grad[:2])
-        local_T, true = _own(target_T, weight_VD.shape[0], vocab, tp)
-        whole_TD, dtype = tp.enter(x_TD).wait(), computing_dtype(x_TD)
-        whole_TD, true_VD = whole_TD.to(dtype), weight_VD[:true].to(dtype)
+        needs_x, needs_weight = (grad_enabled and needs for needs in ctx.needs_input_grad[:2])
+        local_T, columns_in_vocab = _local_targets(target_T, weight_VD.shape[0], vocab, tp)
+        whole_TD, dtype = tp.enter(x_TD).wait(), matmul_dtype(x_TD)
+        whole_TD, used_VD = whole_TD.to(dtype), weight_VD[:columns_in_vocab].to(dtype)
         tokens, width = whole_TD.shape
         loss_T = whole_TD.new_empty(tokens, dtype=torch.float32)
         grad_TD = torch.empty_like(whole_TD) if needs_x else None
-        # a small probability is zero in float16
+        # loss scaling: small probabilities underflow in float16
         scale = (1024.0 if dtype == torch.float16 else 1.0) if needs_x or needs_weight else None
-        # the gradient at the target is about -1: times no power of two, bfloat16 rounds it alike for all
-        exact = gradient is not None and (dtype == torch.float32 or math.frexp(gradient)[0] == 0.5)
-        main_VD = gradients.main(weight_VD) if needs_weight and exact and scale == 1 else None
+        # The gradient at the target is about -1. Scaled by anything but a power of two, it is rounded to
+        # bfloat16 with the same bias for every token.
+        is_exact = gradient is not None and (dtype == torch.float32 or math.frexp(gradient)[0] == 0.5)
+        main_VD = gradients.main_grad(weight_VD) if needs_weight and is_exact and scale == 1 else None
         grad_VD = main_VD
         if main_VD is not None:
             scale = gradient
         elif needs_weight:
             grad_VD = torch.empty_like(weight_VD, dtype=torch.float32)
-        entropy, linear = kernels
+        cross_entropy, linear = kernels
 
-        def chunk(begin: int, end: int) -> None:
+        def compute_chunk(begin: int, end: int) -> None:
             x_CD = whole_TD[begin:end]
-            z_CV = linear(x_CD, true_VD)
-            loss_T[begin:end] = entropy(z_CV, local_T[begin:end], tp, scale)
+            z_CV = linear(x_CD, used_VD)
+            loss_T[begin:end] = cross_entropy(z_CV, local_T[begin:end], tp, scale)
             if grad_TD is not None:
-                grad_TD[begin:end] = linear(z_CV, true_VD.t())
+                grad_TD[begin:end] = linear(z_CV, used_VD.t())
             if grad_VD is not None:
                 first = begin == 0 and main_VD is None
-                gradients.add_product(grad_VD[:true], z_CV, x_CD, first=first)
+                gradients.accumulate_product(grad_VD[:columns_in_vocab], z_CV, x_CD, first=first)
 
-        step = loss_chunk(tokens, loss_tokens(width, dtype.itemsize))
+        step = chunk_tokens(tokens, max_chunk_tokens(width, dtype.itemsize))
         for begin in range(0, tokens, step):
-            chunk(begin, begin + step)  # its logits are gone before the next one's are there
+            # a function, so that a chunk's logits are freed before the next chunk's exist
+            compute_chunk(begin, begin + step)
         if main_VD is not None:
-            gradients.added(weight_VD)
+            gradients.mark_accumulated(weight_VD)
             grad_VD = None
         elif grad_VD is not None:
-            grad_VD[true:] = 0
+            grad_VD[columns_in_vocab:] = 0
         grad_x = None if grad_TD is None else tp.leave(grad_TD.to(x_TD.dtype)).wait()
         ctx.save_for_backward(grad_x, grad_VD)
-        ctx.weight, ctx.gradients, ctx.scale, ctx.added = weight_VD, gradients, scale, main_VD is not None
+        ctx.weight = weight_VD
+        ctx.gradients = gradients
+        ctx.scale = scale
+        ctx.grad_accumulated = main_VD is not None
         return loss_T.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_VD = ctx.saved_tensors
-        if ctx.added:
+        if ctx.grad_accumulated:
             if not math.isnan(ctx.scale) and not math.isclose(float(grad), ctx.scale, rel_tol=1e-5):
                 raise RuntimeError(
                     f"the gradient of the loss is {float(grad)}, and was said to be {ctx.scale}"
                 )
             return grad_x, *[None] * 8
         grad = grad / ctx.scale
-        grad_weight = None if grad_VD is None else ctx.gradients.add_made(ctx.weight, grad_VD, grad)
+        grad_weight = None if grad_VD is None else ctx.gradients.accumulate_scaled(ctx.weight, grad_VD, grad)
         return None if grad_x is None else grad_x * grad, grad_weight, *[None] * 7

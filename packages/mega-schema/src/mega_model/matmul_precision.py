@@ -1,4 +1,4 @@
-"""In which precision a product of half-precision factors is made, where a CPU makes it."""
+"""Choose the dtype in which a CPU multiplies bf16/fp16 matrices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 
-def computing_dtype(x: Tensor) -> torch.dtype:
-    """What products of x are made in.
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which to multiply x.
 
-    A CPU without instructions for a half precision takes seven to thirty times as long for it as for float32
+    A CPU without instructions for a half precision takes seven to thirty times as long as in float32
     (bench/cpu_training.py).
     """
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
-    return torch.float32 if half and not native(x.dtype) else x.dtype
+    return torch.float32 if half and not has_native(x.dtype) else x.dtype
 
 
-def native(half: torch.dtype) -> bool:
-    """Whether torch has this CPU's own instructions for products of a half precision."""
+def has_native(half: torch.dtype) -> bool:
+    """Whether torch uses this CPU's own instructions for products of a half precision."""
     if not torch.backends.mkldnn.is_available():
         return False
     ops = torch.ops.mkldnn
@@ -28,17 +28,17 @@ def native(half: torch.dtype) -> bool:
 
 
 @contextmanager
-def exact_in(half: torch.dtype) -> Iterator[None]:
-    """Inside, the factors of a CPU's float32 products are numbers of `half` precision.
+def allow_bf16_matmul(half: torch.dtype) -> Iterator[None]:
+    """Within the context, promise that the factors of float32 products are exact in `half` precision.
 
-    A CPU with its own products of bfloat16 then uses them: they are the float32 product but for the order of
+    A CPU with bfloat16 instructions then uses them: the result is the float32 product up to the order of
     additions, in half the time (bench/cpu_training.py).
     """
-    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module puts another in its place
-    before = products.fp32_precision
-    if half == torch.bfloat16 and native(half):
-        products.fp32_precision = "bf16"
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces this module at import
+    previous = settings.fp32_precision
+    if half == torch.bfloat16 and has_native(half):
+        settings.fp32_precision = "bf16"
     try:
         yield
     finally:
-        products.fp32_precision = before
+        settings.fp32_precision = previous

@@ -1,7 +1,7 @@
-"""Computes again in backward what forward did not keep (arXiv:1604.06174, arXiv:2205.05198 §5).
+"""Activation recomputation (arXiv:1604.06174, arXiv:2205.05198 §5).
 
-What is run again gives the same bits: nothing in the model draws random numbers (`dropout`), and exchanges
-between ranks are made again in the same order on all of them.
+Recomputation gives the same bits: nothing in the model draws random numbers (`dropout`), and all ranks repeat
+their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -14,42 +14,49 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mega_model.attention_backends import Attend
-from mega_model.attention_mask import PLAIN, Reach
+from mega_model.attention_backends import AttentionBackend
+from mega_model.attention_mask import PLAIN, AttentionMask
 from mega_model.distributed.mesh import Axis
 
 
-def again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """What the function gives. Of it only what is given is kept, and backward calls it once more."""
+def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Call a function, keep only its inputs, and recompute its output in backward."""
     if not torch.is_grad_enabled():
-        return function(*given)
-    done: Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
-    return done
+        return function(*inputs)
+    output: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
-def again_from_share(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Axis) -> Tensor:
-    """The same where all ranks of tp are given the same x: each keeps a share, and backward gathers it."""
+def recompute_sharded(function: Callable[[Tensor], Tensor], x_TD: Tensor, tp: Axis) -> Tensor:
+    """Call `recompute` with an input that is whole on all ranks of tp: each saves only its shard.
+
+    Backward all-gathers the shards.
+    """
     tokens = replace(tp, sequence=True)
-    with saved_tensors_hooks(lambda x: tokens.own(x).clone(), lambda share: tokens.enter(share).wait()):
-        return again(function, x_TD)
+    with saved_tensors_hooks(
+        lambda x: tokens.local_shard(x).clone(), lambda share: tokens.enter(share).wait()
+    ):
+        return recompute(function, x_TD)
 
 
-def rerun(enabled: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Tensor] | None:
-    """Return what a linear layer takes as `again`: it computes the layer's input, function(*inputs).
+def recompute_closure(
+    enabled: bool, function: Callable[..., Tensor], *inputs: Tensor
+) -> Callable[[], Tensor] | None:
+    """Return a function that recomputes a linear layer's input, function(*inputs), in backward.
 
-    None, where recomputation is not enabled, keeps the input. The function must give the same bits each time.
-    Its own backward keeps `inputs` already, so nothing more is kept.
+    None if recomputation is disabled: then the layer saves its input. `function` must give the same bits each
+    time. Its own backward keeps `inputs` anyway, so no extra memory is used.
     """
     return (lambda: function(*inputs)) if enabled and torch.is_grad_enabled() else None
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
-    """An `Attend` of which only q, k and v are kept."""
+class RecomputedAttention:
+    """An attention backend that saves only q, k and v, and recomputes the rest in backward."""
 
-    attend: Attend
+    attend: AttentionBackend
 
     def __call__(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, reach: Reach = PLAIN
+        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, mask: AttentionMask = PLAIN
     ) -> Tensor:
-        return again(lambda q, k, v: self.attend(layer, q, k, v, reach), q_TNH, k_TKH, v_TKH)
+        return recompute(lambda q, k, v: self.attend(layer, q, k, v, mask), q_TNH, k_TKH, v_TKH)

@@ -1,4 +1,6 @@
-"""From logits to one token: temperature, top-k or top-p, softmax, a draw. Randomness is an argument.
+"""Sample a token from logits: temperature, top-k or top-p, softmax, draw.
+
+The random generator is an argument.
 
 Shape suffixes: B rows of a batch, V words of the vocabulary.
 """
@@ -8,21 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# a temperature below this is no float32: dividing by it would make 0 / 0 of the best word's logit
-_COLDEST = torch.finfo(torch.float32).tiny
+# a lower temperature is 0 in float32: dividing by it would turn the best word's logit into 0 / 0
+_MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
-def top_k_removed(logits_BV: Tensor, k: int) -> Tensor:
-    """Which words top-k drops: those below the k-th largest logit, so that ties with it stay."""
+def top_k_mask(logits_BV: Tensor, k: int) -> Tensor:
+    """Return which words top-k removes: those below the k-th largest logit, so that ties with it stay."""
     kth_B1 = logits_BV.topk(min(k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
     return logits_BV < kth_B1
 
 
-def top_p_removed(logits_BV: Tensor, p: float) -> Tensor:
-    """Which words nucleus sampling drops (arXiv:1904.09751).
+def top_p_mask(logits_BV: Tensor, p: float) -> Tensor:
+    """Return which words nucleus sampling removes (arXiv:1904.09751).
 
-    Words are taken from the likeliest on until their probabilities sum to more than p; the word that crosses
-    p stays, and the likeliest always does.
+    Words are kept in order of probability until their sum exceeds p; the word that crosses p is kept, and the
+    most probable one always is.
     """
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
     beyond_BV = sorted_BV.softmax(-1).cumsum(-1) > p
@@ -31,7 +33,7 @@ def top_p_removed(logits_BV: Tensor, p: float) -> Tensor:
     return torch.zeros_like(beyond_BV).scatter(-1, order_BV, beyond_BV)
 
 
-def choose(
+def sample_token(
     logits_BV: Tensor,
     *,
     temperature: float = 1.0,
@@ -39,15 +41,15 @@ def choose(
     top_p: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One word for every row, as Megatron's engine chooses it.
+    """Sample one word for every row, as Megatron's engine does.
 
     Args:
         logits_BV: without the padding of the vocabulary.
-        temperature: above 0; divides the logits. It does nothing to top_k=1.
-        top_k: 1 takes the likeliest word and draws nothing; above 1 keeps that many and the ties of the
-            last; 0 keeps all. More than there are words keeps all.
-        top_p: looked at only where top_k is 0; 0 keeps all.
-        generator: of the device of the logits; None draws from torch's own.
+        temperature: above 0; divides the logits. Without effect for top_k=1.
+        top_k: 1 takes the most probable word without a draw; above 1 keeps that many, and ties of the last; 0
+            keeps all, and so does a number larger than the vocabulary.
+        top_p: used only if top_k is 0; 0 keeps all.
+        generator: on the device of the logits; None uses torch's default.
 
     Returns:
         (B,) int64.
@@ -56,11 +58,11 @@ def choose(
         return logits_BV.argmax(-1)
     logits_BV = logits_BV.float()
     if temperature != 1.0:
-        # from the best word down, so that no quotient overflows upwards however cold it is
+        # relative to the best word, so that no quotient overflows upwards at a low temperature
         below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
-        logits_BV = below_BV / max(temperature, _COLDEST)
+        logits_BV = below_BV / max(temperature, _MIN_TEMPERATURE)
     if top_k > 1:
-        logits_BV = logits_BV.masked_fill(top_k_removed(logits_BV, top_k), float("-inf"))
+        logits_BV = logits_BV.masked_fill(top_k_mask(logits_BV, top_k), float("-inf"))
     elif top_p > 0.0:
-        logits_BV = logits_BV.masked_fill(top_p_removed(logits_BV, top_p), float("-inf"))
+        logits_BV = logits_BV.masked_fill(top_p_mask(logits_BV, top_p), float("-inf"))
     return logits_BV.softmax(-1).multinomial(1, generator=generator).squeeze(-1)

@@ -1,12 +1,12 @@
-"""The products of tensor parallelism, an autograd function each: arXiv:1909.08053 §3, arXiv:2205.05198 §4.2.
+"""Matrix products of tensor parallelism as autograd functions: arXiv:1909.08053 §3, arXiv:2205.05198 §4.2.
 
-Between forward and backward a layer keeps its input as this rank holds it: with sequence parallelism a share
-of the tokens, which backward gathers once more. Backward asks for the exchange first and computes while it
-runs: tokens are gathered during the input's gradient, that gradient is summed over the ranks during the
-weight's. Weight gradients go where `WeightGradients` says. On a fused axis (--tp-comm-overlap) an exchange
-that nothing else could run beside is one operation with its product, which torch cuts up to overlap them.
+Between forward and backward a layer keeps its input as this rank holds it: with sequence parallelism a shard
+of the tokens, which backward gathers again. Backward starts each collective first and computes during it:
+tokens are gathered while the input's gradient is computed, that gradient is reduced while the weight's is
+computed. Weight gradients go where `WeightGradients` says. On a fused axis (--tp-comm-overlap), a collective
+with no other work to overlap is fused with its product in one operation, which torch splits to overlap them.
 
-Legend: T tokens (with sequence parallelism, outside a region, this rank's share of them); I, O this rank's
+Legend: T tokens (with sequence parallelism, outside a region, this rank's shard of them); I, O this rank's
 widths; V its rows of the vocabulary.
 """
 
@@ -32,19 +32,19 @@ def column_linear(
     bias_O: Tensor | None,
     tp: Axis,
     gradients: WeightGradients,
-    product: Linear = linear,
-    again: Callable[[], Tensor] | None = None,
+    matmul: Linear = linear,
+    recompute_input: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """x Wᵀ + b, (T, O): every rank gets every token, and gives its slice of the output.
+    """Compute x Wᵀ + b, (T, O): every rank takes all tokens and returns its slice of the output.
 
     Megatron's f; with sequence parallelism its g.
 
     Args:
-        again: computes x once more; with it backward calls it and x is not kept.
+        recompute_input: recomputes x; if given, backward calls it and x is not saved.
     """
     if not torch.is_grad_enabled():
-        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
-    return _apply(_Column, x_TI, weight_OI, bias_O, tp, gradients, product, again)
+        return _all_gather_matmul(x_TI, weight_OI, bias_O, tp, matmul)[1]
+    return _apply(_ColumnLinear, x_TI, weight_OI, bias_O, tp, gradients, matmul, recompute_input)
 
 
 def row_linear(
@@ -52,75 +52,76 @@ def row_linear(
     weight_OI: nn.Parameter,
     tp: Axis,
     gradients: WeightGradients,
-    product: Linear = linear,
-    again: Callable[[], Tensor] | None = None,
+    matmul: Linear = linear,
+    recompute_input: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """x Wᵀ summed over the ranks, (T, O): a rank brings its slice of the input.
+    """Compute x Wᵀ summed over the ranks, (T, O): every rank takes its slice of the input.
 
-    Megatron's g; with sequence parallelism its ḡ, and a rank gets its own share of the tokens.
+    Megatron's g; with sequence parallelism its ḡ, and a rank gets its shard of the tokens.
 
     Args:
-        again: as `column_linear` takes it.
+        recompute_input: as for `column_linear`.
     """
     if not torch.is_grad_enabled():
-        return _scattered_product(x_TI, weight_OI, tp, product)
-    return _apply(_Row, x_TI, weight_OI, tp, gradients, product, again)
+        return _matmul_reduce_scatter(x_TI, weight_OI, tp, matmul)
+    return _apply(_RowLinear, x_TI, weight_OI, tp, gradients, matmul, recompute_input)
 
 
-def vocabulary_rows(
-    local_T: Tensor, mine_T: Tensor, weight_VD: nn.Parameter, tp: Axis, gradients: WeightGradients
+def vocab_embedding(
+    local_T: Tensor, is_local_T: Tensor, weight_VD: nn.Parameter, tp: Axis, gradients: WeightGradients
 ) -> Tensor:
-    """The row of the whole table for each token, (T, D); a rank brings the rows it holds.
+    """Look up each token's row of the whole table, (T, D); every rank contributes the rows it holds.
 
     Args:
-        local_T: row of this rank's share of the table; any row of it for a token of another rank's.
-        mine_T: whether the token is in this rank's share.
+        local_T: row in this rank's shard of the table; any valid row for a token of another rank.
+        is_local_T: whether the token is in this rank's shard.
     """
-    return _apply(_Rows, local_T, mine_T, weight_VD, tp, gradients)
+    return _apply(_VocabEmbedding, local_T, is_local_T, weight_VD, tp, gradients)
 
 
-def _gathered_product(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis, product: Linear
+def _all_gather_matmul(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tp: Axis, matmul: Linear
 ) -> tuple[Tensor, Tensor]:
-    """The tokens of all ranks, and x Wᵀ + b of them."""
+    """Gather the tokens of all ranks; return them, and x Wᵀ + b of them."""
     if not tp.fused:
         whole_TI = tp.enter(x_TI).wait()
-        return whole_TI, product(whole_TI, weight_OI, bias_O)
+        return whole_TI, matmul(whole_TI, weight_OI, bias_O)
     assert tp.group is not None
     symmetric = torch.ops.symm_mem
     whole_TI, (y_TO,) = symmetric.fused_all_gather_matmul(x_TI, [weight_OI.t()], 0, tp.group.group_name)
     return whole_TI, y_TO if bias_O is None else y_TO + bias_O
 
 
-def _scattered_product(x_TI: Tensor, weight_OI: Tensor, tp: Axis, product: Linear) -> Tensor:
-    """x Wᵀ summed over the ranks, this rank's tokens of it."""
+def _matmul_reduce_scatter(x_TI: Tensor, weight_OI: Tensor, tp: Axis, matmul: Linear) -> Tensor:
+    """Compute x Wᵀ summed over the ranks; return this rank's tokens of it."""
     if not tp.fused:
-        return tp.leave(product(x_TI, weight_OI)).wait()
+        return tp.leave(matmul(x_TI, weight_OI)).wait()
     assert tp.group is not None
     return torch.ops.symm_mem.fused_matmul_reduce_scatter(x_TI, weight_OI.t(), "sum", 0, tp.group.group_name)
 
 
-def _apply(function: type[torch.autograd.Function], *given: object) -> Tensor:
-    return function.apply(*given)
+def _apply(function: type[torch.autograd.Function], *inputs: object) -> Tensor:
+    return function.apply(*inputs)
 
 
-def _save_input(ctx: Any, x_TI: Tensor, again: Callable[[], Tensor] | None) -> None:
-    """Keep the layer's input for backward, or what computes it again."""
-    ctx.again = again
-    if again is None:
+def _save_input(ctx: Any, x_TI: Tensor, recompute_input: Callable[[], Tensor] | None) -> None:
+    """Save the layer's input for backward, or the function that recomputes it."""
+    ctx.recompute_input = recompute_input
+    if recompute_input is None:
         ctx.save_for_backward(x_TI)
 
 
-def _saved_input(ctx: Any) -> Callable[[], Tensor]:
-    """Return what gives the layer's input in backward; the layer drops its own reference to it."""
-    if ctx.again is None:
+def _restore_input(ctx: Any) -> Callable[[], Tensor]:
+    """Return a function that gives the layer's input in backward; the layer drops its own reference to it."""
+    if ctx.recompute_input is None:
         (x_TI,) = ctx.saved_tensors
         return lambda: x_TI
-    again, ctx.again = ctx.again, None
-    return again
+    recompute_input = ctx.recompute_input
+    ctx.recompute_input = None
+    return recompute_input
 
 
-class _Column(torch.autograd.Function):
+class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -129,29 +130,36 @@ class _Column(torch.autograd.Function):
         bias_O: Tensor | None,
         tp: Axis,
         gradients: WeightGradients,
-        product: Linear,
-        again: Callable[[], Tensor] | None,
+        matmul: Linear,
+        recompute_input: Callable[[], Tensor] | None,
     ) -> Tensor:
-        _save_input(ctx, x_TI, again)
-        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
-        return _gathered_product(x_TI, weight_OI, bias_O, tp, product)[1]
+        _save_input(ctx, x_TI, recompute_input)
+        ctx.weight = weight_OI
+        ctx.tp = tp
+        ctx.gradients = gradients
+        ctx.matmul = matmul
+        return _all_gather_matmul(x_TI, weight_OI, bias_O, tp, matmul)[1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI = _saved_input(ctx)
+        x_TI = _restore_input(ctx)
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        tp, gradients, weight = ctx.tp, ctx.gradients, ctx.weight
+        tp = ctx.tp
+        gradients = ctx.gradients
+        weight = ctx.weight
+        # Overlap: start to gather x now, while the input's gradient is computed below. A deferred weight
+        # gradient gathers only when it runs.
         x: Callable[[], Tensor] = lambda: tp.enter(x_TI()).wait()  # noqa: E731
-        if needs_weight and not gradients.deferring:
+        if needs_weight and not gradients.is_deferring:
             x = tp.enter(x_TI()).wait
-        grad_x = tp.leave(ctx.product(grad_TO, weight.t())) if needs_x else None
-        grad_weight = gradients.add(weight, x, grad_TO) if needs_weight else None
+        grad_x = tp.leave(ctx.matmul(grad_TO, weight.t())) if needs_x else None
+        grad_weight = gradients.accumulate(weight, x, grad_TO) if needs_weight else None
         grad_bias = grad_TO.sum(0) if needs_bias else None
         return None if grad_x is None else grad_x.wait(), grad_weight, grad_bias, *[None] * 4
 
 
-class _Row(torch.autograd.Function):
+class _RowLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -159,44 +167,50 @@ class _Row(torch.autograd.Function):
         weight_OI: nn.Parameter,
         tp: Axis,
         gradients: WeightGradients,
-        product: Linear,
-        again: Callable[[], Tensor] | None,
+        matmul: Linear,
+        recompute_input: Callable[[], Tensor] | None,
     ) -> Tensor:
-        _save_input(ctx, x_TI, again)
-        ctx.weight, ctx.tp, ctx.gradients, ctx.product = weight_OI, tp, gradients, product
-        return _scattered_product(x_TI, weight_OI, tp, product)
+        _save_input(ctx, x_TI, recompute_input)
+        ctx.weight = weight_OI
+        ctx.tp = tp
+        ctx.gradients = gradients
+        ctx.matmul = matmul
+        return _matmul_reduce_scatter(x_TI, weight_OI, tp, matmul)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI = _saved_input(ctx)
+        x_TI = _restore_input(ctx)
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         if needs_x:
-            grad_TO, grad_x = _gathered_product(grad_TO, ctx.weight.t(), None, ctx.tp, ctx.product)
+            grad_TO, grad_x = _all_gather_matmul(grad_TO, ctx.weight.t(), None, ctx.tp, ctx.matmul)
         else:
-            grad_TO, grad_x = ctx.tp.enter(grad_TO).wait(), None
-        grad_weight = ctx.gradients.add(ctx.weight, x_TI, grad_TO) if needs_weight else None
+            grad_TO = ctx.tp.enter(grad_TO).wait()
+            grad_x = None
+        grad_weight = ctx.gradients.accumulate(ctx.weight, x_TI, grad_TO) if needs_weight else None
         return grad_x, grad_weight, *[None] * 4
 
 
-class _Rows(torch.autograd.Function):
+class _VocabEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         local_T: Tensor,
-        mine_T: Tensor,
+        is_local_T: Tensor,
         weight_VD: nn.Parameter,
         tp: Axis,
         gradients: WeightGradients,
     ) -> Tensor:
-        ctx.save_for_backward(local_T, mine_T)
-        ctx.weight, ctx.tp, ctx.gradients = weight_VD, tp, gradients
+        ctx.save_for_backward(local_T, is_local_T)
+        ctx.weight = weight_VD
+        ctx.tp = tp
+        ctx.gradients = gradients
         x_TD = F.embedding(local_T, weight_VD)
-        return tp.leave(x_TD.mul_(mine_T[:, None])).wait()
+        return tp.leave(x_TD.mul_(is_local_T[:, None])).wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-        local_T, mine_T = ctx.saved_tensors
-        grad_TD = ctx.tp.enter(grad_TD).wait() * mine_T[:, None]
-        return None, None, ctx.gradients.add_rows(ctx.weight, local_T, grad_TD), None, None
+        local_T, is_local_T = ctx.saved_tensors
+        grad_TD = ctx.tp.enter(grad_TD).wait() * is_local_T[:, None]
+        return None, None, ctx.gradients.accumulate_rows(ctx.weight, local_T, grad_TD), None, None

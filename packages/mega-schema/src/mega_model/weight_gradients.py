@@ -1,8 +1,9 @@
-"""Where the backward pass of a layer leaves the gradient of its weight.
+"""Accumulation of weight gradients in float32 by the backward pass of each layer.
 
-Autograd would make a gradient in the weight's dtype for every micro-batch, which something then adds up. Here
-the product is added to a float32 main gradient as it is made (Megatron's gradient accumulation fusion), and
-it may be put off: a zero-bubble pipeline first does what the stage before waits for (arXiv:2401.10241 §2).
+Autograd would create a gradient in the weight's dtype for every micro-batch, to be added up afterwards. Here
+the product is accumulated into a float32 main gradient directly (Megatron's gradient accumulation fusion). It
+can be deferred: a zero-bubble pipeline first computes what the previous stage waits for (arXiv:2401.10241
+§2).
 """
 
 from __future__ import annotations
@@ -21,140 +22,153 @@ from mega_model.kernels.products import add_product
 class WeightGradients:
     """The main gradients of one rank's linear and embedding weights.
 
-    A weight that `into` did not name has its gradient returned to autograd.
+    Gradients of weights without a registered main gradient are returned to autograd.
 
     Attributes:
-        fused: a product is added in float32, as it is made; else it is rounded to the precision of its
-            factors before (Megatron's --no-gradient-accumulation-fusion).
-        ready: called with a weight when as many of its uses have added as one pass of the model has: in every
-            backward pass, but for a head whose loss has a known gradient, which adds in forward.
+        fused: accumulate products in float32; otherwise a product is first rounded to the dtype of its
+            factors (Megatron's --no-gradient-accumulation-fusion).
+        on_grad_ready: called with a weight after all its uses have accumulated for one pass of the model.
+            That is in every backward pass, or in forward for a head whose loss has a known gradient.
     """
 
     def __init__(self, *, fused: bool = True, product: AddProduct = add_product) -> None:
-        self.fused, self._product = fused, product
-        self.ready: Callable[[nn.Parameter], None] | None = None
-        self._main: dict[Tensor, Callable[[], Tensor]] = {}
-        self._uses: Counter[Tensor] = Counter()
-        self._added: Counter[Tensor] = Counter()
-        self._later: list[Callable[[], None]] | None = None
+        self.fused = fused
+        self._product = product
+        self.on_grad_ready: Callable[[nn.Parameter], None] | None = None
+        self._main_grads: dict[Tensor, Callable[[], Tensor]] = {}
+        self._extra_uses: Counter[Tensor] = Counter()
+        self._accumulations: Counter[Tensor] = Counter()
+        self._deferring_to: list[Callable[[], None]] | None = None
         self._deferred: dict[Hashable, list[Callable[[], None]]] = {}
 
-    def into(self, weight: nn.Parameter, main: Callable[[], Tensor] | None) -> None:
-        """From now on the gradients of `weight` add to what `main` gives at that time, float32 of its shape.
+    def register_main_grad(self, weight: nn.Parameter, main_grad: Callable[[], Tensor] | None) -> None:
+        """Accumulate gradients of `weight` into the tensor that `main_grad` returns, float32 of its shape.
 
         Args:
-            main: None returns them to autograd.
+            main_grad: called at every accumulation; None returns the gradients to autograd.
         """
-        if main is None:
-            self._main.pop(weight, None)
+        if main_grad is None:
+            self._main_grads.pop(weight, None)
         else:
-            self._main[weight] = main
+            self._main_grads[weight] = main_grad
 
-    def again(self, weight: nn.Parameter) -> nn.Parameter:
-        """Say that one more layer uses the weight: its gradient is complete after one more addition."""
-        self._uses[weight] += 1
+    def share_weight(self, weight: nn.Parameter) -> nn.Parameter:
+        """Register one more layer that uses the weight, and return the weight.
+
+        The gradient is complete after one more accumulation per pass.
+        """
+        self._extra_uses[weight] += 1
         return weight
 
     @property
-    def deferring(self) -> bool:
-        """Whether additions are being put off."""
-        return self._later is not None
+    def is_deferring(self) -> bool:
+        """Whether accumulations are being deferred."""
+        return self._deferring_to is not None
 
     @contextmanager
-    def deferred(self, pass_: Hashable) -> Iterator[None]:
-        """Put off the additions of the backward pass inside, until `run` is called with the same name."""
-        assert self._later is None
-        self._later = self._deferred.setdefault(pass_, [])
+    def defer(self, pass_: Hashable) -> Iterator[None]:
+        """Defer the accumulations of the backward pass inside, until `run_deferred` of the same name."""
+        assert self._deferring_to is None
+        self._deferring_to = self._deferred.setdefault(pass_, [])
         try:
             yield
         finally:
-            self._later = None
+            self._deferring_to = None
 
     @torch.no_grad()
-    def run(self, pass_: Hashable) -> None:
-        """Make the additions that were put off under this name."""
+    def run_deferred(self, pass_: Hashable) -> None:
+        """Run the accumulations that were deferred under this name."""
         for addition in self._deferred.pop(pass_):
             addition()
 
-    def add(self, weight: nn.Parameter, x_TI: Callable[[], Tensor], grad_TO: Tensor) -> Tensor | None:
-        """Add gradᵀ x, now or later.
+    def accumulate(self, weight: nn.Parameter, x_TI: Callable[[], Tensor], grad_TO: Tensor) -> Tensor | None:
+        """Accumulate gradᵀ x, now or deferred.
 
         Args:
-            x_TI: gives the layer's input, whole; called once, when the product is made.
+            x_TI: returns the layer's whole input; called once, when the product is computed.
 
         Returns:
-            what autograd is to have as the weight's gradient: None, unless the weight has no main gradient.
+            the gradient for autograd: None, unless the weight has no main gradient.
         """
-        main = self._main.get(weight)
-        if main is None:
+        main_grad = self._main_grads.get(weight)
+        if main_grad is None:
             return grad_TO.t() @ x_TI()
-        self._add(weight, lambda: self.add_product(main(), grad_TO, x_TI()))
+        self._run_or_defer(weight, lambda: self.accumulate_product(main_grad(), grad_TO, x_TI()))
         return None
 
-    def add_product(self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool = False) -> None:
-        """main += gradᵀ x in float32, whatever the two are.
+    def accumulate_product(
+        self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool = False
+    ) -> None:
+        """Compute main += gradᵀ x in float32, for factors of any dtype.
 
         Args:
-            first: nothing was added before: main may hold anything.
+            first: overwrite main, which may hold anything.
         """
         self._product(main_OI, grad_TO, x_TI, first=first, rounded=not self.fused)
 
-    def main(self, weight: nn.Parameter) -> Tensor | None:
-        """The main gradient of a weight, None where autograd has its gradients.
+    def main_grad(self, weight: nn.Parameter) -> Tensor | None:
+        """Return the main gradient of a weight, or None if autograd has its gradients.
 
-        Who adds to it calls `added` when the gradient of one pass is complete.
+        A caller that adds to it must call `mark_accumulated` once per pass.
         """
-        main = self._main.get(weight)
-        return None if main is None else main()
+        main_grad = self._main_grads.get(weight)
+        return None if main_grad is None else main_grad()
 
-    def add_by(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
-        """Let `addition` add to a float32 tensor of the weight's shape; as `add` otherwise."""
-        main = self._main.get(weight)
-        if main is None:
-            made = torch.zeros_like(weight, dtype=torch.float32)
-            addition(made)
-            return made.to(weight.dtype)
-        self._add(weight, lambda: addition(main()))
+    def accumulate_with(self, weight: nn.Parameter, addition: Callable[[Tensor], object]) -> Tensor | None:
+        """Let `addition` add to a float32 tensor of the weight's shape; otherwise as `accumulate`."""
+        main_grad = self._main_grads.get(weight)
+        if main_grad is None:
+            grad = torch.zeros_like(weight, dtype=torch.float32)
+            addition(grad)
+            return grad.to(weight.dtype)
+        self._run_or_defer(weight, lambda: addition(main_grad()))
         return None
 
-    def add_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
-        """Add grad[t] to row `row_T[t]`, for every t; as `add` otherwise."""
-        main = self._main.get(weight)
-        if main is None:
+    def accumulate_rows(self, weight: nn.Parameter, row_T: Tensor, grad_TD: Tensor) -> Tensor | None:
+        """Add grad[t] to row `row_T[t]` for every t; otherwise as `accumulate`."""
+        main_grad = self._main_grads.get(weight)
+        if main_grad is None:
             return torch.ops.aten.embedding_dense_backward(grad_TD, row_T, weight.shape[0], -1, False)
-        # on a GPU index_add_ adds in any order, index_put_ sorts: the same bits every time
+        # on a GPU index_add_ adds in arbitrary order; index_put_ sorts first and is reproducible
         if weight.device.type == "cpu":
-            self._add(weight, lambda: main().index_add_(0, row_T, grad_TD.float()))
+            self._run_or_defer(weight, lambda: main_grad().index_add_(0, row_T, grad_TD.float()))
         else:
-            self._add(weight, lambda: main().index_put_((row_T,), grad_TD.float(), accumulate=True))
+            self._run_or_defer(
+                weight, lambda: main_grad().index_put_((row_T,), grad_TD.float(), accumulate=True)
+            )
         return None
 
-    def add_made(self, weight: nn.Parameter, made: Tensor, scale: Tensor) -> Tensor | None:
-        """Add what is there already, `scale` times (a number); as `add` otherwise, but never put off: it
-        would only be kept for longer.
+    def accumulate_scaled(self, weight: nn.Parameter, grad: Tensor, scale: Tensor) -> Tensor | None:
+        """Add `scale` times a finished gradient; otherwise as `accumulate`.
+
+        Never deferred: that would only keep the gradient in memory for longer.
 
         Args:
-            made: float32, of the weight's shape.
+            grad: float32, of the weight's shape.
+            scale: a number.
         """
-        main = self._main.get(weight)
-        if main is None:
-            return (made * scale).to(weight.dtype)
-        main().addcmul_(made, scale)
-        self.added(weight)
+        main_grad = self._main_grads.get(weight)
+        if main_grad is None:
+            return (grad * scale).to(weight.dtype)
+        main_grad().addcmul_(grad, scale)
+        self.mark_accumulated(weight)
         return None
 
-    def _add(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:
+    def _run_or_defer(self, weight: nn.Parameter, addition: Callable[[], object]) -> None:
         def add() -> None:
             addition()
-            self.added(weight)
+            self.mark_accumulated(weight)
 
-        if self._later is None:
+        if self._deferring_to is None:
             add()
         else:
-            self._later.append(add)
+            self._deferring_to.append(add)
 
-    def added(self, weight: nn.Parameter) -> None:
-        """Say that one use of the weight has added its gradient of one pass."""
-        self._added[weight] += 1
-        if self.ready is not None and self._added[weight] % (1 + self._uses[weight]) == 0:
-            self.ready(weight)
+    def mark_accumulated(self, weight: nn.Parameter) -> None:
+        """Record that one use of the weight has accumulated its gradient of one pass."""
+        self._accumulations[weight] += 1
+        if (
+            self.on_grad_ready is not None
+            and self._accumulations[weight] % (1 + self._extra_uses[weight]) == 0
+        ):
+            self.on_grad_ready(weight)

@@ -1,3 +1,3 @@
-"""What is on disk: names, shapes, cuts and bytes of everything the packages hand each other. No torch."""
+"""File formats and parameter tables: names, shapes, splits and bytes that packages exchange. No torch."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, and outlast a power cut.
+"""Write files that appear whole or not at all, and survive a power cut.
 
-Of Python's own library alone: the process that writes checkpoints in the background starts in a few
-hundredths of a second, and imports this.
+Uses Python's standard library only: the process that writes checkpoints in the background imports this, and
+starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mega_schema.errors import MegaError
 
 
 @contextlib.contextmanager
-def on_disk(path: Path) -> Iterator[None]:
-    """Around what writes: a disk that refuses is one line, and a person's to mend.
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line for the user.
 
     Raises:
-        MegaError: the system would not write, and did not say which file.
+        MegaError: the system refused a write, and did not name the file.
     """
     try:
         yield
@@ -34,26 +34,28 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting_full_disk(path: Path) -> Iterator[None]:
-    """Around what reads and writes: a disk that is full is one line; any other error is passed on.
+def full_disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk into one line for the user; other errors pass through.
 
     Raises:
-        MegaError: the disk, or a person's share of it, is full.
+        MegaError: the disk, or the user's quota, is full.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL_DISK_ERRORS:
             raise
         hint = "make room there, and run the same command again: it goes on where this one ended"
         raise MegaError(error.filename or path, "not written", found=error.strerror, hint=hint) from None
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Give a new file a size, zeros, and room on the disk: a memory map of it cannot find the disk full.
+    """Allocate a new file of zeros on the disk.
+
+    Writing through a memory map then cannot find the disk full.
 
     Raises:
         OSError: the disk is full.
@@ -62,24 +64,25 @@ def reserve(file: IO[bytes], size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def write_at(descriptor: int, values: memoryview, at: int) -> None:
-    """Write bytes to a place in a file.
+def write_at(descriptor: int, values: memoryview, offset: int) -> None:
+    """Write bytes at an offset of a file.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
-    while len(values):  # a disk may take less than it is given
-        taken = os.pwrite(descriptor, values[:_AT_ONCE], at)
-        values, at = values[taken:], at + taken
+    while len(values):  # a write may be partial
+        count = os.pwrite(descriptor, values[:_WRITE_BYTES], offset)
+        values = values[count:]
+        offset = offset + count
 
 
-def begin_flush(descriptor: int, at: int, size: int) -> None:
-    """Have the disk take bytes that were written, while others are: a flush later waits for little.
+def begin_flush(descriptor: int, offset: int, size: int) -> None:
+    """Start to write a range of a file to the disk in the background, so that a later flush waits for less.
 
-    A hint, for a system that has it (Linux: sync_file_range(2)), and no promise: `os.fsync` makes that.
+    A hint where the system has it (Linux: sync_file_range(2)), not a guarantee; `os.fsync` is that.
     """
     if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(descriptor, at, size, _WRITE)
+        _SYNC_FILE_RANGE(descriptor, offset, size, _FLAG_WRITE)
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -91,33 +94,35 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return cast(Callable[[int, int, int, int], int], function)
 
 
-_AT_ONCE = 1 << 20  # bytes; of more, a system may look for large pages, which take it longer to find
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_WRITE_BYTES = 1 << 20  # bytes per call; larger writes may make the system look for large pages
+_FLAG_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _SYNC_FILE_RANGE = _sync_file_range()
 
 
 def partial_file(path: Path) -> Path:
-    """The temporary name that `replacing` writes a file under."""
+    """Return the temporary name under which `atomic_write` writes a file."""
     return path.with_name(f".{path.name}.partial")
 
 
 def own_partial_file(path: Path) -> Path:
-    """A temporary name that no other process has, for a file that several may write at once."""
+    """Return a temporary name unique to this process, for a file that several may write at once."""
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
 @contextlib.contextmanager
-def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
-    """A temporary name to write a file under; it becomes `path` when the block ends well, else it goes.
+def atomic_write(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary name to write a file under; rename it to `path` if the block succeeds.
+
+    If the block fails, the temporary file is removed.
 
     Args:
-        partial: the temporary name, beside `path`; None: `partial_file`.
+        partial: the temporary name, in the same folder; None: `partial_file`.
     """
     partial = partial or partial_file(path)
     try:
         yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -132,16 +137,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file in a folder and in the folders below it, and the folders themselves."""
+    """Flush every file of a folder and its subfolders, and the folders themselves."""
     for path in folder.rglob("*"):
-        sync_folder(path)  # the same call flushes a file
+        sync_folder(path)  # also flushes files
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` outlast a power cut."""
-    number = os.open(folder, os.O_RDONLY)
+    """Flush a folder, so that renames in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

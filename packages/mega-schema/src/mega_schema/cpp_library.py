@@ -1,4 +1,4 @@
-"""Compile C++ sources with this machine's compiler, once; load what was compiled."""
+"""Compile C++ sources with this machine's compiler, cache the library, and load it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import Final
 
 log = logging.getLogger("mega.schema")
 
-_MOST_SECONDS: Final = 120
+_TIMEOUT_SECONDS: Final = 120
 
 
-class NotCompiled(Exception):
-    """The library cannot be compiled or loaded, for the reason that the text says."""
+class CompileError(Exception):
+    """The library cannot be compiled or loaded; the text gives the reason."""
 
 
-def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
-    """The library of all C++ sources of a folder, compiled unless the cache has it.
+def load_library(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
+    """Return the library of all C++ sources of a folder, compiled unless it is in the cache.
 
-    The cache is $XDG_CACHE_HOME/mega, by default ~/.cache/mega; a library is kept there under a digest of the
-    sources, the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
+    The cache is $XDG_CACHE_HOME/mega, by default ~/.cache/mega. A library's key is a digest of the sources,
+    the headers, the compiler's path and the flags. The compiler is $CXX, else g++.
 
     Raises:
-        NotCompiled: there is no compiler, it failed, or the library cannot be written or loaded.
+        CompileError: there is no compiler, it failed, or the library cannot be written or loaded.
     """
     compiler, files = _compiler(), sorted((*Path(folder).glob("*.h"), *Path(folder).glob("*.cpp")))
     key = hashlib.sha256(" ".join((compiler, *flags)).encode())
@@ -43,12 +43,12 @@ def load(folder: str, flags: Sequence[str]) -> ctypes.CDLL:
             _compile([compiler, *flags], [file for file in files if file.suffix == ".cpp"], path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NotCompiled(f"{path} cannot be had: {error}") from None
+        raise CompileError(f"{path} cannot be had: {error}") from None
 
 
 @cache
-def vendor() -> str:
-    """The maker of this CPU by Linux's name, "AuthenticAMD" or "GenuineIntel"; empty where it gives none."""
+def cpu_vendor() -> str:
+    """Return this CPU's vendor by Linux's name, "AuthenticAMD" or "GenuineIntel"; "" if it gives none."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -57,10 +57,10 @@ def vendor() -> str:
 
 
 def _compiler() -> str:
-    named = os.environ.get("CXX") or "g++"
-    path = shutil.which(named)
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
     if path is None:
-        raise NotCompiled(f"no C++ compiler: {named} is not on PATH; hint: apt-get install g++")
+        raise CompileError(f"no C++ compiler: {name} is not on PATH; hint: apt-get install g++")
     return path
 
 
@@ -69,25 +69,27 @@ def _cache() -> Path:
 
 
 def _compile(command: Sequence[str], sources: Sequence[Path], path: Path) -> None:
-    """Write the library. Processes that do so at the same time replace one file by an equal one."""
-    began = time.perf_counter()
+    """Compile and link the library. Concurrent processes each replace the file with an equal one."""
+    start = time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        for source, made in zip(sources, objects, strict=True):
-            _run([*command, "-c", str(source), "-o", made])
-        # without the flags: torch brought the library of threads along that answers what -fopenmp calls
+        for source, object_file in zip(sources, objects, strict=True):
+            _run([*command, "-c", str(source), "-o", object_file])
+        # link without -fopenmp: torch has already loaded the OpenMP runtime
         library = Path(folder, path.name)
         _run([command[0], "-shared", *objects, "-o", str(library)])
         library.replace(path)
-    log.info("compiled %s with %s in %.1f s", path.name, command[0], time.perf_counter() - began)
+    log.info("compiled %s with %s in %.1f s", path.name, command[0], time.perf_counter() - start)
 
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise NotCompiled(f"{command[0]} took more than {_MOST_SECONDS} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["it said nothing"]
-        raise NotCompiled(f"{command[0]} failed: {lines[0][:200]}")
+        raise CompileError(f"{command[0]} took more than {_TIMEOUT_SECONDS} s") from None
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or ["it said nothing"]
+        raise CompileError(f"{command[0]} failed: {lines[0][:200]}")

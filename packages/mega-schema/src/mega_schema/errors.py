@@ -1,13 +1,13 @@
-"""Every error a person can meet, each printed as one line.
+"""Every error that a user can meet, each printed as one line.
 
 MegaError
 ├── ConfigError      a flag or a key of the run file is wrong, or two of them disagree
-├── LayoutError      a shape cannot be cut the way the parallel layout asks
+├── LayoutError      a shape cannot be split over the parallel layout
 ├── FormatError      a file on disk is missing or is not what its reader expects
-│   └── DamageError  a file or a checkpoint that was whole is damaged
-└── RequestError     a client of the server asked for something it cannot have
+│   └── CorruptFileError  a file or a checkpoint is damaged
+└── RequestError     a client of the server asked for something that is not allowed
 
-What we got wrong ourselves is an `assert` or a plain exception: a traceback means a bug.
+Our own mistakes are an `assert` or a plain exception: a traceback means a bug.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _ABSENT = object()
 def escape_controls(text: str) -> str:
     """Write control characters, line breaks, text direction marks and lone surrogates as escapes.
 
-    Text that comes from a file passes through here before a terminal sees it: an ESC sequence of a tensor's
-    name would move the cursor or set the clipboard.
+    Text from files passes through here before a terminal prints it: an ESC sequence in a tensor's name could
+    move the cursor or set the clipboard.
     """
     if text.isprintable():
         return text
@@ -29,31 +29,35 @@ def escape_controls(text: str) -> str:
 
 
 class MegaError(Exception):
-    """What went wrong at a place a person can name.
+    """An error with the place that is wrong, in the user's words.
 
     Args:
         where: the key, flag or path that is wrong; it begins the line.
-        what: the property of it that is wrong, in a few words.
-        found: the value that is there.
-        wanted: the value, or a description of the values, that would do.
-        hint: something that can be pasted or done to mend it.
+        what: what is wrong with it, in a few words.
+        found: the value found.
+        wanted: the value expected, or a description of accepted values.
+        hint: what to paste or do to fix it.
 
     Attributes:
-        values: found and wanted, where they are given.
+        values: found and wanted, if given.
     """
 
     def __init__(
         self, where: object, what: str, *, found: object = _ABSENT, wanted: object = _ABSENT, hint: str = ""
     ) -> None:
-        self.where, self.what, self.found, self.wanted, self.hint = where, what, found, wanted, hint
+        self.where = where
+        self.what = what
+        self.found = found
+        self.wanted = wanted
+        self.hint = hint
         self.values = {n: v for n, v in (("found", found), ("wanted", wanted)) if v is not _ABSENT}
         values = [f"{word} {v}" for word, v in self.values.items()]
         line = f"{where}: {what}" + (": " + ", ".join(values) if values else "")
-        # values come from files and requests: one must not break the line, nor steer a terminal
+        # values come from files and requests: they must not break the line or control the terminal
         super().__init__(escape_controls(line + (f"; hint: {hint}" if hint else "")))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # raised in a worker process, it has to reach the one that speaks
+        # a worker process pickles it to send it to the process that prints it
         values = {**self.values, "hint": self.hint}
         return partial(type(self), **values), (str(self.where), self.what)  # type: ignore[arg-type]
 
@@ -63,16 +67,16 @@ class ConfigError(MegaError):
 
 
 class LayoutError(MegaError):
-    """A shape cannot be cut the way the parallel layout asks."""
+    """A shape cannot be split over the parallel layout."""
 
 
 class FormatError(MegaError):
     """A file on disk is missing or is not what its reader expects."""
 
 
-class DamageError(FormatError):
-    """A file that was whole is damaged, or a checkpoint; one before it may be whole."""
+class CorruptFileError(FormatError):
+    """A file or a checkpoint is damaged; an earlier checkpoint may be intact."""
 
 
 class RequestError(MegaError):
-    """A client of the server asked for something it cannot have."""
+    """A client of the server asked for something that is not allowed."""

@@ -1,20 +1,20 @@
-"""What of a model is multiplied in FP8, and what shapes that takes; `mega_model.fp8` does it."""
+"""The FP8 recipe of a model, and the shapes that FP8 needs; `mega_model.fp8` computes with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-MULTIPLE = 16  # of both dimensions of a weight, on a rank: a GPU reads 16 bytes at once
+MULTIPLE = 16  # both dimensions of a rank's weight must divide by it: a GPU reads 16 bytes at once
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How the three products of every matrix of a layer are made.
+class Fp8Recipe:
+    """The formats of the three products of every linear layer.
 
     Attributes:
-        format: "e4m3" of all factors; "hybrid", gradients of outputs in e5m2 (arXiv:2209.05433).
-        weight_gradients: whether theirs is made in FP8 too; otherwise of factors in the model's own dtype.
+        format: "e4m3" for all factors; "hybrid": gradients of outputs in e5m2 (arXiv:2209.05433).
+        weight_gradients: compute weight gradients in FP8 too; otherwise from factors in the model's dtype.
     """
 
     format: Literal["e4m3", "hybrid"]

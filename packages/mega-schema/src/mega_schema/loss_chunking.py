@@ -1,22 +1,24 @@
-"""The size of the chunks in which a head computes its loss: one rule for the model and for the planner."""
+"""Chunk size of the logits in the loss. Shared by the model, which computes with it, and the planner."""
 
 from __future__ import annotations
 
-FEWEST = 256  # tokens: with fewer a matrix product is not worth its call
-_MULTIPLE = 128  # of which products like their tokens: a CPU takes a third longer for each of 682 than of 640
+MIN_TOKENS = 256  # with fewer, the overhead of a matrix product dominates
+_MULTIPLE = 128  # tokens of fast products: a CPU takes a third longer per token for 682 than for 640
 
 
-def loss_tokens(width: int, itemsize: int) -> int:
-    """Tokens of a chunk: their logits take half the memory of the head's float32 gradient; FEWEST at least.
+def max_chunk_tokens(width: int, itemsize: int) -> int:
+    """Return the maximum tokens of a chunk: their logits take half the memory of the head's float32 gradient.
+
+    At least MIN_TOKENS.
 
     Args:
-        width: of what the head multiplies.
+        width: hidden size, the input of the head.
         itemsize: bytes of a logit.
     """
-    return max(FEWEST, 2 * width // itemsize // _MULTIPLE * _MULTIPLE)
+    return max(MIN_TOKENS, 2 * width // itemsize // _MULTIPLE * _MULTIPLE)
 
 
-def loss_chunk(tokens: int, most: int) -> int:
-    """Tokens of each chunk but the last: `most` or fewer, in chunks of much the same size."""
-    even = -(-tokens // -(-tokens // most))
-    return min(tokens, most, -(-even // _MULTIPLE) * _MULTIPLE)
+def chunk_tokens(tokens: int, max_tokens: int) -> int:
+    """Return the tokens of each chunk but the last: at most `max_tokens`, in chunks of similar size."""
+    even = -(-tokens // -(-tokens // max_tokens))
+    return min(tokens, max_tokens, -(-even // _MULTIPLE) * _MULTIPLE)

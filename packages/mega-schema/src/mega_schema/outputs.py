@@ -1,11 +1,11 @@
-"""Check that an output path can be written without the loss of anything: one rule for every program.
+"""Check that an output path can be written without losing anything: one rule for every program.
 
-- An output is a path of this machine. A URL is refused.
-- An output is no input, and an output folder holds no input. Links, hard links and the case of names count.
-- An output folder lies in no folder that its command reads: the next run would read what this one writes.
-- A folder that is not empty, or a file that exists, is replaced only where this toolkit wrote it.
+- An output is a path of this machine; a URL is refused.
+- An output is not an input, and an output folder contains no input. Links, hard links and letter case count.
+- An output folder is not inside a folder that its command reads: the next run would read this one's output.
+- A non-empty folder or an existing file is replaced only if this toolkit wrote it.
 
-Uses Python's standard library alone, so that every command can check before it imports anything slow.
+Uses Python's standard library only, so that every command can check before slow imports.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
-from mega_schema.tokenizer.files import BESIDE
+from mega_schema.tokenizer.files import COMPANION_FILES
 from mega_schema.tokenizer.identity import IDENTITY
 
 Kind = Literal["file", "folder"]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-_SHOWN = 3  # names of a folder's files in a message
+_MAX_NAMES = 3  # names of a folder's files in a message
 _HEAD = 1 << 16  # bytes read to recognise a file
 _IMAGE = b"\x89PNG\r\n\x1a\n"
 
@@ -38,100 +38,104 @@ def check_output(
     is_ours: Callable[[Path], bool] = lambda path: False,
     instead: str = "",
 ) -> None:
-    """Refuse an output path whose use would overwrite an input or files that this toolkit did not write.
+    """Refuse an output path whose use would overwrite an input, or files that this toolkit did not write.
 
     Args:
         option: the command-line option that names the path; begins the message.
         inputs: files, or folders, that the command reads.
-        read_folders: folders of `--input` in which the command would read also files that it writes.
-        is_ours: whether an existing file, or a folder that is not empty, was written by this toolkit, so that
-            the command may replace it.
-        instead: what the hint proposes; "" is another path.
+        read_folders: folders of `--input` in which the command would also read files that it writes.
+        is_ours: whether an existing file, or a non-empty folder, was written by this toolkit and may be
+            replaced.
+        instead: the remedy that the hint proposes; "" proposes another path.
 
     Raises:
         ConfigError: the path is refused.
     """
     check_local(option, path)
-    if outer := _reading_folder(path, read_folders):
+    if outer := _find_reading_folder(path, read_folders):
         what, hint = "is in a folder that --input reads", "the next run would read what this one writes"
         raise ConfigError(option, what, found=path, wanted=f"a folder outside {outer}", hint=hint)
     if not path.exists():
         if path.is_symlink():
             raise ConfigError(option, "is a link to nothing", found=path, wanted=f"a new {kind}")
-        if not (above := next(each for each in (*path.parents, Path()) if each.exists())).is_dir():
-            raise ConfigError(option, "is below a file", found=above, wanted="a folder")
+        if not (ancestor := next(parent for parent in (*path.parents, Path()) if parent.exists())).is_dir():
+            raise ConfigError(option, "is below a file", found=ancestor, wanted="a folder")
         return
     if path.is_dir() != (kind == "folder"):
         found = "a folder" if path.is_dir() else "a file"
         raise ConfigError(option, f"is {found}", found=path, wanted=f"a {kind}")
-    if overwritten := next(_overwritten(path, inputs), None):
+    if overwritten := next(_find_overwritten(path, inputs), None):
         if kind == "file" or overwritten == path:
             raise ConfigError(
                 option, "is one of the inputs", found=path, hint=instead or f"name another {kind}"
             )
         raise ConfigError(option, "holds an input", found=overwritten, hint="name another folder")
     if kind == "file" and not is_ours(path):
-        what, hint = (
-            "is a file that this command did not write",
-            f"{instead or 'name another file'}, or remove this file",
-        )
+        what = "is a file that this command did not write"
+        hint = f"{instead or 'name another file'}, or remove this file"
         raise ConfigError(option, what, found=path, hint=hint)
     if kind == "folder" and (names := _names(path)) and not is_ours(path):
-        what, hint = "holds files that this command did not write", instead or "name a new or an empty folder"
+        what = "holds files that this command did not write"
+        hint = instead or "name a new or an empty folder"
         raise ConfigError(option, what, found=f"{path} with {names}", hint=hint)
 
 
 def check_dataset_output(option: str, prefix: Path, *, inputs: Iterable[Path] = ()) -> bool:
-    """Refuse the prefix of a dataset where one of its files is an input or no dataset's.
+    """Refuse the prefix of a dataset if one of its files is an input or does not belong to a dataset.
 
     Returns:
-        whether a dataset has this prefix already, which the command replaces.
+        whether a dataset with this prefix exists, which the command replaces.
 
     Raises:
         ConfigError: the prefix is refused.
     """
     check_local(option, prefix)
-    given = tuple(inputs)
-    index = beside(prefix, ".idx")
-    left = any(prefix.parent.glob(f"{_escaped(prefix.name)}.*.tmp")) if prefix.parent.is_dir() else False
+    input_paths = tuple(inputs)
+    index = sibling(prefix, ".idx")
+    has_leftovers = (
+        any(prefix.parent.glob(f"{_escape_glob(prefix.name)}.*.tmp")) if prefix.parent.is_dir() else False
+    )
     for suffix, is_ours in (
         (".idx", lambda path: True),
-        # a process that was killed while it replaced a dataset leaves the payload without its index
-        (".bin", lambda path: left or index.exists() or _has_info(beside(prefix, ".json"))),
+        # a process killed while it replaced a dataset leaves the payload without its index
+        (".bin", lambda path: has_leftovers or index.exists() or _has_info(sibling(prefix, ".json"))),
         (".json", _has_info),
     ):
-        path = beside(prefix, suffix)
-        check_output(option, path, "file", inputs=given, is_ours=is_ours, instead="name another prefix")
-    folder = beside(prefix, ".tokenizer")
-    check_output(option, folder, "folder", inputs=given, is_ours=is_tokenizer, instead="name another prefix")
+        path = sibling(prefix, suffix)
+        check_output(option, path, "file", inputs=input_paths, is_ours=is_ours, instead="name another prefix")
+    folder = sibling(prefix, ".tokenizer")
+    check_output(
+        option, folder, "folder", inputs=input_paths, is_ours=is_tokenizer, instead="name another prefix"
+    )
     return index.exists()
 
 
 def dataset_files(prefix: Path) -> list[Path]:
-    """The files that a dataset may have."""
-    return [beside(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
+    """Return the files that a dataset may have."""
+    return [sibling(prefix, suffix) for suffix in (".bin", ".idx", ".json")]
 
 
 def check_local(option: str, path: Path) -> None:
     """Refuse a URL, which would become a local folder of that name.
 
     Raises:
-        ConfigError: the path is one.
+        ConfigError: the path is a URL.
     """
     if match := _URL.match(str(path)):
         hint = "name a local path, and copy what is there afterwards, as `aws s3 cp --recursive` does"
-        found, wanted = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}", "a path of this machine"
+        found = f"{match[1]}://{str(path)[match.end() :].lstrip('/')}"
+        wanted = "a path of this machine"
         raise ConfigError(option, "is a URL", found=found, wanted=wanted, hint=hint)
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing beside it."""
+    """Whether a folder holds a tokenizer that this toolkit wrote, and nothing else."""
     names = {path.name for path in folder.iterdir()}
     return IDENTITY in names and names <= TOKENIZER_FILES and "sha256" in _object(folder / IDENTITY)
 
 
 TOKENIZER_FILES = frozenset(
-    {*BESIDE, IDENTITY, "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
+    {*COMPANION_FILES, IDENTITY, "tokenizer.json", "tokenizer.model", "merges.txt", "vocab.json", "vocab.txt"}
 )
 
 
@@ -147,7 +151,7 @@ def is_page(path: Path) -> bool:
 
 
 def has_keys(keys: Iterable[str]) -> Callable[[Path], bool]:
-    """A function: whether the first object of a file of JSON, or JSON lines, has exactly these keys."""
+    """Return a predicate: whether the first object of a JSON or JSON lines file has exactly these keys."""
     wanted = frozenset(keys)
     return lambda path: not path.stat().st_size or _object(path).keys() == wanted
 
@@ -157,7 +161,7 @@ def _has_info(path: Path) -> bool:
 
 
 def _object(path: Path) -> dict[str, object]:
-    """The object in a file of JSON, or on its first line; an empty one where there is none."""
+    """Return the object in a JSON file, or on its first line; {} if there is none."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LINE)
@@ -172,7 +176,7 @@ def _object(path: Path) -> dict[str, object]:
     return {}
 
 
-_LINE = 64 << 20  # bytes of a line at most; a longer one is not looked at
+_LINE = 64 << 20  # maximum bytes of a line; a longer one is ignored
 
 
 def _head(path: Path) -> bytes:
@@ -182,47 +186,56 @@ def _head(path: Path) -> bytes:
 
 def _names(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def _overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
-    """The inputs that are the output, or lie in it: under their own name, or where their link leads."""
-    mine, known = _state(output), dict[Path, bool]()
+def _find_overwritten(output: Path, inputs: Iterable[Path]) -> Iterator[Path]:
+    """Yield the inputs that are the output or are inside it, by their own name or by their link's target."""
+    output_id, inside = _file_id(output), dict[Path, bool]()
 
     def holds(folder: Path) -> bool:
-        if folder not in known:
-            known[folder] = _state(folder) == mine or (folder != folder.parent and holds(folder.parent))
-        return known[folder]
+        if folder not in inside:
+            inside[folder] = _file_id(folder) == output_id or (
+                folder != folder.parent and holds(folder.parent)
+            )
+        return inside[folder]
 
-    folders = dict[Path, Path]()  # resolved once each: a corpus has many files in few folders
+    folders = dict[Path, Path]()  # resolve each folder once: a corpus has many files in few folders
     for path in inputs:
         folder = folders.setdefault(path.parent, path.parent)
         if folder is path.parent:
             folders[path.parent] = folder = path.parent.resolve()
-        if _state(path) == mine or holds(folder) or (path.is_symlink() and holds(path.resolve().parent)):
-            yield output if _state(path) == mine else path
+        if (
+            _file_id(path) == output_id
+            or holds(folder)
+            or (path.is_symlink() and holds(path.resolve().parent))
+        ):
+            yield output if _file_id(path) == output_id else path
 
 
-def _reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
-    """The first folder that the output lies in; None where it is in none, or below a hidden name."""
-    states = {_state(folder): folder for folder in folders}
-    inner = output.resolve()
-    while states and inner != inner.parent and not inner.name.startswith("."):
-        inner = inner.parent
-        if (state := _state(inner)) and state in states:
-            return states[state]
+def _find_reading_folder(output: Path, folders: Iterable[Path]) -> Path | None:
+    """Return the first of `folders` that contains the output, or None.
+
+    None also if a hidden folder is between.
+    """
+    folders_by_id = {_file_id(folder): folder for folder in folders}
+    parent = output.resolve()
+    while folders_by_id and parent != parent.parent and not parent.name.startswith("."):
+        parent = parent.parent
+        if (file_id := _file_id(parent)) and file_id in folders_by_id:
+            return folders_by_id[file_id]
     return None
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    """What tells a file or folder from every other, whatever its name; None where there is nothing."""
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode, which identify a file under any name; None if there is no file."""
     try:
-        state = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return state.st_dev, state.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _escaped(name: str) -> str:
+def _escape_glob(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)

@@ -1,4 +1,4 @@
-"""Which rank does what: ranks and coordinates, pipeline stages and layers. Pure arithmetic."""
+"""The parallel layout: ranks and coordinates, pipeline stages and layers. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
 class Stage:
     """One stage of a pipeline and the layers it holds, by their global numbers.
 
-    A rank of an interleaved pipeline holds several (arXiv:2104.04473 §2.2): `index` counts all stages of all
-    ranks in the order a micro-batch passes them, `count` is how many there are.
+    A rank of an interleaved pipeline holds several (arXiv:2104.04473 §2.2). `index` counts the stages of all
+    ranks in the order a micro-batch passes them; `count` is their total.
     """
 
     index: int
@@ -23,17 +23,17 @@ class Stage:
     layers: range
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.index == 0
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         return self.index == self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where a rank stands on each axis."""
+    """A rank's position on each axis."""
 
     tp: int
     dp: int
@@ -46,9 +46,9 @@ class Layout:
     """Sizes of the axes. Ranks are numbered tp fastest, then cp, then dp, and pp slowest, as in Megatron.
 
     Attributes:
-        tp, cp, dp, pp: ranks that share every layer, every sequence, every batch, and the depth.
-        vp: stages of the pipeline that each rank of pp holds; it multiplies no ranks.
-        dealt: layers of every stage, where `deal` was asked for something else than evenly.
+        tp, cp, dp, pp: number of ranks that share every layer, every sequence, every batch, and the depth.
+        vp: stages of the pipeline on each rank of pp; it multiplies no ranks.
+        layers_per_stage: layers of every stage, if not split evenly.
     """
 
     tp: int = 1
@@ -56,16 +56,16 @@ class Layout:
     dp: int = 1
     cp: int = 1
     vp: int = 1
-    dealt: tuple[int, ...] = ()
+    layers_per_stage: tuple[int, ...] = ()
 
     @property
     def world(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return self.tp * self.cp * self.dp * self.pp
 
     @classmethod
-    def of(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
-        """The layout of `world` ranks with these degrees; data parallel takes what remains.
+    def from_world_size(cls, world: int, *, tp: int, pp: int, cp: int = 1) -> Layout:
+        """Return the layout of `world` ranks with these degrees; data parallel takes the rest.
 
         Raises:
             LayoutError: the ranks are not a whole number of model copies.
@@ -97,25 +97,27 @@ class Layout:
         pp, dp = divmod(rest, self.dp)
         return Coordinates(tp, dp, pp, cp)
 
-    def rank(self, at: Coordinates) -> int:
-        return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
+    def rank(self, coordinates: Coordinates) -> int:
+        return coordinates.tp + self.tp * (
+            coordinates.cp + self.cp * (coordinates.dp + self.dp * coordinates.pp)
+        )
 
     def stage(self, pp: int, layers: int, chunk: int = 0) -> Stage:
-        """The stage that chunk `chunk` of pipeline place `pp` is, in a model of `layers` layers.
+        """Return the stage that is chunk `chunk` of pipeline position `pp`, in a model of `layers` layers.
 
-        Stages go around the places: the second round of them lies on each place's chunk 1, and so on.
+        Stages go round the positions: the second round is chunk 1 of each position, and so on.
 
         Raises:
             LayoutError: a stage would have no layer.
         """
-        sizes = self.dealt or deal(layers, pp=self.pp, vp=self.vp)
+        sizes = self.layers_per_stage or split_layers(layers, pp=self.pp, vp=self.vp)
         assert sum(sizes) == layers
         index = chunk * self.pp + pp
         begin = sum(sizes[:index])
         return Stage(index, len(sizes), range(begin, begin + sizes[index]))
 
 
-def deal(
+def split_layers(
     layers: int,
     *,
     pp: int,
@@ -125,27 +127,28 @@ def deal(
     embedding: bool = False,
     head: bool = False,
 ) -> tuple[int, ...]:
-    """How many layers each stage has, in the order of the stages, as evenly as can be.
+    """Split the layers over the pipeline stages as evenly as possible; return layers per stage.
 
-    Layers that are left over go to the middle stages first: the ends carry the embedding and the head.
+    Remaining layers go to the middle stages first, because the ends hold the embedding and the head.
 
     Args:
-        first, last: layers of the first and of the last place, all its stages together; None deals them too.
-        embedding, head: count the embedding, the head, as a layer of the stage that holds it. Such a stage
-            may then have no other.
+        first, last: layers of the first and of the last position, all its stages together; None splits them
+            too.
+        embedding, head: count the embedding, the head, as a layer of its stage. Such a stage may then have no
+            other layer.
 
     Raises:
-        LayoutError: a stage would have no layer, or some layers no stage.
+        LayoutError: a stage would have no layer, or a layer no stage.
     """
     stages = pp * vp
     sizes: dict[int, int] = {}
-    # what is left over goes to the chunks that hold neither the embedding nor the head
-    for flag, given, held in (
+    # remaining layers go to the chunks that hold neither the embedding nor the head
+    for flag, wanted_layers, place_stages in (
         (FIRST, first, range(0, stages, pp)[::-1]),
         (LAST, last, range(pp - 1, stages, pp)),
     ):
-        if given is not None:
-            sizes |= _given(flag, given, layers, held, pp)
+        if wanted_layers is not None:
+            sizes |= _fixed_sizes(flag, wanted_layers, layers, place_stages, pp)
     free = [stage for stage in range(stages) if stage not in sizes]
     units = layers + embedding + head - sum(sizes.values())
     if not free and units:
@@ -154,34 +157,37 @@ def deal(
             LAST, "does not leave every layer a stage", found=found, wanted=layers - (first or 0)
         )
     if units < len(free):
-        raise _too_few(units, len(free), layers, pp, vp, bool(sizes))
-    each, rest = divmod(units, max(1, len(free)))
+        raise _too_few_layers(units, len(free), layers, pp, vp, bool(sizes))
+    even, remainder = divmod(units, max(1, len(free)))
     ends = {*([] if embedding else [0]), *([] if head else [stages - 1])}
-    more = sorted(free, key=lambda stage: (stage in ends, stage))[:rest]
-    sizes |= {stage: each + (stage in more) for stage in free}
+    larger = sorted(free, key=lambda stage: (stage in ends, stage))[:remainder]
+    sizes |= {stage: even + (stage in larger) for stage in free}
     sizes[0] -= embedding
     sizes[stages - 1] -= head
     return tuple(sizes[stage] for stage in range(stages))
 
 
-def _given(flag: str, given: int, layers: int, stages: range, pp: int) -> dict[int, int]:
-    """The layers that were asked for one place, over its stages."""
+def _fixed_sizes(flag: str, wanted_layers: int, layers: int, stages: range, pp: int) -> dict[int, int]:
+    """Split the layers that were requested for one position over its stages."""
     if pp == 1:
         raise LayoutError(flag, "there is one place for all layers", wanted="a pipeline", hint="leave it out")
-    if not len(stages) <= given < layers:
+    if not len(stages) <= wanted_layers < layers:
         wanted = f"{len(stages)} to {layers - 1}"
-        raise LayoutError(flag, "not a number of layers that a stage can have", found=given, wanted=wanted)
-    each, rest = divmod(given, len(stages))
-    return {stage: each + (number < rest) for number, stage in enumerate(stages)}
+        raise LayoutError(
+            flag, "not a number of layers that a stage can have", found=wanted_layers, wanted=wanted
+        )
+    even, remainder = divmod(wanted_layers, len(stages))
+    return {stage: even + (number < remainder) for number, stage in enumerate(stages)}
 
 
-def _too_few(units: int, free: int, layers: int, pp: int, vp: int, some_given: bool) -> LayoutError:
+def _too_few_layers(units: int, free: int, layers: int, pp: int, vp: int, has_fixed: bool) -> LayoutError:
     what = "a stage would have no layer"
-    if some_given:
+    if has_fixed:
         found = f"{units} layers left for {free} stages"
         return LayoutError(f"{FIRST}, {LAST}", what, found=found, wanted=f"at least {free} left")
     if vp > 1:
-        found, most = f"{pp} x {vp} stages for {layers} layers", layers // pp
+        found = f"{pp} x {vp} stages for {layers} layers"
+        most = layers // pp
         return LayoutError(
             VIRTUAL, what, found=found, wanted=f"at most {most}", hint=f"{VIRTUAL} {most}" if most else ""
         )

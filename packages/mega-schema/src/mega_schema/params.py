@@ -1,4 +1,4 @@
-"""One row per parameter: the only place that says what a weight is called, how long it is and how it is cut.
+"""The parameter table: one row per parameter with its name, shape and split, the only place that states them.
 
 Construction, initial values, saving, loading, resharding, weight decay, tied gradients and pipeline stages
 all read these rows; a module never states a shape.
@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mega_schema.parallel_layout import Stage
-from mega_schema.sharding import Repeated, Shape, Slab, Split, local_shape, owned, repeated, slabs
+from mega_schema.sharding import (
+    ReplicatedRange,
+    Shape,
+    Slab,
+    Split,
+    local_shape,
+    replicated_range,
+    saved_boxes,
+    slabs,
+)
 
-Where = Literal["first", "last"] | int
+StageRef = Literal["first", "last"] | int
 
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """How a parameter begins: zeros, ones, or drawn about zero, normal or uniform, with this deviation."""
+    """Initial values of a parameter; normal and uniform have mean 0 and standard deviation `std`."""
 
     kind: Literal["zeros", "ones", "normal", "uniform"]
     std: float = 0.0
@@ -37,63 +46,62 @@ class Param:
         shape: of the whole tensor, without padding.
         stage: the pipeline stage that holds it: the first, the last, or that of a layer by its global number.
         init: its initial values.
-        split: how it is cut over the mesh; None means that every rank of its stage holds it whole.
+        split: how it is split over the mesh; None: every rank of its stage holds it whole.
         decay: whether weight decay applies.
-        of_heads: it is whole on every rank, but a rank of tp uses it for its own heads alone, so that its
-            gradient there is a part of the whole one, with sequence parallelism and without.
-        tied_to: name of the row whose values this one shares. It is not on disk, and has no optimizer state
-            of its own.
+        is_per_head: whole on every rank, but a rank of tp uses it only for its own heads. Its gradient on a
+            rank is therefore partial, with or without sequence parallelism.
+        tied_to: name of the row whose values this one shares. It is not on disk and has no optimizer state.
     """
 
     name: str
     shape: Shape
-    stage: Where
+    stage: StageRef
     init: Init
     split: Split | None = None
     decay: bool = True
     tied_to: str | None = None
-    of_heads: bool = False
+    is_per_head: bool = False
 
     @property
     def size(self) -> int:
         """Elements of the whole tensor."""
         return math.prod(self.shape)
 
-    def on(self, stage: Stage) -> bool:
+    def is_on(self, stage: Stage) -> bool:
         """Whether the pipeline stage holds this parameter."""
         if self.stage == "first":
-            return stage.first
+            return stage.is_first
         if self.stage == "last":
-            return stage.last
+            return stage.is_last
         return self.stage in stage.layers
 
     def local_shape(self, tp: int) -> Shape:
-        """Shape of one rank's share when cut over `tp` ranks, padding included."""
+        """Return the shape of one rank's shard over `tp` ranks, padding included."""
         return local_shape(self.name, self.shape, self.split, tp)
 
     def slabs(self, rank: int, tp: int) -> tuple[Slab, ...]:
-        """The boxes of the whole tensor that rank `rank` of `tp` holds."""
+        """Return the boxes of the whole tensor that rank `rank` of `tp` holds."""
         return slabs(self.name, self.shape, self.split, rank, tp)
 
-    def owned(self, rank: int, tp: int) -> tuple[Slab, ...]:
-        """The boxes that rank `rank` of `tp` answers for; none of a parameter that is tied to another."""
-        return () if self.tied_to else owned(self.name, self.shape, self.split, rank, tp)
+    def saved_boxes(self, rank: int, tp: int) -> tuple[Slab, ...]:
+        """Return the boxes that rank `rank` of `tp` saves; none for a tied parameter."""
+        return () if self.tied_to else saved_boxes(self.name, self.shape, self.split, rank, tp)
 
-    def repeated(self, tp: int) -> Repeated | None:
-        """What neighbours of `tp` ranks hold alike of a parameter that is cut."""
-        return repeated(self.name, self.shape, self.split, tp)
+    def replicated_range(self, tp: int) -> ReplicatedRange | None:
+        """Return the elements of a split parameter that neighbours of `tp` ranks replicate."""
+        return replicated_range(self.name, self.shape, self.split, tp)
 
 
 def is_embedding_or_output(row: Param) -> bool:
-    """Whether it is the matrix of tokens' vectors, or the one that scores them."""
+    """Whether the row is the token embedding or the output matrix."""
     return row.name in ("embed.weight", "head.weight")
 
 
-def is_layers_matrix(row: Param) -> bool:
-    """Whether it is a matrix of a layer: no embedding, no table of positions, no head."""
+def is_layer_matrix(row: Param) -> bool:
+    """Whether the row is a matrix of a layer: not an embedding, position table or head."""
     return isinstance(row.stage, int) and len(row.shape) == 2
 
 
-def count(rows: Iterable[Param]) -> int:
-    """Parameters of a model, a tied one counted once."""
+def count_params(rows: Iterable[Param]) -> int:
+    """Count the parameters of a model, a tied one once."""
     return sum(row.size for row in rows if row.tied_to is None)

@@ -1,4 +1,4 @@
-"""What backward computes again instead of keeping it: which layers of a stage, and in which groups."""
+"""Which layers of a stage backward recomputes, and in which groups."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ MODULES: tuple[Module, ...] = get_args(Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
-    """A trade of memory for time (arXiv:2205.05198 §5).
+class RecomputePolicy:
+    """Activation recomputation: a trade of memory for time (arXiv:2205.05198 §5).
 
     Attributes:
-        granularity: "full", of layers only what enters them is kept; "selective", the outputs of `modules`
-            are not; None, everything is kept.
-        method: of "full": "uniform", all layers, what enters a group of `layers` is kept; "block", the first
-            `layers` of a stage one by one, and of the rest everything is kept.
-        cut: what is kept of a full group is cut over tp (arXiv:1910.02054 §6.1).
-        modules: of "selective", the parts of a layer that backward computes again: "core_attn", attention
-            from q, k and v; "layernorm", the norms that linear layers read, from their inputs; "mlp_act", the
+        granularity: "full": save only the inputs of layers; "selective": do not save the outputs of
+            `modules`; None: save everything.
+        method: of "full": "uniform": save the input of every group of `layers` layers; "block": recompute the
+            first `layers` layers of a stage one by one, and save everything of the others.
+        layers: see `method`.
+        distribute_saved: shard the saved inputs of "full" over tp (arXiv:1910.02054 §6.1).
+        modules: of "selective", the parts of a layer that backward recomputes: "core_attn": attention from q,
+            k and v; "layernorm": the norms that linear layers read, from their inputs; "mlp_act": the
             activation between the two linear layers of the feed-forward, from its input.
     """
 
     granularity: Literal["full", "selective"] | None = None
     method: Literal["uniform", "block"] = "uniform"
     layers: int = 1
-    cut: bool = False
+    distribute_saved: bool = False
     modules: tuple[Module, ...] = ("core_attn",)
 
     def recomputes(self, module: Module) -> bool:
@@ -36,12 +37,12 @@ class Recompute:
         return self.granularity == "selective" and module in self.modules
 
     @property
-    def chosen(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether selective recomputation covers other modules than by default."""
         return self.granularity == "selective" and self.modules != KEEP_ALL.modules
 
     def groups(self, stage: Sequence[int]) -> list[tuple[list[int], bool]]:
-        """The layers of a stage in runs, each with whether it is computed again as one."""
+        """Return the layers of a stage in groups, each with whether it is recomputed as one."""
         layers = list(stage)
         if self.granularity != "full":
             return [(layers, False)]
@@ -51,4 +52,4 @@ class Recompute:
         return [([layer], True) for layer in layers[: self.layers]] + rest
 
 
-KEEP_ALL = Recompute()
+KEEP_ALL = RecomputePolicy()

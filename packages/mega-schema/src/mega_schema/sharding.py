@@ -1,8 +1,8 @@
-"""How a tensor is cut over an axis of the mesh, as integers.
+"""Splits of a tensor over an axis of the mesh, as integers.
 
-`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor together with the place it
-takes in a local one, `overlaps` is where two boxes meet. Loading, saving and resharding are nothing but these
-three: no model is built and no tensor is gathered to move weights between two layouts.
+`Split` is the rule in a parameter's row, `Slab` is a box of the global tensor with its place in a local one,
+`overlaps` finds where two boxes meet. Loading, saving and resharding need only these three: weights move
+between layouts without building a model or gathering a tensor.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The dimension `dim` is cut over the mesh axis `axis`.
+    """The dimension `dim` is split over the mesh axis `axis`.
 
     Attributes:
         axis: name of the mesh axis ("tp").
-        dim: the dimension that is cut.
-        blocks: lengths of the runs along `dim` that are cut one by one, in order (Q|K|V, gate|up); empty when
-            the dimension is one run. A rank holds its share of every run, one after another.
-        pad: a rank's share is rounded up to a multiple of this, and the last ranks hold rows past the end of
-            the global tensor (a vocabulary). 0 means the dimension has to divide.
-        unit: the cut falls between whole units of this many rows (the rows of one head).
-        repeats: numbers of the runs that may have fewer units than there are ranks, if a divisor of them: as
-            many neighbouring ranks then hold one unit each alike (key and value heads under query heads).
+        dim: the dimension that is split.
+        blocks: lengths of the runs along `dim` that are split one by one, in order (Q|K|V, gate|up); empty if
+            the dimension is one run. A rank holds its shard of every run, one after another.
+        pad: a rank's shard is rounded up to a multiple of this, and the last ranks hold rows past the end of
+            the global tensor (a vocabulary). 0: the dimension must divide.
+        unit: splits fall between units of this many rows (the rows of one head).
+        repeats: numbers of the runs that may have fewer units than there are ranks, if their number divides
+            the ranks. Each unit is then replicated on neighbouring ranks (key and value heads under query
+            heads).
     """
 
     axis: str
@@ -43,21 +44,21 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """A box of a global tensor and where it lies in a local one.
+    """A box of a global tensor and its place in a local one.
 
     Attributes:
         start: first index of the box in the global tensor, one per dimension.
         shape: extent of the box.
-        at: first index of the box in the local tensor.
+        local_start: first index of the box in the local tensor.
     """
 
     start: Shape
     shape: Shape
-    at: Shape
+    local_start: Shape
 
     @property
-    def empty(self) -> bool:
-        """Whether the box holds no element, as a rank's share of padding rows alone does."""
+    def is_empty(self) -> bool:
+        """Whether the box holds no element, like a rank's shard of padding rows only."""
         return 0 in self.shape
 
     @property
@@ -66,7 +67,7 @@ class Slab:
 
     @property
     def in_local(self) -> tuple[slice, ...]:
-        return tuple(slice(s, s + n) for s, n in zip(self.at, self.shape, strict=True))
+        return tuple(slice(s, s + n) for s, n in zip(self.local_start, self.shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +88,21 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
-    """Elements that neighbouring ranks of an axis hold alike, each with a part of their gradient.
+class ReplicatedRange:
+    """Elements that neighbouring ranks of an axis replicate, each with a partial gradient.
 
     Attributes:
-        begin, end: where they lie in a rank's local tensor, counted flat; the same on every rank.
-        holders: ranks that hold one of them; the first of these neighbours answers for it.
+        begin, end: flat offsets in a rank's local tensor; the same on every rank.
+        head_replicas: ranks that hold a copy; the first of these neighbours saves it.
     """
 
     begin: int
     end: int
-    holders: int
+    head_replicas: int
 
 
-def runs(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
-    """Length of one rank's share of every run, padding included; the same on every rank.
+def run_lengths(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
+    """Return the length of one rank's shard of every run, padding included; the same on every rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -111,27 +112,27 @@ def runs(name: str, shape: Shape, split: Split, ranks: int) -> tuple[int, ...]:
         return tuple(-(-run // (ranks * split.pad)) * split.pad for run in lengths)
     units = [run // split.unit for run in lengths]
     assert all(n * split.unit == run for n, run in zip(units, lengths, strict=True)), f"{name}: whole units"
-    if not all(_deals(units, split, ranks)):
-        raise _refusal(name, units, split, ranks)
+    if not all(_is_divisible(units, split, ranks)):
+        raise _split_error(name, units, split, ranks)
     return tuple(max(1, n // ranks) * split.unit for n in units)
 
 
 def local_shape(name: str, shape: Shape, split: Split | None, ranks: int) -> Shape:
-    """Shape of one rank's share of a tensor, padding included; the same on every rank.
+    """Return the shape of one rank's shard of a tensor, padding included; the same on every rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
     """
     if split is None:
         return shape
-    return _set(shape, split.dim, sum(runs(name, shape, split, ranks)))
+    return _with_dim(shape, split.dim, sum(run_lengths(name, shape, split, ranks)))
 
 
 def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
-    """The boxes of the global tensor `name` that rank `rank` of `ranks` holds, in their local order.
+    """Return the boxes of the global tensor `name` that rank `rank` of `ranks` holds, in their local order.
 
-    Over all ranks the boxes cover the tensor; where two of them meet they are one, repeated. Empty boxes are
-    left out.
+    The boxes of all ranks cover the tensor; two that overlap are equal (replicated). Empty boxes are left
+    out.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -139,13 +140,13 @@ def slabs(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -
     return tuple(box for box, _ in _boxes(name, shape, split, rank, ranks))
 
 
-def owned(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
-    """The boxes of `slabs` that the rank answers for (saving, norms): over all ranks, every element once."""
-    return tuple(box for box, holders in _boxes(name, shape, split, rank, ranks) if rank % holders == 0)
+def saved_boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> tuple[Slab, ...]:
+    """Return the boxes of `slabs` that the rank owns (saving, norms): over all ranks, every element once."""
+    return tuple(box for box, replicas in _boxes(name, shape, split, rank, ranks) if rank % replicas == 0)
 
 
-def repeated(name: str, shape: Shape, split: Split | None, ranks: int) -> Repeated | None:
-    """The elements of a cut tensor that several ranks hold; None where every element has one holder.
+def replicated_range(name: str, shape: Shape, split: Split | None, ranks: int) -> ReplicatedRange | None:
+    """Return the elements of a split tensor that several ranks hold; None if every element is on one rank.
 
     Raises:
         LayoutError: the dimension, or one of its runs, does not divide over the ranks.
@@ -153,44 +154,46 @@ def repeated(name: str, shape: Shape, split: Split | None, ranks: int) -> Repeat
     if split is None or not split.repeats:
         return None
     assert split.dim == 0, f"{name}: repeated units are whole rows"
-    lengths, row = runs(name, shape, split, ranks), math.prod(shape[1:])
-    holders = [_holders(split, run, ranks) for run in split.blocks]
-    several = [number for number, n in enumerate(holders) if n > 1]
-    if not several:
+    lengths, row = run_lengths(name, shape, split, ranks), math.prod(shape[1:])
+    replicas = [_head_replicas(split, run, ranks) for run in split.blocks]
+    replicated = [number for number, n in enumerate(replicas) if n > 1]
+    if not replicated:
         return None
-    first, last = several[0], several[-1]
-    assert len({holders[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
-    return Repeated(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, holders[first])
+    first, last = replicated[0], replicated[-1]
+    assert len({replicas[number] for number in range(first, last + 1)}) == 1, f"{name}: runs side by side"
+    return ReplicatedRange(sum(lengths[:first]) * row, sum(lengths[: last + 1]) * row, replicas[first])
 
 
 def _boxes(name: str, shape: Shape, split: Split | None, rank: int, ranks: int) -> Iterator[tuple[Slab, int]]:
-    """A rank's boxes, and how many ranks hold each."""
+    """Yield a rank's boxes, and how many ranks hold each."""
     zero = (0,) * len(shape)
     if split is None:
         yield Slab(zero, shape, zero), ranks
         return
-    lengths, begin, at = split.blocks or (shape[split.dim],), 0, 0
-    for run, share in zip(lengths, runs(name, shape, split, ranks), strict=True):
-        holders = _holders(split, run, ranks)
-        place = rank // holders
-        first, last = min(place * share, run), min((place + 1) * share, run)
+    lengths = split.blocks or (shape[split.dim],)
+    begin = 0
+    local_begin = 0
+    for run, shard_rows in zip(lengths, run_lengths(name, shape, split, ranks), strict=True):
+        replicas = _head_replicas(split, run, ranks)
+        shard = rank // replicas
+        first, last = min(shard * shard_rows, run), min((shard + 1) * shard_rows, run)
         box = Slab(
-            _set(zero, split.dim, begin + first),
-            _set(shape, split.dim, last - first),
-            _set(zero, split.dim, at),
+            _with_dim(zero, split.dim, begin + first),
+            _with_dim(shape, split.dim, last - first),
+            _with_dim(zero, split.dim, local_begin),
         )
-        if not box.empty:
-            yield box, holders
-        begin, at = begin + run, at + share
+        if not box.is_empty:
+            yield box, replicas
+        begin, local_begin = begin + run, local_begin + shard_rows
 
 
-def _holders(split: Split, run: int, ranks: int) -> int:
-    """Ranks that hold one unit of the run; what does not divide was refused before."""
+def _head_replicas(split: Split, run: int, ranks: int) -> int:
+    """Return how many ranks hold one unit of the run; divisibility was checked before."""
     return 1 if split.pad else max(1, ranks * split.unit // run)
 
 
 def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> Overlap | None:
-    """Where two boxes of one global tensor meet, or None where they do not."""
+    """Return where two boxes of one global tensor meet, or None if they do not."""
     start = [max(a, b) for a, b in zip(a_start, b_start, strict=True)]
     stop = [min(a + n, b + m) for a, n, b, m in zip(a_start, a_shape, b_start, b_shape, strict=True)]
     extent = tuple(e - s for s, e in zip(start, stop, strict=True))
@@ -204,21 +207,21 @@ def overlap(a_start: Shape, a_shape: Shape, b_start: Shape, b_shape: Shape) -> O
 
 
 def overlaps(want: Slab, have: Sequence[Slab]) -> Iterator[tuple[int, Overlap]]:
-    """Every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
+    """Yield every box of `have` that meets `want`: its number, and where they meet (a is `want`)."""
     for number, box in enumerate(have):
-        met = overlap(want.start, want.shape, box.start, box.shape)
-        if met is not None:
-            yield number, met
+        shared = overlap(want.start, want.shape, box.start, box.shape)
+        if shared is not None:
+            yield number, shared
 
 
-def _deals(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
-    """Whether each run of so many units can be dealt to so many ranks."""
+def _is_divisible(units: Sequence[int], split: Split, ranks: int) -> list[bool]:
+    """Return for each run whether its units can be split over the ranks."""
     return [n % ranks == 0 or (i in split.repeats and ranks % n == 0) for i, n in enumerate(units)]
 
 
-def _refusal(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
-    worst = units[_deals(units, split, ranks).index(False)]
-    degrees = [n for n in range(1, max(units) + 1) if all(_deals(units, split, n))]
+def _split_error(name: str, units: Sequence[int], split: Split, ranks: int) -> LayoutError:
+    worst = units[_is_divisible(units, split, ranks).index(False)]
+    degrees = [n for n in range(1, max(units) + 1) if all(_is_divisible(units, split, n))]
     most = degrees[-1]
     divisors = [n for n in range(1, most + 1) if most % n == 0]
     return LayoutError(
@@ -235,5 +238,5 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _set(shape: Shape, dim: int, value: int) -> Shape:
+def _with_dim(shape: Shape, dim: int, value: int) -> Shape:
     return *shape[:dim], value, *shape[dim + 1 :]

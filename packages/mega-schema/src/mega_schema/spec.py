@@ -1,4 +1,4 @@
-"""`ModelSpec`: what a model is, apart from how it is trained, cut or run; and the named ones."""
+"""`ModelSpec`: the definition of a model, without how it is trained, split or run; and the presets."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ class ModelSpec:
     """A decoder-only transformer.
 
     Attributes:
-        family: which table and which forward read the rest.
+        family: which parameter table and forward pass to use.
         layers, hidden, heads: depth, width of the residual stream, query heads.
         kv_heads: key and value heads; fewer than `heads` is grouped-query attention (arXiv:2305.13245).
         head_width: components of one head.
-        ffn: width inside the feed-forward, of each of its two halves where it is gated.
+        ffn: width inside the feed-forward; of each of its two halves if it is gated.
         vocab: the true vocabulary, without padding.
         context: longest sequence, in tokens.
-        norm_1p: a norm multiplies by 1 + its weight, which begins at zero (Megatron's --apply-layernorm-1p).
-        activation: the gated ones are arXiv:2002.05202's, act(gate) · up; "liglu" is without act.
-        positions: how a token's place enters; "rope" is arXiv:2104.09864, "alibi" arXiv:2108.12409,
-            "sinusoidal" is fairseq's.
-        rope_base, rope_share: base of the angles, and the share of a head's components that turn.
-        rope_interleaved: components turn in pairs (2i, 2i + 1), not (i, i + half of those that turn).
-        rope_interpolation: places are divided by this (arXiv:2306.15595).
-        rope_scaling: Llama 3.1's factor: angles that turn less than `rope_scaling_low` times in
-            `rope_scaling_context` tokens are divided by it, those that turn more than `rope_scaling_high`
-            times are not, those between in part.
+        norm_1p: a norm multiplies by 1 + its weight, which is initially zero (Megatron's
+            --apply-layernorm-1p).
+        activation: the gated ones compute act(gate) · up (arXiv:2002.05202); "liglu" has no act.
+        positions: position encoding; "rope" is arXiv:2104.09864, "alibi" arXiv:2108.12409, "sinusoidal"
+            fairseq's.
+        rope_base, rope_share: base of the frequencies, and the fraction of a head's components that are
+            rotated.
+        rope_interleaved: rotary pairs are (2i, 2i + 1), not (i, i + half of the rotated components).
+        rope_interpolation: positions are divided by this (arXiv:2306.15595).
+        rope_scaling: Llama 3.1's factor: frequencies with fewer than `rope_scaling_low` rotations in
+            `rope_scaling_context` tokens are divided by it, those with more than `rope_scaling_high` are not,
+            those between are interpolated.
         tied: the output weight is the embedding.
-        bias, qkv_bias: linears have biases; the qkv linear has one.
+        bias, qkv_bias: linear layers have biases; the QKV projection has one.
         post_norm_residual: the residual branch carries the normed input (Megatron's
             --apply-residual-connection-post-layernorm).
-        parallel_residual: the feed-forward reads what enters the layer, as attention does, and both are added
-            to it (GPT-J, GPT-NeoX: arXiv:2204.06745 §2.1).
+        parallel_residual: the feed-forward reads the layer's input, as attention does, and both outputs are
+            added to it (GPT-J, GPT-NeoX: arXiv:2204.06745 §2.1).
         scale_embedding: embeddings are multiplied by sqrt(hidden) (fairseq).
-        embed_norm: the embedding of a token is normed, before positions are added (BLOOM).
-        qk_norm: every head of queries and of keys is normed before it turns (arXiv:2302.05442).
-        window: tokens that a token sees, itself and those before it; None: all (arXiv:2310.06825).
-        init, init_std: how matrices begin: normal with this standard deviation, output projections with it
-            over sqrt(2 layers); or uniform by the sum of their two sides (Glorot and Bengio 2010).
-        vocab_multiple: a rank's share of the vocabulary is padded to a multiple of this in memory, as
-            Megatron's --make-vocab-size-divisible-by. It changes no result and is not on disk.
+        embed_norm: token embeddings are normed before positions are added (BLOOM).
+        qk_norm: every query and key head is normed before rotary positions (arXiv:2302.05442).
+        window: keys that a token sees, itself included; None: all before it (arXiv:2310.06825).
+        init, init_std: initial values of matrices: normal with this standard deviation, divided by sqrt(2
+            layers) for output projections; or Xavier uniform (Glorot and Bengio 2010).
+        vocab_multiple: a rank's shard of the vocabulary is padded to a multiple of this in memory (Megatron's
+            --make-vocab-size-divisible-by). It changes no result and is not on disk.
     """
 
     family: Family
@@ -110,11 +112,11 @@ class ModelSpec:
                 found=self.hidden,
                 wanted="an even number, 4 or more",
             )
-        if self.turning % 2 or self.turning > self.head_width:
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_width:
             raise ConfigError(
                 "model.rope_share",
                 "rotary components come in pairs",
-                found=f"{self.turning} of {self.head_width}",
+                found=f"{self.rotary_dim} of {self.head_width}",
                 wanted=f"an even number, at most {self.head_width}",
             )
         if self.parallel_residual and self.post_norm_residual:
@@ -151,8 +153,8 @@ class ModelSpec:
         return self.activation in GATED
 
     @property
-    def turning(self) -> int:
-        """Components of a head that rotary positions turn."""
+    def rotary_dim(self) -> int:
+        """Components of a head that rotary positions rotate."""
         return int(self.head_width * self.rope_share) if self.positions == "rope" else 0
 
     def to_dict(self) -> dict[str, object]:
@@ -160,7 +162,7 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], where: object = "model") -> ModelSpec:
-        """The spec with these fields.
+        """Build the spec from a mapping of its fields.
 
         Raises:
             ConfigError: a key is unknown or missing, or a value is out of range.
@@ -168,9 +170,9 @@ class ModelSpec:
         fields = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
-                close = get_close_matches(key, fields, 1)
+                similar = get_close_matches(key, fields, 1)
                 raise ConfigError(
-                    f"{where}.{key}", "unknown key", hint=f"did you mean {close[0]}?" if close else ""
+                    f"{where}.{key}", "unknown key", hint=f"did you mean {similar[0]}?" if similar else ""
                 )
         for name, field in fields.items():
             if name not in values and field.default is dataclasses.MISSING:
@@ -193,12 +195,12 @@ def _check_kind(key: str, kind: Any, value: Any) -> None:
         raise ConfigError(key, "not a number", found=value, wanted="0 or more")
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **other: object) -> ModelSpec:
-    """A GPT-2 style model, with what follows from these five filled in."""
-    given: dict[str, object] = {
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **fields: object) -> ModelSpec:
+    """Build a GPT-2 style spec from five sizes; the others follow from them."""
+    derived: dict[str, object] = {
         "family": "gpt",
         "kv_heads": heads,
-        "head_width": other.get("head_width") or _head_width(hidden, heads),
+        "head_width": fields.get("head_width") or _head_width(hidden, heads),
         "ffn": 4 * hidden,
         "layers": layers,
         "hidden": hidden,
@@ -206,17 +208,17 @@ def gpt(*, layers: int, hidden: int, heads: int, vocab: int, context: int, **oth
         "vocab": vocab,
         "context": context,
     }
-    return ModelSpec.from_dict({**given, **other})
+    return ModelSpec.from_dict({**derived, **fields})
 
 
 def llama(
-    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **other: object
+    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, **fields: object
 ) -> ModelSpec:
-    """A Llama style model, with what follows from these six filled in."""
-    given: dict[str, object] = {
+    """Build a Llama style spec from six sizes; the others follow from them."""
+    derived: dict[str, object] = {
         "family": "llama",
         "kv_heads": heads,
-        "head_width": other.get("head_width") or _head_width(hidden, heads),
+        "head_width": fields.get("head_width") or _head_width(hidden, heads),
         "norm": "rmsnorm",
         "activation": "swiglu",
         "positions": "rope",
@@ -230,7 +232,7 @@ def llama(
         "vocab": vocab,
         "context": context,
     }
-    return ModelSpec.from_dict({**given, **other})
+    return ModelSpec.from_dict({**derived, **fields})
 
 
 def _head_width(hidden: int, heads: int) -> int:
@@ -294,7 +296,7 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
         "llama3.2-1b": llama(
             layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, rope_scaling=32.0, tied=True, **_LLAMA31
         ),
-        "mistral-7b": llama(  # its first release: later ones have no window
+        "mistral-7b": llama(  # v0.1: later releases have no window
             layers=32,
             hidden=4096,
             heads=32,
@@ -340,13 +342,13 @@ PRESETS: Mapping[str, ModelSpec] = MappingProxyType(
 
 
 def preset(name: str) -> ModelSpec:
-    """The named model.
+    """Return the model of this name.
 
     Raises:
         ConfigError: no model has that name.
     """
     if name not in PRESETS:
-        close = get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {close[0]}?" if close else ""
+        similar = get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {similar[0]}?" if similar else ""
         raise ConfigError("--preset", "unknown model", found=name, wanted=" | ".join(PRESETS), hint=hint)
     return PRESETS[name]

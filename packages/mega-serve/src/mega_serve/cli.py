@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from mega_schema.app.cli_runner import run
+from mega_schema.app.cli_runner import run_command
 from mega_schema.errors import ConfigError
 from mega_serve import __version__
 from mega_serve.limits import MAX_BATCH_TOKENS, MAX_BODY_BYTES
@@ -111,7 +111,7 @@ def serve(
 
 def main() -> None:
     """Run the program `mega-serve`."""
-    run(serve)
+    run_command(serve)
 
 
 def _exit_on_signal(_signal: int, _frame: FrameType | None) -> NoReturn:

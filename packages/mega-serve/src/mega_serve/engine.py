@@ -8,7 +8,7 @@ import torch
 
 from mega_model.build import load_model
 from mega_model.decoder import Decoder
-from mega_model.generate import Stop, beam_search, check_length, generate, score
+from mega_model.generate import StopCriteria, beam_search, check_length, generate, score
 from mega_schema.checkpoint.checkpoint_tokenizer import open_checkpoint_tokenizer
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import RequestError
@@ -65,8 +65,8 @@ class ModelEngine:
                 top_p_decay=request.top_p_decay,
                 top_p_bound=request.top_p_bound,
                 stop=self._stop_criteria(request),
-                never_after=self._banned_bigram(request),
-                words=self.vocab_size,
+                banned_bigram=self._banned_bigram(request),
+                vocab_limit=self.vocab_size,
                 logprobs=request.logprobs,
                 generator=self._seeded_generator(request.random_seed),
                 before_step=before_step,
@@ -93,8 +93,8 @@ class ModelEngine:
             width=request.beam_width,
             stop=self.eod if request.stop_token is None else request.stop_token,
             length_penalty=request.length_penalty,
-            never_after=self._banned_bigram(request),
-            words=self.vocab_size,
+            banned_bigram=self._banned_bigram(request),
+            vocab_limit=self.vocab_size,
             before_step=before_step,
         )
         return {
@@ -124,20 +124,20 @@ class ModelEngine:
                 code="context_length_exceeded",
             )
 
-    def _stop_criteria(self, request: SamplingRequest) -> Stop:
+    def _stop_criteria(self, request: SamplingRequest) -> StopCriteria:
         field = None
         if request.stop_on_double_eol:
             field = "stop_on_double_eol"
         elif request.stop_on_eol:
             field = "stop_on_eol"
         if field is None:
-            return Stop(_id_set(self.eod))
+            return StopCriteria(_id_set(self.eod))
         if self.newline is None:
             message = f"{field} needs a tokenizer with a token for a line break, and this one has none"
             raise BadRequest(field, message, code="unsupported")
         if request.stop_on_double_eol:
-            return Stop(_id_set(self.double_newline), twice=self.newline)
-        return Stop(_id_set(self.double_newline, self.newline))
+            return StopCriteria(_id_set(self.double_newline), repeated_id=self.newline)
+        return StopCriteria(_id_set(self.double_newline, self.newline))
 
     def _banned_bigram(self, request: GenerationRequest) -> tuple[int, int] | None:
         """Return the pair (colon, newline) if the request excludes it and the tokenizer has both."""

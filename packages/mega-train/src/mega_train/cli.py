@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
-from mega_schema.app.cli_runner import run as run_command
-from mega_schema.app.config import flags, load
+from mega_schema.app.cli_runner import run_command as run_command
+from mega_schema.app.config import add_flags, load_config
 from mega_schema.app.output_option import OUTPUT_FILE
 from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
@@ -50,14 +50,14 @@ def app() -> None:
 
 def _family(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
-    @flags(Run)
+    @add_flags(Run)
     def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
         from mega_model.distributed.mesh import World
         from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
         from mega_train.engine.train import prepare, train_on
 
         world = World.from_env()
-        run = convert_foreign_load(load(Run, config, given, sets), world)
+        run = convert_foreign_load(load_config(Run, config, given, sets), world)
         return train_on(prepare(run, name, world), world, sys.stdout)
 
     return train
@@ -76,7 +76,7 @@ _family("llama", "Train a Llama style model.")
     "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object, or with --search a list of them.")
-@flags(Run)
+@add_flags(Run)
 def plan(
     config: Path | None,
     sets: Sequence[str],
@@ -93,7 +93,7 @@ def plan(
     from mega_train.commands.plan import found, made
     from mega_train.planning.render import write
 
-    run = load(Run, config, given, sets)
+    run = load_config(Run, config, given, sets)
     family = run.model.family
     done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
     write(done, sys.stdout, searched=search, as_json=as_json)
@@ -102,7 +102,7 @@ def plan(
 @app.command(cls=GroupedHelp)
 @click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
-@flags(Run)
+@add_flags(Run)
 def validate(
     config: Path | None,
     sets: Sequence[str],
@@ -117,7 +117,7 @@ def validate(
     """
     from mega_train.commands.config_diff import derived, validated
 
-    done = validated(load(Run, config, given, sets), world)
+    done = validated(load_config(Run, config, given, sets), world)
     values = {"start": "refused" if done.refusal else done.start, **derived(done.plan)}
     if as_json:
         click.echo(json.dumps(values))

@@ -122,7 +122,7 @@ class CheckpointSource:
                 rows = np.sort(wanted)
             for run, begin, count in consecutive_runs(rows):
                 for box in foreign.boxes:
-                    common = overlap((run, *(0,) * len(rest)), (count, *rest), box.at, box.shape)
+                    common = overlap((run, *(0,) * len(rest)), (count, *rest), box.local_start, box.shape)
                     if common is not None:
                         start = tuple(a + b for a, b in zip(box.start, common.in_b, strict=True))
                         slab = Slab(start, common.shape, (begin + common.in_a[0], *common.in_a[1:]))
@@ -239,7 +239,7 @@ def gather_boxes(
             for have in foreign.boxes:
                 common = overlap(slab.start, slab.shape, have.start, have.shape)
                 if common is not None:
-                    begin = [at + first for at, first in zip(have.at, common.in_b, strict=True)]
+                    begin = [at + first for at, first in zip(have.local_start, common.in_b, strict=True)]
                     at = tuple(slice(b, b + n) for b, n in zip(begin, common.shape, strict=True))
                     copy_values(out[common.a], foreign.select(stored.values(), at))
         return out

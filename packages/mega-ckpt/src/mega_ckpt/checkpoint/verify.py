@@ -23,11 +23,11 @@ from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress
 from mega_ckpt.tensors.row_stream import CHUNK_BYTES, PieceReader, rows_per_chunk, stream_rows
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST, PIECE_FORMAT, RUN_CONFIG, TOKENIZER, TRAINER
-from mega_schema.checkpoint.reader import MAIN, MODEL, MOMENTS, Checkpoint, Piece
+from mega_schema.checkpoint.reader import MAIN, MODEL, MOMENTS, Checkpoint, TensorPiece
 from mega_schema.checkpoint.shard_file import piece_key
 from mega_schema.errors import FormatError
 from mega_schema.sharding import Shape, overlap
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
 # where the parameters are that a namespace of Muon's has not
 _COMPLEMENTS: Mapping[str, str] = MappingProxyType(
@@ -188,7 +188,7 @@ def verify_checksums(
         progress: of the bytes read.
     """
 
-    def piece(space: str, name: str, piece: Piece, update: UpdateProgress) -> None:
+    def piece(space: str, name: str, piece: TensorPiece, update: UpdateProgress) -> None:
         part = np.empty(min(CHUNK_BYTES, piece.bytes), np.uint8).data
         with contextlib.closing(PieceReader(checkpoint, space, name, piece)) as reader:
             for begin in range(0, piece.bytes, CHUNK_BYTES):
@@ -253,7 +253,7 @@ def check_companions(checkpoint: Checkpoint) -> None:
     folder = checkpoint.folder / TOKENIZER
     if not folder.exists():
         return
-    identity = open_folder(folder).identity
+    identity = open_tokenizer_folder(folder).identity
     if identity.vocab_size > checkpoint.spec.vocab:
         raise FormatError(
             folder, "ids", found=identity.vocab_size, wanted=f"at most the model's {checkpoint.spec.vocab}"

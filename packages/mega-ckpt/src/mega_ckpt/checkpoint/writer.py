@@ -15,12 +15,12 @@ from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, no_progress, parallel_map
 from mega_ckpt.tensors.row_stream import ReadRows, RowChunk, as_bytes
 from mega_schema.arch import table
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.checkpoint import shard_file
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST, iteration_folder, iterations, replaced_folder
-from mega_schema.checkpoint.reader import MAIN, MODEL, Box, boxes
-from mega_schema.checkpoint.run_lock import hold_run_folder
-from mega_schema.checkpoint.writer import Save
+from mega_schema.checkpoint.reader import MAIN, MODEL, BoxToWrite, boxes_to_write
+from mega_schema.checkpoint.run_lock import lock_run_folder
+from mega_schema.checkpoint.writer import CheckpointWriter
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output
 from mega_schema.parallel_layout import Coordinates, Layout
@@ -66,7 +66,7 @@ class RankShare:
     """The boxes of a namespace that one rank writes."""
 
     rank: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[BoxToWrite, ...]
 
 
 def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> list[RankShare]:
@@ -82,9 +82,12 @@ def rank_shares(spec: ModelSpec, layout: Layout, kinds: Mapping[str, str]) -> li
     shares = []
     for pp in range(layout.pp):
         stages = [layout.stage(pp, spec.layers, chunk) for chunk in range(layout.vp)]
-        mine = [row for stage in stages for row in rows if row.on(stage)]
+        mine = [row for stage in stages for row in rows if row.is_on(stage)]
         for tp in range(layout.tp):
-            cut = [boxes(row.name, row.shape, row.owned(tp, layout.tp), kinds[row.name]) for row in mine]
+            cut = [
+                boxes_to_write(row.name, row.shape, row.saved_boxes(tp, layout.tp), kinds[row.name])
+                for row in mine
+            ]
             rank = layout.rank(Coordinates(tp, 0, pp))
             shares.append(RankShare(rank, tuple(box for group in cut for box in group)))
     return shares
@@ -114,12 +117,12 @@ def check_run_folder(run: Path, iteration: int, *, force: bool) -> None:
 
 
 @contextmanager
-def saving_checkpoint(run: Path, iteration: int) -> Iterator[Save]:
+def saving_checkpoint(run: Path, iteration: int) -> Iterator[CheckpointWriter]:
     """Begin a save; the block writes and commits. If the block fails, the run is left unchanged."""
     is_new = not run.exists()
-    save = Save(run, iteration)
+    save = CheckpointWriter(run, iteration)
     run.mkdir(parents=True, exist_ok=True)
-    with hold_run_folder(run):  # before `begin`, which removes what others left half-written
+    with lock_run_folder(run):  # before `begin`, which removes what others left half-written
         try:
             save.begin()
             yield save
@@ -132,7 +135,10 @@ def saving_checkpoint(run: Path, iteration: int) -> Iterator[Save]:
 
 
 def write_shares(
-    save: Save, spaces: Mapping[str, Sequence[RankShare]], bands: ReadRows, progress: Progress = no_progress
+    save: CheckpointWriter,
+    spaces: Mapping[str, Sequence[RankShare]],
+    bands: ReadRows,
+    progress: Progress = no_progress,
 ) -> int:
     """Write the boxes of all ranks on all cores; a few row chunks are in memory.
 
@@ -158,7 +164,7 @@ def write_shares(
             for file, number in places[key]:
                 update(file.put(number, band))
 
-    with on_disk(save.folder), contextlib.ExitStack() as open_files:
+    with disk_errors(save.folder), contextlib.ExitStack() as open_files:
         for file in files:
             open_files.callback(file.close)
         with progress(size) as update:
@@ -171,12 +177,12 @@ class _RankFileWriter:
 
     def __init__(self, folder: Path, space: str, share: RankShare) -> None:
         self.space = space
-        self.boxes = [box for box in share.boxes if not box.slab.empty]
+        self.boxes = [box for box in share.boxes if not box.slab.is_empty]
         self._folder = folder
         self._rank = share.rank
         self.bytes = self._left = sum(box.bytes for box in self.boxes)
         self._one = threading.Lock()
-        self._file: shard_file.PieceFile | None = None
+        self._file: shard_file.ShardFileWriter | None = None
 
     def put(self, number: int, band: RowChunk) -> int:
         """Write a chunk's part of a box; finish the file after its last byte. Return the bytes written."""
@@ -187,9 +193,9 @@ class _RankFileWriter:
         data = as_bytes(values[common.b])
         with self._one:
             if self._file is None:
-                records = [box.record() for box in self.boxes]
-                self._file = shard_file.PieceFile(self._folder, self.space, self._rank, records)
-        self._file.put(number, data)
+                records = [box.to_record() for box in self.boxes]
+                self._file = shard_file.ShardFileWriter(self._folder, self.space, self._rank, records)
+        self._file.write(number, data)
         with self._one:
             self._left -= len(data)
             last = not self._left

@@ -11,7 +11,7 @@ from typing import Final
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.spec import PRESETS, ModelSpec, gpt, llama
 from mega_schema.tokenizer.identity import IDENTITY
-from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
 
 NO_TOKENIZER: Final = "mega-ckpt convert --no-tokenizer leaves it behind"
 """The hint for a tokenizer that does not fit the model in the same folder."""
@@ -51,7 +51,9 @@ def load_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer:
         wanted = "a folder with tokenizer.json, or PREFIX.tokenizer of a dataset"
         raise ConfigError("--tokenizer", "no such folder", found=folder, wanted=wanted)
     saved = (folder / IDENTITY).exists()
-    tokenizer = open_folder(folder) if saved else open_tokenizer("HuggingFaceTokenizer", model=folder)
+    tokenizer = (
+        open_tokenizer_folder(folder) if saved else open_tokenizer("HuggingFaceTokenizer", model=folder)
+    )
     return check_fits(tokenizer, spec, folder)
 
 

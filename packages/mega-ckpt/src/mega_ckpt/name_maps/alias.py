@@ -139,7 +139,7 @@ def split_rows(box: Slab, width: int) -> Iterator[Slab]:
     rows, *rest = box.shape
     step = max(1, _PART_BYTES // max(1, width * math.prod(rest)))
     for first in range(0, rows, step):
-        start, at = (box.start[0] + first, *box.start[1:]), (box.at[0] + first, *box.at[1:])
+        start, at = (box.start[0] + first, *box.start[1:]), (box.local_start[0] + first, *box.local_start[1:])
         yield Slab(start, (min(step, rows - first), *rest), at)
 
 

@@ -21,7 +21,7 @@ def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTenso
     """
     assert not whole.transpose, f"{whole.name}: transposed"
     if whole.order is None:
-        overlaps = [(box, overlap(start, shape, box.at, box.shape)) for box in whole.boxes]
+        overlaps = [(box, overlap(start, shape, box.local_start, box.shape)) for box in whole.boxes]
         boxes = [Slab(_add(box.start, m.in_b), m.shape, m.in_a) for box, m in overlaps if m is not None]
         return replace(whole, shape=shape, boxes=tuple(boxes))
     order = np.asarray(whole.order)
@@ -29,7 +29,7 @@ def select_box(whole: ForeignTensor, start: Shape, shape: Shape) -> ForeignTenso
     boxes = []
     for first, at, count in consecutive_runs(ours):
         for box in whole.boxes:
-            m = overlap((first, *start[1:]), (count, *shape[1:]), box.at, box.shape)
+            m = overlap((first, *start[1:]), (count, *shape[1:]), box.local_start, box.shape)
             if m is not None:
                 place = _add((at, *(0,) * (len(shape) - 1)), m.in_a)
                 boxes.append(Slab(_add(box.start, m.in_b), m.shape, place))

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from mega_ckpt.checkpoint.verify import check_metadata
-from mega_schema.atomic_io import on_disk, sync_folder
+from mega_schema.atomic_io import disk_errors, sync_folder
 from mega_schema.checkpoint.checkpoint_dir import FORMAT
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.checkpoint.side_files import (
     DIGEST,
     MANIFEST,
@@ -18,8 +18,8 @@ from mega_schema.checkpoint.side_files import (
     read_regular,
     rewrite_checksums,
 )
-from mega_schema.checkpoint.tracker import latest
-from mega_schema.errors import DamageError, MegaError
+from mega_schema.checkpoint.tracker import latest_checkpoint
+from mega_schema.errors import CorruptFileError, MegaError
 
 
 def accept_edits(path: Path) -> list[str]:
@@ -34,13 +34,13 @@ def accept_edits(path: Path) -> list[str]:
     Raises:
         MegaError: the checkpoint would not be a sound one. Nothing is changed then.
     """
-    folder = path if (path / MANIFEST).is_file() else latest(path)
+    folder = path if (path / MANIFEST).is_file() else latest_checkpoint(path)
     before = read_regular(folder / MANIFEST)
     try:
         manifest = json.loads(before)
         recorded = dict(manifest.get("side_files", {}))
     except (ValueError, RecursionError, TypeError, AttributeError) as error:
-        raise DamageError(folder / MANIFEST, "is not a manifest", found=error) from error
+        raise CorruptFileError(folder / MANIFEST, "is not a manifest", found=error) from error
     side_files = describe_side_files(folder)
     changed = sorted(name for name in {*side_files, *recorded} if side_files.get(name) != recorded.get(name))
     digest = folder / DIGEST
@@ -49,7 +49,7 @@ def accept_edits(path: Path) -> list[str]:
         changed.append(MANIFEST)
     if not changed and manifest.get("format") == FORMAT:
         return []
-    with hold_run_folder(folder.parent, named_by="FOLDER"), on_disk(folder):
+    with lock_run_folder(folder.parent, named_by="FOLDER"), disk_errors(folder):
         rewrite_checksums(folder, FORMAT)
         sync_folder(folder)
         try:

@@ -34,7 +34,7 @@ from mega_schema.app.install_hint import install_hint
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.sharding import Slab
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def tokens_to_check(tokens: int | None, want: str, source: CheckpointSource) -> 
     """
     torch_is_here = importlib.util.find_spec("torch") is not None
     if tokens is None:
-        small = want == "hf" and count(table(source.spec)) < _SMALL_MODEL
+        small = want == "hf" and count_params(table(source.spec)) < _SMALL_MODEL
         return TOKENS if small and torch_is_here else 0
     if tokens and not torch_is_here:
         hint = f"{install_hint('mega-ckpt', 'torch')}, or --no-check-logits"
@@ -160,8 +160,8 @@ def _choose_runner(side: LoadedSide) -> str:
 def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.ndarray) -> np.ndarray:
     import torch
 
-    from mega_model.attention_backends import Packed
-    from mega_model.build import build, fill
+    from mega_model.attention_backends import PackedAttention
+    from mega_model.build import build_model, fill_weights
     from mega_model.runtime import Runtime
 
     source = side.source
@@ -171,11 +171,13 @@ def _run_reference(side: LoadedSide, stored: Mapping[str, str], token_BS: np.nda
         return np.array(dtypes.cast(rounded, stored[name], "F32", name))  # torch wants one it may write to
 
     rows, length = token_BS.shape
-    model = build(source.spec, Runtime.alone(source.spec))
-    fill(model, read)
+    model = build_model(source.spec, Runtime.single_process(source.spec))
+    fill_weights(model, read)
     with torch.no_grad():
         position_T = torch.arange(length).repeat(rows)
-        logits: torch.Tensor = model(torch.from_numpy(token_BS).flatten(), position_T, Packed(rows, length))
+        logits: torch.Tensor = model(
+            torch.from_numpy(token_BS).flatten(), position_T, PackedAttention(rows, length)
+        )
     return logits.numpy()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from mega_ckpt.checkpoint.checkpoint_source import CheckpointSource
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
-from mega_schema.checkpoint.reader import Checkpoint, Tensor
-from mega_schema.params import count
-from mega_schema.tokenizer.tokenizer import open_folder
+from mega_schema.checkpoint.reader import Checkpoint, TensorEntry
+from mega_schema.params import count_params
+from mega_schema.tokenizer.tokenizer import open_tokenizer_folder
 
 
 def summarize_checkpoint(checkpoint: Checkpoint, *, tensors: bool = False) -> dict[str, Any]:
@@ -26,11 +26,11 @@ def summarize_checkpoint(checkpoint: Checkpoint, *, tensors: bool = False) -> di
     summary: dict[str, Any] = {
         "folder": str(checkpoint.folder),
         "iteration": checkpoint.iteration,
-        "parameters": count(table(checkpoint.spec)),
+        "parameters": count_params(table(checkpoint.spec)),
         "model": checkpoint.spec.to_dict(),
         "written_by": checkpoint.written_by,
         "namespaces": {space: _summarize_namespace(entries) for space, entries in checkpoint.tensors.items()},
-        "tokenizer": open_folder(folder).identity.to_dict() if folder.is_dir() else None,
+        "tokenizer": open_tokenizer_folder(folder).identity.to_dict() if folder.is_dir() else None,
         "trainer": checkpoint.trainer,
     }
     if tensors:
@@ -53,7 +53,7 @@ def summarize_source(source: CheckpointSource, format_name: str, *, tensors: boo
         "folder": str(source.path),
         "format": format_name,
         "iteration": source.iteration,
-        "parameters": count(rows.values()),
+        "parameters": count_params(rows.values()),
         "model": source.spec.to_dict(),
         "namespaces": {
             space: {
@@ -77,7 +77,7 @@ def summarize_source(source: CheckpointSource, format_name: str, *, tensors: boo
     return summary
 
 
-def _summarize_namespace(entries: Mapping[str, Tensor]) -> dict[str, Any]:
+def _summarize_namespace(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
     pieces = [piece for tensor in entries.values() for piece in tensor.pieces]
     return {
         "tensors": len(entries),
@@ -88,7 +88,7 @@ def _summarize_namespace(entries: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _summarize_tensor(tensor: Tensor) -> dict[str, Any]:
+def _summarize_tensor(tensor: TensorEntry) -> dict[str, Any]:
     return {
         "shape": list(tensor.shape),
         "dtype": tensor.dtype,

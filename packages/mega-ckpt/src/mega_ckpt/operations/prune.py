@@ -1,4 +1,4 @@
-"""Remove old checkpoints of a run by the trainer's rule (`run_folder.outdated`)."""
+"""Remove old checkpoints of a run by the trainer's rule (`checkpoint_dir.to_prune`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mega_schema.checkpoint import checkpoint_dir
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.checkpoint.run_lock import hold_run_folder
-from mega_schema.checkpoint.tracker import latest, latest_iteration
+from mega_schema.checkpoint.run_lock import lock_run_folder
+from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ def prune(run: Path, *, last: int, every: int | None = None, dry_run: bool = Fal
         ConfigError: a run or another mega-ckpt writes there now.
     """
     latest_iteration(run)  # is there at all, before it is locked
-    with contextlib.nullcontext() if dry_run else hold_run_folder(run, named_by="RUN"):
+    with contextlib.nullcontext() if dry_run else lock_run_folder(run, named_by="RUN"):
         return _prune_locked(run, last, every, dry_run=dry_run)
 
 
 def _prune_locked(run: Path, last: int, every: int | None, *, dry_run: bool) -> PruneResult:
     newest = latest_iteration(run)
-    Checkpoint(latest(run))
-    outdated = checkpoint_dir.outdated(run, newest, last=last, every=every)
+    Checkpoint(latest_checkpoint(run))
+    outdated = checkpoint_dir.to_prune(run, newest, last=last, every=every)
     size = sum(_folder_bytes(checkpoint_dir.iteration_folder(run, iteration)) for iteration in outdated)
     remaining = [iteration for iteration in checkpoint_dir.iterations(run) if iteration not in outdated]
     if not dry_run:

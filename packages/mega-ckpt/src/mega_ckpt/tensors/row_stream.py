@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mega_schema.checkpoint.reader import DTYPES, Checkpoint, Piece
-from mega_schema.errors import DamageError, FormatError
+from mega_schema.checkpoint.reader import DTYPES, Checkpoint, TensorPiece
+from mega_schema.errors import CorruptFileError, FormatError
 from mega_schema.sharding import Shape, Slab
 
 CHUNK_BYTES = 1 << 22  # bytes; a row that is longer is a band of its own
@@ -81,7 +81,7 @@ def stream_rows(checkpoint: Checkpoint, space: str, name: str, rows: int | None 
 class PieceReader:
     """Reads a piece from its first byte to its last."""
 
-    def __init__(self, checkpoint: Checkpoint, space: str, name: str, piece: Piece) -> None:
+    def __init__(self, checkpoint: Checkpoint, space: str, name: str, piece: TensorPiece) -> None:
         self.piece = piece
         self._path = checkpoint.folder / piece.file
         self._where = f"{self._path}: {space} {name}"
@@ -102,7 +102,7 @@ class PieceReader:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
             if not count:
-                raise DamageError(self._path, "ends early", found=f"{self._at + filled} bytes")
+                raise CorruptFileError(self._path, "ends early", found=f"{self._at + filled} bytes")
             filled += count
         self._checksum = zlib.crc32(into, self._checksum)
         self._at += filled

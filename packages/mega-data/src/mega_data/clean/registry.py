@@ -21,7 +21,7 @@ from mega_data.clean.normalize import FixText, Punctuation, Whitespace
 from mega_data.clean.quality import C4, GopherQuality, GopherRepetition, Javascript, Length, Tokens
 from mega_data.clean.sentence_dedup import Spans
 from mega_data.clean.urls import Urls
-from mega_schema.app.config import closest
+from mega_schema.app.config import did_you_mean
 from mega_schema.errors import ConfigError
 
 
@@ -101,14 +101,14 @@ def from_flag(text: str) -> Named:
 
 def _made(name: object, values: Mapping[str, Any], where: str) -> Named:
     if not isinstance(name, str) or name not in STEPS:
-        found, hint = name or "no name", closest(str(name), list(STEPS))
+        found, hint = name or "no name", did_you_mean(str(name), list(STEPS))
         raise ConfigError(where, "unknown step", found=found, wanted=" | ".join(STEPS), hint=hint)
     kind = STEPS[name]
     hints = get_type_hints(kind)
     known = [field.name for field in fields(kind) if field.name not in _FILLED_IN]
     for key in values:
         if key not in known:
-            hint = closest(key, known)
+            hint = did_you_mean(key, known)
             raise ConfigError(f"{where}: {key}", "unknown key", wanted=" | ".join(known) or "none", hint=hint)
     made = {key: _typed(value, hints[key], f"{where}: {key}") for key, value in values.items()}
     return Named(name, kind(**made))

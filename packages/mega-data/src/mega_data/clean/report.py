@@ -28,7 +28,7 @@ def page(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> st
         body.append(_languages(step["languages"]))
         body.append(_lengths(step))
         body.append(_examples(step["examples"]))
-    return frame.page(title, "".join(body))
+    return frame.render_page(title, "".join(body))
 
 
 def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -50,7 +50,7 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:
     numbers = ("documents in", "out", "MB in", "MB out", "changed", "documents", "share")
-    return frame.table(head, rows, numbers)
+    return frame.render_table(head, rows, numbers)
 
 
 def _reasons(step: Mapping[str, Any]) -> str:

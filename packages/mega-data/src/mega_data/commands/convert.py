@@ -56,7 +56,7 @@ def convert(
         if target == "jsonl":
             given = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
             count = to_json_lines(data, output_prefix, key=json_key, tokenizer=given, progress=progress)
-            click.echo(f"{output_prefix}: {count:,} documents from {data.form}")
+            click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
             return
         form = form_named(target)
         done = merge(
@@ -68,7 +68,8 @@ def convert(
             progress=progress,
         )
     click.echo(
-        f"{output_prefix}: {done.form} from {data.form}, {done.sequences:,} sequences, {done.tokens:,} tokens"
+        f"{output_prefix}: {done.form} from {data.index_format}, {done.sequences:,} sequences, "
+        f"{done.tokens:,} tokens"
     )
     if loses_documents(data, form):
         click.echo("note: fairseq's forms have no documents; each sequence is one now", err=True)

@@ -29,7 +29,7 @@ def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, mu
     found, tokenizer = contents(data), opened_tokenizer(data)
     click.echo(
         f"{found.documents:,} documents ({found.empty_documents:,} empty)  {found.sequences:,} sequences  "
-        f"{found.tokens:,} tokens  {found.dtype}  {found.size:,} bytes  {data.form}"
+        f"{found.tokens:,} tokens  {found.dtype}  {found.size:,} bytes  {data.index_format}"
     )
     if found.lengths:
         shares = "  ".join(f"{p}%: {n:,}" for p, n in zip(PERCENTILES, found.lengths, strict=True))

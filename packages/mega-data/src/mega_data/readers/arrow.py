@@ -11,7 +11,7 @@ from typing import Any
 from mega_data.readers.blocks import Block, Table
 from mega_data.readers.hub import Named
 from mega_schema.app.install_hint import install_hint
-from mega_schema.errors import ConfigError, DamageError
+from mega_schema.errors import ConfigError, CorruptFileError
 
 _ROWS = 1000  # read at a time, fewer where rows are long
 _BATCH_BYTES = 1 << 22  # read at a time, or one row
@@ -23,7 +23,7 @@ def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[
 
     Raises:
         ConfigError: pyarrow is not installed, or there is no such column.
-        DamageError: the file is damaged.
+        CorruptFileError: the file is damaged.
     """
     taken, total = 0, path.stat().st_size
     with _reading(path, keys) as (count, reading):
@@ -60,7 +60,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     """Each row with all its columns, as Python's values.
 
     Raises:
-        ConfigError, DamageError: as `batches`.
+        ConfigError, CorruptFileError: as `batches`.
     """
     with _reading(path) as (_, reading):
         for _, part in _parts(reading, 0, 0, _BATCH_BYTES):
@@ -82,7 +82,7 @@ def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[in
     except (pyarrow.ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise DamageError(path, "damaged", found=str(error), hint="copy the file again") from None
+        raise CorruptFileError(path, "damaged", found=str(error), hint="copy the file again") from None
 
 
 def _open(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:

@@ -47,9 +47,9 @@ class Named:
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
-                from mega_schema.app.config import closest  # costs a tenth of the start, and few need it
+                from mega_schema.app.config import did_you_mean  # costs a tenth of the start, and few need it
 
-                hint = (closest(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
+                hint = (did_you_mean(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)
                 raise ConfigError(
                     "--input", f"no option of {PREFIX}{name}", found=option, wanted=wanted, hint=hint

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from mega_data.readers.magic import HEAD_BYTES, head_compression, name_compression
 from mega_schema.app.install_hint import install_hint
-from mega_schema.errors import ConfigError, DamageError, FormatError
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 
 Version = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
 
@@ -32,7 +32,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: what is read is damaged.
+        CorruptFileError: what is read is damaged.
     """
     with counted(path) as (file, _):
         yield file
@@ -54,7 +54,7 @@ def unpacked(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: what is read is damaged.
+        CorruptFileError: what is read is damaged.
     """
     kind = name_compression(path) or head_compression(_peek(raw))
     damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
@@ -177,5 +177,7 @@ def library(path: Path, module: str, extra: str) -> Any:
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
 
 
-def _damaged(path: Path, error: Exception) -> DamageError:
-    return DamageError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")
+def _damaged(path: Path, error: Exception) -> CorruptFileError:
+    return CorruptFileError(
+        path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again"
+    )

@@ -1,8 +1,8 @@
-"""Ranks that work together, as values that are handed down.
+"""Process groups as values that are passed down.
 
-An `Axis` is a process group and the few things the model does with one; an axis of size 1 is the identity, so
-the one-process model is the same code. A `Mesh` holds the axes of a run. Layers never call
-torch.distributed, and `World.from_env` is the only reader of RANK, WORLD_SIZE and LOCAL_RANK.
+An `Axis` is a process group with the collectives that the model uses; an axis of size 1 is the identity, so
+the one-process model runs the same code. A `Mesh` holds the axes of a run. Layers never call
+torch.distributed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 
-from mega_model.distributed.pipeline_p2p import Lines
-from mega_model.distributed.rendezvous import of_this_start
+from mega_model.distributed.pipeline_p2p import PipelineChannels
+from mega_model.distributed.rendezvous import rendezvous
 from mega_schema.errors import ConfigError
 from mega_schema.parallel_layout import Coordinates, Layout, Stage
 
 Reduction = Literal["sum", "max", "min"]
-# torch 2.13 gave these two new names and warns of the old ones, which are all that 2.11 has
+# torch 2.13 renamed these two and warns about the old names, the only ones that 2.11 has
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS = MappingProxyType({"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """A tensor that other ranks still have to fill."""
+class AsyncTensor:
+    """A tensor that a running collective fills."""
 
     tensor: Tensor
     work: dist.Work | None = None
-    source: Tensor | None = None  # what is being read, kept until it has been
+    source: Tensor | None = None  # input of the collective, kept alive until it is done
 
     def wait(self) -> Tensor:
-        """The tensor, filled."""
+        """Wait for the collective and return the tensor."""
         if self.work is not None:
             self.work.wait()
         return self.tensor
@@ -49,15 +49,15 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction of the mesh as one rank sees it.
+    """One axis of the mesh, as one rank sees it.
 
     Attributes:
-        sequence: between the tensor-parallel regions, each rank holds only its share of the tokens
-            (arXiv:2205.05198). Then `enter` gathers tokens where it would pass them on, and `leave` keeps
-            this rank's tokens where it would keep all.
-        group: None when the axis has one rank.
-        fused: with sequence parallelism on GPUs, an exchange and the product beside it are one operation over
-            symmetric memory.
+        sequence: between the tensor-parallel regions each rank holds only its shard of the tokens (sequence
+            parallelism, arXiv:2205.05198). Then `enter` all-gathers tokens instead of passing them on, and
+            `leave` reduce-scatters instead of all-reducing.
+        group: the process group; None if the axis has one rank.
+        fused: with sequence parallelism on GPUs, run a collective and its adjacent matrix product as one
+            operation over symmetric memory.
     """
 
     name: str
@@ -67,60 +67,62 @@ class Axis:
     sequence: bool = False
     fused: bool = False
 
-    def enter(self, x: Tensor) -> Awaited:
-        """Begin to enter a tensor-parallel region: with sequence parallelism the tokens of all ranks.
+    def enter(self, x: Tensor) -> AsyncTensor:
+        """Start to enter a tensor-parallel region (Megatron's f): gather tokens with sequence parallelism.
 
-        Carries no gradient; `mega_model.tensor_parallel_ops` does.
+        Without it, the identity. Carries no gradient; `mega_model.tensor_parallel_ops` does.
         """
         if self.group is None or not self.sequence:
-            return Awaited(x)
+            return AsyncTensor(x)
         whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return Awaited(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
+        return AsyncTensor(whole, _gather(whole, x.contiguous(), group=self.group, async_op=True))
 
-    def leave(self, x: Tensor) -> Awaited:
-        """Begin to leave one: the sum over the ranks, with sequence parallelism of this rank's tokens only.
+    def leave(self, x: Tensor) -> AsyncTensor:
+        """Start to leave a tensor-parallel region (Megatron's g): all-reduce, or reduce-scatter tokens.
 
-        `x` is given up: the sum may be made in its place. Carries no gradient.
+        `x` may be overwritten by the sum. Carries no gradient.
         """
         if self.group is None:
-            return Awaited(x)
+            return AsyncTensor(x)
         x = x.contiguous()
         if not self.sequence:
-            return Awaited(x, dist.all_reduce(x, group=self.group, async_op=True))
+            return AsyncTensor(x, dist.all_reduce(x, group=self.group, async_op=True))
         share = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return Awaited(share, _scatter(share, x, group=self.group, async_op=True), x)
+        return AsyncTensor(share, _scatter(share, x, group=self.group, async_op=True), x)
 
-    def own(self, x: Tensor) -> Tensor:
-        """This rank's share of something there is one of per token, outside the tensor-parallel regions."""
+    def local_shard(self, x: Tensor) -> Tensor:
+        """Return this rank's shard of a per-token tensor, outside the tensor-parallel regions."""
         return x.chunk(self.size)[self.rank] if self.sequence and self.group is not None else x
 
-    def reduce(self, x: Tensor, how: Reduction = "sum") -> Tensor:
-        """`x` of all ranks put together, in place. Carries no gradient."""
+    def reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """Reduce `x` over the ranks in place, and wait. Carries no gradient."""
         if self.group is not None:
-            dist.all_reduce(x, _OPS[how], group=self.group)
+            dist.all_reduce(x, _OPS[op], group=self.group)
         return x
 
-    def all_reduce(self, x: Tensor) -> Awaited:
-        """Begin to sum `x` over the ranks, in its place. This and the two below carry no gradient."""
-        return Awaited(x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True))
+    def all_reduce(self, x: Tensor) -> AsyncTensor:
+        """Start to sum `x` over the ranks, in place. This and the two below carry no gradient."""
+        return AsyncTensor(
+            x, None if self.group is None else dist.all_reduce(x, group=self.group, async_op=True)
+        )
 
-    def reduce_scatter(self, share: Tensor, whole: Tensor) -> Awaited:
-        """Begin to sum `whole` over the ranks, this rank's part of it into `share`, which may lie in it."""
-        return Awaited(share, _scatter(share, whole, group=self.group, async_op=True), whole)
+    def reduce_scatter(self, share: Tensor, whole: Tensor) -> AsyncTensor:
+        """Start to sum `whole` over the ranks; this rank's part goes to `share`, maybe a view of `whole`."""
+        return AsyncTensor(share, _scatter(share, whole, group=self.group, async_op=True), whole)
 
-    def all_gather(self, whole: Tensor, share: Tensor) -> Awaited:
-        """Begin to put the ranks' shares one after another into `whole`, in which this rank's may lie."""
-        return Awaited(whole, _gather(whole, share, group=self.group, async_op=True), share)
+    def all_gather(self, whole: Tensor, share: Tensor) -> AsyncTensor:
+        """Start to gather the ranks' shards into `whole`, of which `share` may be a view."""
+        return AsyncTensor(whole, _gather(whole, share, group=self.group, async_op=True), share)
 
     def exchange(self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> None:
-        """Send and receive at once, each tensor with the place of its peer on this axis; wait for all.
+        """Send and receive tensors at once, each with its peer's position on this axis; wait for all.
 
-        Posted as one batch, so that two ranks that send to each other cannot wait for each other.
+        Posted as one batch, so that two ranks that send to each other cannot deadlock.
         """
         if not sends and not receives:
             return
         assert self.group is not None
-        peer: Callable[[int], int] = lambda place: dist.get_global_rank(self.group, place)  # type: ignore[arg-type]  # noqa: E731
+        peer: Callable[[int], int] = lambda position: dist.get_global_rank(self.group, position)  # type: ignore[arg-type]  # noqa: E731
         ops = [dist.P2POp(dist.isend, x.contiguous(), peer(to), self.group) for x, to in sends]
         ops += [dist.P2POp(dist.irecv, x, peer(source), self.group) for x, source in receives]
         for work in dist.batch_isend_irecv(ops):
@@ -129,7 +131,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How many processes there are, and which of them this one is."""
+    """The number of processes, and which one this is."""
 
     size: int = 1
     rank: int = 0
@@ -137,16 +139,16 @@ class World:
 
     @classmethod
     def from_env(cls) -> World:
-        """What torchrun says of this process; one process alone without torchrun.
+        """Read torchrun's environment variables; without torchrun, one process.
 
         Raises:
-            ConfigError: a variable holds something else than a number.
+            ConfigError: a variable does not hold a number.
         """
         return cls(_from_env("WORLD_SIZE", 1), _from_env("RANK", 0), _from_env("LOCAL_RANK", 0))
 
 
-def _from_env(name: str, absent: int) -> int:
-    text = os.environ.get(name, str(absent))
+def _from_env(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
     if not text.isdecimal():
         hint = f"unset {name}, or start with torchrun"
         raise ConfigError(name, "not a number", found=repr(text), wanted="what torchrun sets", hint=hint)
@@ -155,14 +157,14 @@ def _from_env(name: str, absent: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The axes of a run as this rank sees them.
+    """The axes of a run, as this rank sees them.
 
     Attributes:
         cp: ranks that share every sequence, each with its own tokens of it.
-        replicas: dp and cp together: the ranks that hold the same weights, and whose gradients are parts of
-            one. `replicas.rank` is dp.rank · cp.size + cp.rank.
-        lines: to the neighbours in the pipeline.
-        store: where the processes met; None where there is one.
+        replicas: dp and cp together: ranks that hold the same weights, whose gradients are summed.
+            `replicas.rank` is dp.rank · cp.size + cp.rank.
+        channels: point-to-point connections to the neighbours in the pipeline.
+        store: key-value store of the rendezvous; None for one process.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -173,7 +175,7 @@ class Mesh:
     pp: Axis = field(default_factory=lambda: Axis("pp"))
     cp: Axis = field(default_factory=lambda: Axis("cp"))
     replicas: Axis = field(default_factory=lambda: Axis("replicas"))
-    lines: Lines = field(default_factory=Lines)
+    channels: PipelineChannels = field(default_factory=PipelineChannels)
     store: Store | None = None
 
     @classmethod
@@ -185,33 +187,33 @@ class Mesh:
         device: str = "cpu",
         sequence: bool = False,
         fused: bool = False,
-        meet: str = "env://",
+        init_method: str = "env://",
         timeout_minutes: float = 10,
     ) -> Mesh:
-        """Meet the other processes and form the axes; alone, nothing is started.
+        """Meet the other processes and form the axes; one process alone starts nothing.
 
         Args:
             device: "cpu" (gloo) or "cuda" (NCCL).
             sequence: sequence parallelism on the tp axis.
-            fused: exchanges of the tp axis in one operation with the products beside them.
-            meet: where the processes find each other, a torch.distributed init_method.
+            fused: run collectives of the tp axis fused with the adjacent products.
+            init_method: torch.distributed's init_method.
             timeout_minutes: a collective of any axis that takes longer is an error.
         """
         assert layout.world == world.size
         timeout = timedelta(minutes=timeout_minutes)
-        here = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
-        if here.type == "cuda":
-            torch.cuda.set_device(here)
+        local_device = torch.device("cuda", world.local_rank) if device == "cuda" else torch.device("cpu")
+        if local_device.type == "cuda":
+            torch.cuda.set_device(local_device)
         if world.size == 1:
-            return cls(layout, 0, here)
-        store = of_this_start(meet, world.rank, world.size, timeout)
+            return cls(layout, 0, local_device)
+        store = rendezvous(init_method, world.rank, world.size, timeout)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
             store=PrefixStore("ranks", store),
             rank=world.rank,
             world_size=world.size,
             timeout=timeout,
-            device_id=here if device == "cuda" else None,
+            device_id=local_device if device == "cuda" else None,
         )
         # slowest first, as Layout numbers ranks
         sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
@@ -226,30 +228,30 @@ class Mesh:
             _set_pg_timeout(timeout, group)  # init_device_mesh gives its groups torch's default
             return Axis(name, size, rank, group, sequence, fused)
 
-        at: Coordinates = layout.coordinates(world.rank)
-        dp, cp = axis("dp", layout.dp, at.dp), axis("cp", layout.cp, at.cp, sequence=True)
+        coordinates: Coordinates = layout.coordinates(world.rank)
+        dp, cp = axis("dp", layout.dp, coordinates.dp), axis("cp", layout.cp, coordinates.cp, sequence=True)
         replicas = dp if cp.size == 1 else cp
         if layout.dp > 1 and layout.cp > 1:
-            replicas = axis("replicas", layout.dp * layout.cp, at.dp * layout.cp + at.cp)
+            replicas = axis("replicas", layout.dp * layout.cp, coordinates.dp * layout.cp + coordinates.cp)
         return cls(
             layout,
             world.rank,
-            here,
-            axis("tp", layout.tp, at.tp, sequence, fused),
+            local_device,
+            axis("tp", layout.tp, coordinates.tp, sequence, fused),
             dp,
-            axis("pp", layout.pp, at.pp),
+            axis("pp", layout.pp, coordinates.pp),
             cp,
             replicas,
-            Lines.join(layout, world.rank, timeout=timeout),
+            PipelineChannels.join(layout, world.rank, timeout=timeout),
             store,
         )
 
     def stage(self, layers: int, chunk: int = 0) -> Stage:
-        """The pipeline stage that this rank's chunk `chunk` is, in a model of this many layers."""
+        """Return the pipeline stage that is chunk `chunk` of this rank, for a model of this many layers."""
         return self.layout.stage(self.pp.rank, layers, chunk)
 
-    def largest(self, number: int) -> int:
-        """The largest of all ranks' numbers, on every rank."""
+    def all_reduce_max(self, number: int) -> int:
+        """Return the maximum of all ranks' numbers, on every rank."""
         if self.layout.world == 1:
             return number
         x = torch.tensor(number, device=self.device)
@@ -258,11 +260,11 @@ class Mesh:
         return int(x)
 
     def barrier(self) -> None:
-        """Wait until every rank of the run is here."""
+        """Wait for every rank of the run."""
         if self.layout.world > 1:
             dist.barrier()
 
-    def leave(self) -> None:
-        """Part from the other processes. The axes are of no use afterwards."""
+    def destroy(self) -> None:
+        """Destroy the process groups. The axes cannot be used afterwards."""
         if self.layout.world > 1:
             dist.destroy_process_group()

@@ -1,7 +1,8 @@
-"""How ranks make sure that those they meet are of their own start.
+"""Rendezvous that ignores keys left in the store by a previous launch attempt.
 
-torchrun starts a run again with the store that the start before left its keys in. A rank that reads the
-address of a dead one there waits for nobody, so nothing is read until all ranks have agreed on who is here.
+torchrun restarts a run with the same store, which still holds the previous attempt's keys. A rank that read
+the address of a dead rank there would wait forever, so nothing is read until all live ranks have agreed on a
+roster.
 """
 
 from __future__ import annotations
@@ -12,51 +13,52 @@ from hashlib import blake2b
 from secrets import token_hex
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
 from mega_schema.errors import LayoutError
 
-_PAUSE = 0.02  # seconds between two looks of up to _CROWD ranks; of more, each looks less often
-_CROWD = 32  # so that thousands ask the store no more at once than these do
-_UNEVEN = timedelta(minutes=1)  # processes start at different times, whatever a collective may take later
+_POLL_SECONDS = 0.02  # between polls, for up to _FULL_RATE_RANKS ranks; more ranks poll less often each
+_FULL_RATE_RANKS = 32  # thousands of ranks together send as many requests as these
+_START_SKEW = timedelta(minutes=1)  # processes start at different times, however short the timeout
 
 
-def of_this_start(meet: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Meet the other ranks, and share a store with them that holds nothing yet.
+def rendezvous(init_method: str, rank: int, size: int, timeout: timedelta) -> Store:
+    """Meet the other ranks, and return an empty store that they share.
 
     Args:
-        meet: where the processes find each other, a torch.distributed init_method.
+        init_method: torch.distributed's init_method.
 
     Raises:
         LayoutError: not all ranks came in time.
     """
-    store, _, _ = next(rendezvous(meet, rank, size, timeout=timeout))
+    store, _, _ = next(torch_rendezvous(init_method, rank, size, timeout=timeout))
     store.set_timeout(timeout)
-    return agreed(store, rank, size, max(timeout, _UNEVEN))
+    return agree_on_roster(store, rank, size, max(timeout, _START_SKEW))
 
 
-def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """The part of a store that only the ranks of this start use.
+def agree_on_roster(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the part of a store that only the ranks of this launch attempt use.
 
-    Every rank leaves a name it made up. The first keeps a roster of all names until every rank has found its
-    own in it: then none of the names is one that a dead rank left.
+    Every rank writes a random name. Rank 0 keeps publishing a roster of all names until every rank has
+    confirmed that its own name is in it: then no name is left over from a dead rank.
 
     Raises:
         LayoutError: not all ranks came in time.
     """
-    name, end = token_hex(8), time.monotonic() + timeout.total_seconds()
-    pause = _PAUSE * max(1.0, size / _CROWD)
+    name = token_hex(8)
+    end = time.monotonic() + timeout.total_seconds()
+    poll_seconds = _POLL_SECONDS * max(1.0, size / _FULL_RATE_RANKS)
     store.set(f"name {rank}", name)
     while time.monotonic() < end:
         if rank == 0:
-            _keep_roster(store, size)
+            _publish_roster(store, size)
         roster = _read(store, "roster").split()
         if len(roster) == size and roster[rank] == name:
-            mark = _digest(roster)
-            store.set(f"found {rank}", mark)
-            if _read(store, "agreed") == mark:
-                return PrefixStore(mark, store)
-        time.sleep(pause)
+            digest = _digest(roster)
+            store.set(f"found {rank}", digest)
+            if _read(store, "agreed") == digest:
+                return PrefixStore(digest, store)
+        time.sleep(poll_seconds)
     raise LayoutError(
         f"rank {rank}",
         "the ranks of this run did not all come",
@@ -66,13 +68,13 @@ def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     )
 
 
-def _keep_roster(store: Store, size: int) -> None:
+def _publish_roster(store: Store, size: int) -> None:
     names = [_read(store, f"name {rank}") for rank in range(size)]
     if all(names):
         store.set("roster", " ".join(names))
-        mark = _digest(names)
-        if all(_read(store, f"found {rank}") == mark for rank in range(size)):
-            store.set("agreed", mark)
+        digest = _digest(names)
+        if all(_read(store, f"found {rank}") == digest for rank in range(size)):
+            store.set("agreed", digest)
 
 
 def _digest(names: list[str]) -> str:
@@ -80,5 +82,5 @@ def _digest(names: list[str]) -> str:
 
 
 def _read(store: Store, key: str) -> str:
-    """What is there, or nothing."""
+    """Return the value of a key, or "" if it is not set."""
     return store.get(key).decode() if store.check([key]) else ""

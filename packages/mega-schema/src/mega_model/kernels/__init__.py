@@ -1,8 +1,8 @@
-"""Faster versions of what a model computes, and the definitions they are held against."""
+"""Kernels: faster versions of what a model computes, and the reference that each is checked against."""
 
 from __future__ import annotations
 
-from mega_model.dropout import add_dropped
+from mega_model.dropout import dropout_add
 from mega_model.kernels import reference
 from mega_model.kernels.interface import Kernels, Visible
 from mega_model.kernels.products import add_product, linear
@@ -16,12 +16,12 @@ REFERENCE = Kernels(
     add_layer_norm=reference.add_layer_norm,
     bias_gelu=reference.bias_gelu,
     swiglu=reference.swiglu,
-    rotate=reference.rotate,
-    rotate_packed=reference.rotate_packed,
+    apply_rotary=reference.apply_rotary,
+    apply_rotary_packed=reference.apply_rotary_packed,
     masked_softmax=reference.masked_softmax,
     attention=reference.attention,
     cross_entropy=reference.cross_entropy,
-    add_dropped=add_dropped,
+    dropout_add=dropout_add,
     linear=linear,
     add_product=add_product,
 )

@@ -1,12 +1,12 @@
-"""Attention for a CPU, in blocks as flash-attention has it (arXiv:2307.08691).
+"""Blockwise attention for a CPU, as in flash-attention (arXiv:2307.08691).
 
-A block of queries meets the keys it sees while the scores lie in the processor's cache, and keys after the
-block are left out. Scores, softmax and sums are float32; the factors of products are bfloat16 where the CPU
-multiplies it, or float32. Kept for backward are q, k and v, of which the probabilities are made again.
-bench/cpu_attention.py compares it with torch's own, which is made in float32.
+The scores of a block of queries stay in the processor's cache; keys after the block are skipped. Scores,
+softmax and sums are float32; factors of products are bfloat16 if the CPU multiplies it natively, else
+float32. Backward recomputes the probabilities from q, k and v. bench/cpu_attention.py compares it with
+torch's own, which computes in float32.
 
-Legend: B rows; N query heads, K key heads, E query heads of each; G key heads at a time; s queries of a row,
-S keys; R queries of a block times E; C keys a block sees; H width of a head.
+Legend: B rows; N query heads, K key heads, E query heads per key head; G key heads at a time; s queries of a
+row, S keys; R query rows of a block, E heads together; C keys a block sees; H width of a head.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from torch.autograd.function import once_differentiable
 
 from mega_model.kernels.interface import Visible
 from mega_model.kernels.reference import attention as definition
-from mega_model.matmul_precision import exact_in
+from mega_model.matmul_precision import allow_bf16_matmul
 
-_ROWS = 128  # R
-_SCORES = 1 << 20  # of a block: 4 MiB
-_ENDS = 32  # most values of C: products are compiled for each, and a thousand of them kept (oneDNN)
+_BLOCK_ROWS = 128  # R
+_BLOCK_SCORES = 1 << 20  # per block: 4 MiB
+_MAX_WIDTHS = 32  # different values of C: oneDNN compiles a product for each, and caches a thousand
 
 
 def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """As `reference.attention`, which it leaves masks, single queries and other precisions to."""
-    computed = q_BNsH.dtype in (torch.bfloat16, torch.float32)
-    if isinstance(visible, Tensor) or not computed or q_BNsH.shape[2] == 1:
+    """Compute attention, as `reference.attention`, which handles masks, single queries and other dtypes."""
+    is_supported = q_BNsH.dtype in (torch.bfloat16, torch.float32)
+    if isinstance(visible, Tensor) or not is_supported or q_BNsH.shape[2] == 1:
         return definition(q_BNsH, k_BKSH, v_BKSH, visible)
     out: Tensor = _Attention.apply(q_BNsH, k_BKSH, v_BKSH, visible == "before", q_BNsH.dtype)
     return out
 
 
 def attention_in_float32(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
-    """`attention` with all products in float32, for a CPU that does not multiply half precisions.
+    """Compute `attention` with all products in float32, for a CPU without half-precision instructions.
 
-    A block's factors are converted at a time; nothing is kept in float32.
+    The factors of one block are converted at a time; nothing is saved in float32.
     """
     if isinstance(visible, Tensor) or q_BNsH.dtype == torch.float64 or q_BNsH.shape[2] == 1:
         return definition(q_BNsH, k_BKSH, v_BKSH, visible)
@@ -51,7 +51,7 @@ def attention_in_float32(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries `begin` to `end`, of which the first sees `seen` keys, and the last `keys` or fewer."""
+    """Queries `begin` to `end`; the first of them sees `seen` keys, the last at most `keys`."""
 
     begin: int
     end: int
@@ -59,9 +59,9 @@ class _Block:
     keys: int
 
 
-def _blocks(queries: int, keys: int, each: int, causal: bool) -> Iterator[_Block]:
-    step = max(1, _ROWS // each)
-    unit = step * -(-keys // (step * _ENDS))
+def _blocks(queries: int, keys: int, group_size: int, causal: bool) -> Iterator[_Block]:
+    step = max(1, _BLOCK_ROWS // group_size)
+    unit = step * -(-keys // (step * _MAX_WIDTHS))
     for begin in range(0, queries, step):
         end = min(begin + step, queries)
         if causal:
@@ -71,44 +71,51 @@ def _blocks(queries: int, keys: int, each: int, causal: bool) -> Iterator[_Block
             yield _Block(begin, end, keys, keys)
 
 
-class _Heads:
-    """Key heads of one row and their queries, and the room in which their blocks are computed."""
+class _HeadGroup:
+    """Some key heads of one row, their queries, and the buffers in which their blocks are computed."""
 
     def __init__(self, q_NsH: Tensor, k_GSH: Tensor, causal: bool, dtype: torch.dtype) -> None:
         heads, keys, width = k_GSH.shape
         self.scale = width**-0.5
-        self.q_GEsH = _dense(q_NsH, torch.float32).unflatten(0, (heads, -1))
-        self.k_GSH = _dense(k_GSH, torch.float32)
-        self.each, queries = self.q_GEsH.shape[1:3]
-        self.blocks = list(_blocks(queries, keys, self.each, causal))
-        step, hidden = self.blocks[0].end, max(block.keys - block.seen for block in self.blocks)
-        most, after = heads * self.each * step * keys, (step, hidden)
-        self._after = torch.full(after, -torch.inf).triu()  # what a query does not see of the last keys
-        self.room = q_NsH.new_empty(most, dtype=torch.float32)
-        self._rounded = None if dtype == torch.float32 else q_NsH.new_empty(most, dtype=dtype)
+        self.q_GEsH = _to_dense(q_NsH, torch.float32).unflatten(0, (heads, -1))
+        self.k_GSH = _to_dense(k_GSH, torch.float32)
+        self.group_size, queries = self.q_GEsH.shape[1:3]
+        self.blocks = list(_blocks(queries, keys, self.group_size, causal))
+        step = self.blocks[0].end
+        hidden = max(block.keys - block.seen for block in self.blocks)
+        buffer_size = heads * self.group_size * step * keys
+        mask_shape = (step, hidden)
+        self._future_mask = torch.full(
+            mask_shape, -torch.inf
+        ).triu()  # hides the last keys from earlier queries
+        self.buffer = q_NsH.new_empty(buffer_size, dtype=torch.float32)
+        self._matmul_buffer = None if dtype == torch.float32 else q_NsH.new_empty(buffer_size, dtype=dtype)
 
     def rows(self, x_GEsH: Tensor, block: _Block) -> Tensor:
-        """The block's queries, (G, R, H)."""
+        """Return the block's query rows, (G, R, H)."""
         return x_GEsH[:, :, block.begin : block.end].flatten(1, 2)
 
     def probabilities(self, block: _Block) -> Tensor:
-        """softmax of the block's scores, (G, R, C) float32; good until the next."""
+        """Return the softmax of the block's scores, (G, R, C) float32; valid until the next call."""
         q_GRH, k_GCH = self.rows(self.q_GEsH, block), self.k_GSH[:, : block.keys].contiguous()
         shape = (*q_GRH.shape[:2], block.keys)
-        p_GRC = self.room[: prod(shape)].view(shape)
+        p_GRC = self.buffer[: prod(shape)].view(shape)
         torch.baddbmm(p_GRC, q_GRH, k_GCH.mT, beta=0, alpha=self.scale, out=p_GRC)
         if block.seen < block.keys:
-            mask = self._after[: block.end - block.begin, : block.keys - block.seen]
-            p_GRC.unflatten(1, (self.each, -1))[..., block.seen :].add_(mask)
+            mask = self._future_mask[: block.end - block.begin, : block.keys - block.seen]
+            p_GRC.unflatten(1, (self.group_size, -1))[..., block.seen :].add_(mask)
         return torch.softmax(p_GRC, 2, out=p_GRC)
 
-    def rounded(self, x_GRC: Tensor) -> Tensor:
-        """x in the dtype of the products: itself in float32, else a copy that is good until the next."""
-        return x_GRC if self._rounded is None else _within(self._rounded, x_GRC).copy_(x_GRC)
+    def to_matmul_dtype(self, x_GRC: Tensor) -> Tensor:
+        """Return x in the dtype of the products.
 
-    def put(self, into_GEsH: Tensor, block: _Block, part_GRH: Tensor) -> None:
-        """What was computed of the block's queries, to its place among all."""
-        into_GEsH[:, :, block.begin : block.end] = part_GRH.unflatten(1, (self.each, -1))
+        For half precision, a copy that is valid until the next call.
+        """
+        return x_GRC if self._matmul_buffer is None else _view_in(self._matmul_buffer, x_GRC).copy_(x_GRC)
+
+    def put_rows(self, into_GEsH: Tensor, block: _Block, rows_GRH: Tensor) -> None:
+        """Write a block's result to its queries' rows."""
+        into_GEsH[:, :, block.begin : block.end] = rows_GRH.unflatten(1, (self.group_size, -1))
 
 
 class _Attention(torch.autograd.Function):
@@ -116,37 +123,38 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, causal: bool, dtype: torch.dtype
     ) -> Tensor:
-        """`dtype` is that of the factors of the products."""
+        """`dtype` is the dtype of the products' factors."""
         ctx.save_for_backward(q_BNsH, k_BKSH, v_BKSH)
-        ctx.causal, ctx.dtype = causal, dtype
+        ctx.causal = causal
+        ctx.dtype = dtype
         out_BNsH = token_major(q_BNsH)
-        with exact_in(dtype):
-            for parts in _parts(k_BKSH, q_BNsH, k_BKSH, v_BKSH, out_BNsH):
-                _compute(causal, dtype, *parts)
+        with allow_bf16_matmul(dtype):
+            for tensors in _head_groups(k_BKSH, q_BNsH, k_BKSH, v_BKSH, out_BNsH):
+                _forward_heads(causal, dtype, *tensors)
         return out_BNsH
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BNsH: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
-        grads = [token_major(x) for x in given]
-        with exact_in(ctx.dtype):
-            for parts in _parts(given[1], *given, grad_BNsH, *grads):
-                _differentiate(ctx.causal, ctx.dtype, *parts)
+        inputs = ctx.saved_tensors
+        grads = [token_major(x) for x in inputs]
+        with allow_bf16_matmul(ctx.dtype):
+            for tensors in _head_groups(inputs[1], *inputs, grad_BNsH, *grads):
+                _backward_heads(ctx.causal, ctx.dtype, *tensors)
         return *grads, None, None
 
 
-def _compute(
+def _forward_heads(
     causal: bool, dtype: torch.dtype, q_NsH: Tensor, k_GSH: Tensor, v_GSH: Tensor, out_NsH: Tensor
 ) -> None:
-    heads, v_GSH = _Heads(q_NsH, k_GSH, causal, dtype), _dense(v_GSH, dtype)
+    heads, v_GSH = _HeadGroup(q_NsH, k_GSH, causal, dtype), _to_dense(v_GSH, dtype)
     out_GEsH = out_NsH.unflatten(0, (len(k_GSH), -1))
     for block in heads.blocks:
-        p_GRC = heads.rounded(heads.probabilities(block))
-        heads.put(out_GEsH, block, p_GRC @ v_GSH[:, : block.keys])
+        p_GRC = heads.to_matmul_dtype(heads.probabilities(block))
+        heads.put_rows(out_GEsH, block, p_GRC @ v_GSH[:, : block.keys])
 
 
-def _differentiate(
+def _backward_heads(
     causal: bool,
     dtype: torch.dtype,
     q_NsH: Tensor,
@@ -157,42 +165,52 @@ def _differentiate(
     grad_k_GSH: Tensor,
     grad_v_GSH: Tensor,
 ) -> None:
-    """Of p = softmax(score): the score's gradient is p (grad_p - Σ p grad_p), over the keys."""
-    heads, groups = _Heads(q_NsH, k_GSH, causal, dtype), (len(k_GSH), -1)
+    """Compute the gradients of some heads.
+
+    For p = softmax(score), the gradient of the score is p (grad_p - Σ p grad_p), summed over the keys.
+    """
+    heads = _HeadGroup(q_NsH, k_GSH, causal, dtype)
+    groups = (len(k_GSH), -1)
     if dtype == torch.float32:
         q_GEsH, k_GSH = heads.q_GEsH, heads.k_GSH
     else:
-        q_GEsH, k_GSH = _dense(q_NsH, dtype).unflatten(0, groups), _dense(k_GSH, dtype)
-    v_GSH, grad_q_GEsH = _dense(v_GSH, torch.float32), grad_q_NsH.unflatten(0, groups)
-    grad_GEsH = _dense(grad_NsH, dtype).unflatten(0, groups)
+        q_GEsH, k_GSH = _to_dense(q_NsH, dtype).unflatten(0, groups), _to_dense(k_GSH, dtype)
+    v_GSH, grad_q_GEsH = _to_dense(v_GSH, torch.float32), grad_q_NsH.unflatten(0, groups)
+    grad_GEsH = _to_dense(grad_NsH, dtype).unflatten(0, groups)
     sum_k_GSH, sum_v_GSH = torch.zeros_like(v_GSH), torch.zeros_like(v_GSH)
-    room = torch.empty_like(heads.room)
+    buffer = torch.empty_like(heads.buffer)
     for block in heads.blocks:
-        p_GRC, grad_GRH, seen = heads.probabilities(block), heads.rows(grad_GEsH, block), slice(block.keys)
-        grad_p_GRC = _within(room, p_GRC)
-        torch.bmm(grad_GRH.float(), v_GSH[:, seen].contiguous().mT, out=grad_p_GRC)
-        _add_product(sum_v_GSH[:, seen], heads.rounded(p_GRC).mT, grad_GRH)
+        p_GRC = heads.probabilities(block)
+        grad_GRH = heads.rows(grad_GEsH, block)
+        visible = slice(block.keys)
+        grad_p_GRC = _view_in(buffer, p_GRC)
+        torch.bmm(grad_GRH.float(), v_GSH[:, visible].contiguous().mT, out=grad_p_GRC)
+        _add_product(sum_v_GSH[:, visible], heads.to_matmul_dtype(p_GRC).mT, grad_GRH)
         torch.ops.aten._softmax_backward_data.out(grad_p_GRC, p_GRC, 2, torch.float32, grad_input=grad_p_GRC)
-        grad_score_GRC = heads.rounded(grad_p_GRC)
-        _add_product(sum_k_GSH[:, seen], grad_score_GRC.mT, heads.rows(q_GEsH, block))
+        grad_score_GRC = heads.to_matmul_dtype(grad_p_GRC)
+        _add_product(sum_k_GSH[:, visible], grad_score_GRC.mT, heads.rows(q_GEsH, block))
         grad_q_GRH = torch.empty_like(grad_GRH)
-        torch.baddbmm(grad_q_GRH, grad_score_GRC, k_GSH[:, seen], beta=0, alpha=heads.scale, out=grad_q_GRH)
-        heads.put(grad_q_GEsH, block, grad_q_GRH)
+        torch.baddbmm(
+            grad_q_GRH, grad_score_GRC, k_GSH[:, visible], beta=0, alpha=heads.scale, out=grad_q_GRH
+        )
+        heads.put_rows(grad_q_GEsH, block, grad_q_GRH)
     grad_k_GSH.copy_(sum_k_GSH.mul_(heads.scale))
     grad_v_GSH.copy_(sum_v_GSH)
 
 
-def _parts(k_BKSH: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Of each row so many key heads as a block can have, with what of each tensor belongs to them."""
+def _head_groups(k_BKSH: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Yield, for each row, groups of key heads that fit one block, with their part of every tensor."""
     rows, heads, keys, _ = k_BKSH.shape
-    some = max(1, _SCORES // (_ROWS * keys))
+    group_heads = max(1, _BLOCK_SCORES // (_BLOCK_ROWS * keys))
     for row in range(rows):
-        for begin in range(0, heads, some):
-            yield [x[row].unflatten(0, (heads, -1))[begin : begin + some].flatten(0, 1) for x in tensors]
+        for begin in range(0, heads, group_heads):
+            yield [
+                x[row].unflatten(0, (heads, -1))[begin : begin + group_heads].flatten(0, 1) for x in tensors
+            ]
 
 
 def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:
-    """sum += a b, the sum in float32; a product of bfloat16 factors is rounded before it is added."""
+    """Compute sum += a b with a float32 sum; a bfloat16 product is rounded before it is added."""
     if a_GCR.dtype == torch.float32:
         sum_GSH.baddbmm_(a_GCR, b_GRH)
     else:
@@ -200,13 +218,13 @@ def _add_product(sum_GSH: Tensor, a_GCR: Tensor, b_GRH: Tensor) -> None:
 
 
 def token_major(x_BNsH: Tensor) -> Tensor:
-    """Room for numbers that lie as a row's tokens do in a model, all heads of one beside each other."""
+    """Return an uninitialised tensor of x's shape in which the heads of a token are contiguous."""
     return x_BNsH.new_empty(x_BNsH.transpose(1, 2).shape).transpose(1, 2)
 
 
-def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_dense(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(x.shape, dtype=dtype).copy_(x)
 
 
-def _within(room: Tensor, like: Tensor) -> Tensor:
-    return room[: like.numel()].view(like.shape)
+def _view_in(buffer: Tensor, like: Tensor) -> Tensor:
+    return buffer[: like.numel()].view(like.shape)

@@ -1,4 +1,4 @@
-"""Which version of each kernel a model computes with: chosen once, before it is built, for a reason."""
+"""Choose the version of each kernel that a model computes with, before it is built."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 
 from mega_model.kernels import REFERENCE, cpp, cpu_attention, third_party
 from mega_model.kernels.interface import Kernels
-from mega_model.matmul_precision import native
+from mega_model.matmul_precision import has_native
 from mega_schema.errors import ConfigError
 
-Name = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
+KernelsName = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
 
-# what a name imports, and how one gets it
+# the module that each name imports, and how to install it
 PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "triton": ("triton", "pip install triton"),
@@ -28,35 +28,35 @@ PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "flash-attn": ("flash_attn", "pip install flash-attn --no-build-isolation"),
     }
 )
-_PARTS: Mapping[str, Callable[[], third_party.Part]] = MappingProxyType(
+_THIRD_PARTY: Mapping[str, Callable[[], third_party.KernelOverrides]] = MappingProxyType(
     {"liger": third_party.liger, "apex": third_party.apex, "flash-attn": third_party.flash_attn}
 )
 _COMPILED = (
-    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "bias_gelu", "swiglu", "rotate",
-    "rotate_packed", "masked_softmax",
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "bias_gelu", "swiglu",
+    "apply_rotary", "apply_rotary_packed", "masked_softmax",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The kernels, and of each field of the record whose it is and why."""
+class KernelChoice:
+    """The chosen kernels, and for each field of `Kernels` its source and the reason."""
 
     kernels: Kernels
-    whose: Mapping[str, str]
-    why: Mapping[str, str]
+    sources: Mapping[str, str]
+    reasons: Mapping[str, str]
 
     @property
     def summary(self) -> str:
-        """Whose they are, most first: "triton, reference (attention, linear, add_product)"."""
-        by: dict[str, list[str]] = {}
-        for field, its in self.whose.items():
-            by.setdefault(its, []).append(field)
-        first, *rest = sorted(by, key=lambda name: -len(by[name]))
-        return ", ".join([first, *(f"{name} ({', '.join(by[name])})" for name in rest)])
+        """The sources, most fields first: "triton, reference (attention, linear, add_product)"."""
+        fields_by_source: dict[str, list[str]] = {}
+        for field, source in self.sources.items():
+            fields_by_source.setdefault(source, []).append(field)
+        first, *rest = sorted(fields_by_source, key=lambda name: -len(fields_by_source[name]))
+        return ", ".join([first, *(f"{name} ({', '.join(fields_by_source[name])})" for name in rest)])
 
 
-def found(name: str) -> str | None:
-    """The version of a package of `PACKAGES` or of any other import; None where it is not installed."""
+def installed_version(name: str) -> str | None:
+    """Return the version of a package of `PACKAGES` or of any import; None if it is not installed."""
     module = PACKAGES[name][0] if name in PACKAGES else name
     if find_spec(module) is None:
         return None
@@ -66,90 +66,99 @@ def found(name: str) -> str | None:
         return "of unknown version"
 
 
-def choose(name: Name, device: torch.device, *, backend: str = "inductor") -> Choice:
-    """The kernels that --kernels names, for a device.
+def choose_kernels(name: KernelsName, device: torch.device, *, backend: str = "inductor") -> KernelChoice:
+    """Choose the kernels that --kernels names, for a device.
 
-    `auto` takes on a GPU ours in Triton, and flash-attn where it is installed; on a CPU the definitions, but
-    attention in blocks, and where a compiler is there what `cpp.part` has. The name of a
-    package takes what that has, and ours for the rest.
+    On a GPU, `auto` takes our Triton kernels, and flash-attn if it is installed. On a CPU it takes the
+    reference with blockwise attention and, with a C++ compiler, the kernels of `cpp`. The name of a package
+    takes its kernels, and ours for the rest.
 
     Args:
         backend: torch.compile's.
 
     Raises:
-        ConfigError: what is asked for is not installed, or does not run on this device.
+        ConfigError: the requested package is not installed, or does not run on this device.
     """
     if name == "reference":
-        return _definitions("asked for")
+        return _reference_choice("asked for")
     if name == "compile":
-        return _with(_definitions("not compiled"), name, _compiled(backend), "asked for")
+        return _override(_reference_choice("not compiled"), name, _compile(backend), "asked for")
     if name != "auto":
-        _check(name, device)
-    if device.type == "cpu" and not _interpreting():
-        return _on_a_cpu()
-    if found("triton") is None:
-        chosen = _definitions("triton is not installed")
+        _check_available(name, device)
+    if device.type == "cpu" and not _is_interpreting():
+        return _cpu_choice()
+    if installed_version("triton") is None:
+        choice = _reference_choice("triton is not installed")
     else:
         from mega_model.kernels.fused import TRITON
 
-        ours = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
-        chosen = _with(_definitions(""), "triton", ours, "asked for" if name == "triton" else "installed")
-    torchs: third_party.Part = {
+        triton_kernels = {field.name: getattr(TRITON, field.name) for field in fields(Kernels)}
+        choice = _override(
+            _reference_choice(""), "triton", triton_kernels, "asked for" if name == "triton" else "installed"
+        )
+    torch_kernels: third_party.KernelOverrides = {
         name: getattr(REFERENCE, name) for name in ("attention", "linear", "add_product")
     }
-    chosen = _with(chosen, "reference", torchs, "torch's own: cuBLAS, cuDNN, flash or what it has")
-    part = "flash-attn" if name == "auto" else name
-    if part in _PARTS and found(part) is not None:
-        chosen = _with(chosen, part, _PARTS[part](), "installed" if name == "auto" else "asked for")
-    return chosen
+    choice = _override(choice, "reference", torch_kernels, "torch's own: cuBLAS, cuDNN, flash or what it has")
+    package = "flash-attn" if name == "auto" else name
+    if package in _THIRD_PARTY and installed_version(package) is not None:
+        choice = _override(
+            choice, package, _THIRD_PARTY[package](), "installed" if name == "auto" else "asked for"
+        )
+    return choice
 
 
-def _definitions(why: str) -> Choice:
+def _reference_choice(reason: str) -> KernelChoice:
     names = [field.name for field in fields(Kernels)]
-    return Choice(REFERENCE, dict.fromkeys(names, "reference"), dict.fromkeys(names, why))
+    return KernelChoice(REFERENCE, dict.fromkeys(names, "reference"), dict.fromkeys(names, reason))
 
 
-def _on_a_cpu() -> Choice:
-    chosen = _definitions("what a CPU computes")
-    if not native(torch.bfloat16):
-        part = {"attention": cpu_attention.attention_in_float32}
-        return _with(chosen, "blocked", part, "in float32: this CPU has no products of bfloat16")
-    chosen = _with(
-        chosen, "blocked", {"attention": cpu_attention.attention}, "this CPU has products of bfloat16"
+def _cpu_choice() -> KernelChoice:
+    choice = _reference_choice("what a CPU computes")
+    if not has_native(torch.bfloat16):
+        overrides = {"attention": cpu_attention.attention_in_float32}
+        return _override(choice, "blocked", overrides, "in float32: this CPU has no products of bfloat16")
+    choice = _override(
+        choice, "blocked", {"attention": cpu_attention.attention}, "this CPU has products of bfloat16"
     )
     try:
-        return _with(chosen, "c++", cpp.part(), "compiled on this machine")
-    except cpp.NotCompiled as error:
-        why = dict.fromkeys(("add_product", "bias_gelu", "cross_entropy"), str(error))
-        return replace(chosen, why={**chosen.why, **why})
+        return _override(choice, "c++", cpp.build_overrides(), "compiled on this machine")
+    except cpp.CompileError as error:
+        reasons = dict.fromkeys(("add_product", "bias_gelu", "cross_entropy"), str(error))
+        return replace(choice, reasons={**choice.reasons, **reasons})
 
 
-def _check(name: str, device: torch.device) -> None:
-    _, get = PACKAGES[name]
-    if found(name) is None:
-        raise ConfigError("--kernels", f"{name} is not installed", hint=f"{get}; or --kernels auto")
-    if device.type != "cuda" and not (name == "triton" and _interpreting()):
+def _check_available(name: str, device: torch.device) -> None:
+    _, how_to_install = PACKAGES[name]
+    if installed_version(name) is None:
+        raise ConfigError(
+            "--kernels", f"{name} is not installed", hint=f"{how_to_install}; or --kernels auto"
+        )
+    if device.type != "cuda" and not (name == "triton" and _is_interpreting()):
         raise ConfigError(
             "--kernels", "needs a GPU", found=f"{name} on {device.type}", wanted="cuda", hint="--kernels auto"
         )
 
 
-def _interpreting() -> bool:
-    """Whether Triton runs kernels on the CPU, slowly; it says so itself, by its own variable."""
+def _is_interpreting() -> bool:
+    """Whether Triton interprets kernels on the CPU, slowly (its own variable TRITON_INTERPRET)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _with(choice: Choice, whose: str, part: third_party.Part, why: str) -> Choice:
-    versions: Mapping[str, Any] = part
-    return Choice(
-        replace(choice.kernels, **versions),
-        {**choice.whose, **dict.fromkeys(part, whose)},
-        {**choice.why, **dict.fromkeys(part, why)},
+def _override(
+    choice: KernelChoice, source: str, overrides: third_party.KernelOverrides, reason: str
+) -> KernelChoice:
+    kernels: Mapping[str, Any] = overrides
+    return KernelChoice(
+        replace(choice.kernels, **kernels),
+        {**choice.sources, **dict.fromkeys(overrides, source)},
+        {**choice.reasons, **dict.fromkeys(overrides, reason)},
     )
 
 
-def _compiled(backend: str) -> third_party.Part:
-    """What lies between a block's products and exchanges. These are autograd functions of ours, at which
-    torch.compile would end a graph: what is left of a block to compile is what lies between them.
+def _compile(backend: str) -> third_party.KernelOverrides:
+    """Compile the kernels between a block's products and collectives with torch.compile.
+
+    Products and collectives are autograd functions of ours, at which torch.compile ends a graph.
     """
     return {field: torch.compile(getattr(REFERENCE, field), backend=backend) for field in _COMPILED}

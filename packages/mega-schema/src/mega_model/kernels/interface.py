@@ -1,4 +1,4 @@
-"""The functions a model is made of that have faster versions, as one record chosen where a model is built."""
+"""The functions of a model that have faster versions: one record, chosen before a model is built."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
 
-# which keys a query sees: None, all; "before", those up to its own, the queries being the last of the tokens;
-# or a mask, of switches or of what is added to the scores
+# Which keys a query sees. None: all; "before": those up to its own position, the queries being the last
+# tokens; a tensor: a boolean mask, or a bias to add to the scores.
 Visible = Tensor | Literal["before"] | None
 
 
@@ -21,50 +21,51 @@ class CrossEntropy(Protocol):
     def __call__(self, logits_CV: Tensor, target_C: Tensor, tp: Axis, scale: float | None) -> Tensor:
         """
         Args:
-            logits_CV: of this rank's columns, none of them padding; a rank may have none. Overwritten: with
-                `scale` times their gradient of the losses' sum, or where that is None with anything.
-            target_C: this rank's columns; -1 for another rank's, IGNORED for a token that does not count.
+            logits_CV: this rank's columns without padding; a rank may have none. Overwritten: with `scale`
+                times the gradient of the summed losses, or with anything if scale is None.
+            target_C: as this rank's columns; -1 for another rank's, IGNORED for an ignored token.
 
         Returns:
-            (C,) float32 losses in nats, the same on every rank of tp; zero for what does not count.
+            (C,) float32 losses in nats, the same on every rank of tp; zero for ignored tokens.
         """
 
 
-class AddDropped(Protocol):
-    """x with elements dropped and the rest larger, added to a residual: `mega_model.dropout.add_dropped`."""
+class DropoutAdd(Protocol):
+    """Dropout of x, and the addition to a residual: `mega_model.dropout.dropout_add`."""
 
     def __call__(self, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
         """
         Args:
-            x, residual: (..., D) of one shape; None adds to nothing.
-            key: int64, one for every row of x.
+            x, residual: (..., D) of one shape; without a residual nothing is added.
+            key: int64, one per row of x.
         """
 
 
 class Linear(Protocol):
-    """A layer's output, and with the transposed weight the gradient of its input: `products.linear`."""
+    """A linear layer's output, or with the transposed weight the gradient of its input: `products.linear`."""
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """x Wᵀ + b, (T, O), of the dtype of x."""
+        """Compute x Wᵀ + b, (T, O), in the dtype of x."""
 
 
 class AddProduct(Protocol):
-    """A product added to a float32 sum, as the gradient of a weight is: `products.add_product`."""
+    """Adds the gradient of a weight, a product, to a float32 sum: `products.add_product`."""
 
     def __call__(self, main_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool, rounded: bool) -> None:
         """
         Args:
-            main_OI: float32; gradᵀ x is added to it, or with `first` written over what it holds.
+            main_OI: float32; gradᵀ x is added to it, or with `first` overwrites it.
             grad_TO, x_TI: of one dtype.
-            rounded: the product is rounded to that dtype before it is added.
+            rounded: round the product to that dtype before it is added.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One version of each function; `reference` is the definition of all of them.
+    """One version of each function; `reference` defines all of them.
 
-    Shapes and promises stand at the definitions. What is said to be given up may be overwritten.
+    Shapes and contracts are documented in `reference`. An argument marked there as given up may be
+    overwritten.
     """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -73,11 +74,11 @@ class Kernels:
     add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     bias_gelu: Callable[[Tensor, Tensor | None, Literal["none", "tanh"]], Tensor]
     swiglu: Callable[[Tensor], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    rotate_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    apply_rotary_packed: Callable[[Tensor, Sequence[int], int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]
     attention: Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
     cross_entropy: CrossEntropy
-    add_dropped: AddDropped
+    dropout_add: DropoutAdd
     linear: Linear
     add_product: AddProduct

@@ -1,8 +1,8 @@
-"""Other people's kernels behind our signatures: of each package what it has, by field of the record.
+"""Kernels of other packages behind our signatures: for each package its kernels, by field of `Kernels`.
 
-Liger's kernels are held against the definitions by Triton's interpreter. apex and flash-attn need CUDA to be
-built: their adapters are held against stand-ins of their functions, and have not run with the packages
-themselves. `mega-train doctor` checks each of them where it is.
+Liger's kernels are tested against the reference in Triton's interpreter. apex and flash-attn need CUDA to
+build: their adapters are tested against stand-ins of their functions, and were never run with the packages
+themselves. `mega-train doctor` checks each of them where it is installed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from mega_model.kernels import reference
 from mega_model.kernels.interface import Visible
 
-Part = Mapping[str, Callable[..., Any]]
+KernelOverrides = Mapping[str, Callable[..., Any]]
 
 
-def apex() -> Part:
-    """NVIDIA apex: its fused norms, the residual added before."""
+def apex() -> KernelOverrides:
+    """Return NVIDIA apex's fused norms; the residual is added before."""
     from apex.normalization import fused_layer_norm as fused
 
     def layer_norm(x_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float) -> Tensor:
@@ -34,8 +34,8 @@ def apex() -> Part:
     return _norms(layer_norm, rms_norm)
 
 
-def liger() -> Part:
-    """Liger (arXiv:2410.10989): its norms, the residual added before, and SwiGLU."""
+def liger() -> KernelOverrides:
+    """Return Liger's norms and SwiGLU (arXiv:2410.10989); the residual is added before the norms."""
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -45,12 +45,12 @@ def liger() -> Part:
         return y
 
     def rms_norm(x_TD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
-        # offset 0, rounded before it is scaled, and the gradient that comes in left as it is
+        # offset 0; "llama": cast before scaling; False: do not overwrite the incoming gradient
         y: Tensor = LigerRMSNormFunction.apply(x_TD, scale_D, eps, 0.0, "llama", False)
         return y
 
     def swiglu(x_TF: Tensor) -> Tensor:
-        # copies, even of one row: its backward writes gradients over what it was given
+        # clones, even of one row: its backward overwrites its inputs with gradients
         gate, up = (half.clone(memory_format=torch.contiguous_format) for half in x_TF.chunk(2, -1))
         y: Tensor = LigerSiLUMulFunction.apply(gate, up)
         return y
@@ -58,8 +58,8 @@ def liger() -> Part:
     return {**_norms(layer_norm, rms_norm), "swiglu": swiglu}
 
 
-def flash_attn() -> Part:
-    """flash-attn (arXiv:2307.08691): attention in half precision that sees all, or all before."""
+def flash_attn() -> KernelOverrides:
+    """Return flash-attn's attention (arXiv:2307.08691), for half precision with no mask or a causal one."""
     from flash_attn import flash_attn_func
 
     def attention(q_BNsH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, visible: Visible) -> Tensor:
@@ -73,8 +73,8 @@ def flash_attn() -> Part:
     return {"attention": attention}
 
 
-def _norms(layer_norm: Callable[..., Tensor], rms_norm: Callable[..., Tensor]) -> Part:
-    """The two, and the two with an addition before."""
+def _norms(layer_norm: Callable[..., Tensor], rms_norm: Callable[..., Tensor]) -> KernelOverrides:
+    """Return the two norms, and versions that first add the residual."""
 
     def add_layer_norm(
         x_TD: Tensor, residual_TD: Tensor, scale_D: Tensor, shift_D: Tensor, eps: float

@@ -1,4 +1,4 @@
-"""Holds kernels against their definitions on the device they are for: outputs and gradients."""
+"""Check kernels against the reference on their device: outputs and gradients."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from mega_model.distributed.mesh import Axis
-from mega_model.fp8 import E4M3, E5M2, column_linear, rounded
+from mega_model.fp8 import E4M3, E5M2, column_linear, quantize
 from mega_model.kernels import REFERENCE, Kernels
 from mega_model.weight_gradients import WeightGradients
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 
-_T, _N, _K, _H, _D, _V = 64, 4, 2, 16, 96, 501  # tokens, heads, key heads, their width, hidden, vocabulary
-_LEEWAY = 16.0  # roundings of the largest number; a sum over the tokens has one for each of them too
+_T = 64  # tokens
+_N = 4  # query heads
+_K = 2  # key heads
+_H = 16  # width of a head
+_D = 96  # hidden
+_V = 501  # vocabulary
+_TOLERANCE_EPS = 16.0  # allowed roundings of the largest number; times the tokens for a sum over them
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """One kernel.
+class KernelCheck:
+    """The result of checking one kernel.
 
     Attributes:
         seconds: of a first call, forward and backward, which may compile.
-        error: the largest, as a share of what roundings explain.
-        failure: what it raised; empty if nothing.
+        error: the largest error, relative to what rounding explains.
+        failure: the exception it raised; "" if none.
     """
 
     name: str
@@ -40,68 +45,69 @@ class Checked:
         return not self.failure and self.error <= 1
 
 
-def checked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[Checked]:
-    """Every kernel of a record against its definition in float64, on the CPU."""
+def check_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[KernelCheck]:
+    """Check every kernel of a record against the reference in float64 on the CPU."""
     for field in fields(Kernels):
-        call, given = _case(field.name, device, dtype)
-        began = time.perf_counter()
+        call, inputs = _case(field.name, device, dtype)
+        start = time.perf_counter()
         try:
-            got = _run(call(kernels), given)
-            seconds = time.perf_counter() - began
-        except Exception as error:  # whatever a kernel can raise is the answer
+            outputs = _run_with_gradients(call(kernels), inputs)
+            seconds = time.perf_counter() - start
+        except Exception as error:  # any exception is reported as the kernel's failure
             failure = f"{type(error).__name__}: {error}"
-            yield Checked(field.name, time.perf_counter() - began, float("inf"), failure)
+            yield KernelCheck(field.name, time.perf_counter() - start, float("inf"), failure)
             continue
         cpu_call, _ = _case(field.name, torch.device("cpu"), torch.float64)
-        wanted = _run(cpu_call(REFERENCE), [x.cpu().double() for x in given])
-        worst = max(_error(a, b, dtype) for a, b in zip(got, wanted, strict=True))
-        yield Checked(field.name, seconds, worst)
+        wanted = _run_with_gradients(cpu_call(REFERENCE), [x.cpu().double() for x in inputs])
+        worst = max(_error(a, b, dtype) for a, b in zip(outputs, wanted, strict=True))
+        yield KernelCheck(field.name, seconds, worst)
 
 
-def checked_fp8(device: torch.device) -> Checked:
-    """A layer's three products in FP8 against those of the same rounded factors in float64, on the CPU."""
+def check_fp8(device: torch.device) -> KernelCheck:
+    """Check a layer's three FP8 products against the same quantized factors in float64 on the CPU."""
     x, weight, grad = (
         _numbers(shape, i).to(device, torch.bfloat16)
         for i, shape in enumerate(((_T + 8, _D), (2 * _D, _D), (_T + 8, 2 * _D)))
     )
     main, gradients = torch.zeros(weight.shape, device=device), WeightGradients()
-    held, began = nn.Parameter(weight), time.perf_counter()
-    gradients.into(held, lambda: main)
+    parameter, start = nn.Parameter(weight), time.perf_counter()
+    gradients.register_main_grad(parameter, lambda: main)
     x.requires_grad_()
     try:
-        y = column_linear(x, held, Axis("tp"), gradients, Recipe("hybrid"))
+        y = column_linear(x, parameter, Axis("tp"), gradients, Fp8Recipe("hybrid"))
         (grad_x,) = torch.autograd.grad(y, x, grad)
-        got = [each.detach().cpu() for each in (y, grad_x, main)]
+        outputs = [output.detach().cpu() for output in (y, grad_x, main)]
     except Exception as error:  # as above
         failure = f"{type(error).__name__}: {error}"
-        return Checked("fp8", time.perf_counter() - began, float("inf"), failure)
-    seconds = time.perf_counter() - began
+        return KernelCheck("fp8", time.perf_counter() - start, float("inf"), failure)
+    seconds = time.perf_counter() - start
     x_64, weight_64, grad_64 = (
         values.double() * scale.double()
         for values, scale in (
-            rounded(given.detach().cpu(), dtype) for given, dtype in ((x, E4M3), (weight, E4M3), (grad, E5M2))
+            quantize(factor.detach().cpu(), dtype)
+            for factor, dtype in ((x, E4M3), (weight, E4M3), (grad, E5M2))
         )
     )
     wanted = (x_64 @ weight_64.t(), grad_64 @ weight_64, grad_64.t() @ x_64)
-    worst = max(_error(a, b, torch.bfloat16) for a, b in zip(got, wanted, strict=True))
-    return Checked("fp8", seconds, worst)
+    worst = max(_error(a, b, torch.bfloat16) for a, b in zip(outputs, wanted, strict=True))
+    return KernelCheck("fp8", seconds, worst)
 
 
-def _error(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
-    summed = _T if got.dim() == 1 else 1
-    allowed = _LEEWAY * torch.finfo(dtype).eps * summed * max(1.0, float(wanted.abs().max()))
-    error = float((got.detach().cpu().double() - wanted.double()).abs().max()) / allowed
+def _error(output: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+    summed = _T if output.dim() == 1 else 1
+    allowed = _TOLERANCE_EPS * torch.finfo(dtype).eps * summed * max(1.0, float(wanted.abs().max()))
+    error = float((output.detach().cpu().double() - wanted.double()).abs().max()) / allowed
     return error if error == error else float("inf")
 
 
-def _run(function: Callable[..., Any], given: list[Tensor]) -> list[Tensor]:
-    """Outputs, and the gradients of what was given."""
-    leaves = [x.detach().clone().requires_grad_() for x in given]
-    out = function(*(x * 1 for x in leaves))  # some of it is given up
-    outs = out if isinstance(out, tuple) else (out,)
-    total = sum((y * _numbers(y.shape, i + 7).to(y)).sum() for i, y in enumerate(outs) if y.requires_grad)
+def _run_with_gradients(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """Return the outputs, and the gradients of the inputs."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    output = function(*(x * 1 for x in leaves))  # x * 1 copies: kernels may overwrite their inputs
+    outputs = output if isinstance(output, tuple) else (output,)
+    total = sum((y * _numbers(y.shape, i + 7).to(y)).sum() for i, y in enumerate(outputs) if y.requires_grad)
     grads = torch.autograd.grad(total, leaves) if isinstance(total, Tensor) else ()
-    return [y.detach() for y in outs] + list(grads)
+    return [y.detach() for y in outputs] + list(grads)
 
 
 def _numbers(shape: torch.Size | tuple[int, ...], seed: int) -> Tensor:
@@ -111,9 +117,9 @@ def _numbers(shape: torch.Size | tuple[int, ...], seed: int) -> Tensor:
 def _case(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]:
-    """What is called of a record, with what."""
+    """Return how to call a kernel of a record, and its inputs."""
 
-    def made(*shapes: tuple[int, ...]) -> list[Tensor]:
+    def random_tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [_numbers(shape, i).to(device, dtype) for i, shape in enumerate(shapes)]
 
     angle = _numbers((_T, _H // 2), 20)
@@ -121,7 +127,7 @@ def _case(
     cos, sin = (x.bfloat16().to(device, angles) for x in (angle.cos(), angle.sin()))
     key = torch.randint(-(1 << 62), 1 << 62, (_T,), generator=torch.Generator().manual_seed(4)).to(device)
     target = torch.randint(0, _V, (_T,), generator=torch.Generator().manual_seed(5)).to(device)
-    seen = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
+    mask = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
     widths = (_N * _H, _K * _H, _K * _H)
 
     def entropy(kernels: Kernels) -> Callable[..., Any]:
@@ -131,7 +137,7 @@ def _case(
 
         return run
 
-    def added(kernels: Kernels) -> Callable[..., Any]:
+    def weight_gradient(kernels: Kernels) -> Callable[..., Any]:
         def run(grad: Tensor, x: Tensor) -> Tensor:
             main = torch.ones(
                 _D, 2 * _D, dtype=grad.dtype if grad.dtype == torch.float64 else None, device=device
@@ -141,7 +147,7 @@ def _case(
 
         return run
 
-    def layer(kernels: Kernels) -> Callable[..., Any]:
+    def linear(kernels: Kernels) -> Callable[..., Any]:
         def run(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
             x, weight, bias, grad = (tensor.detach() for tensor in (x, weight, bias, grad))
             return kernels.linear(x, weight, bias), kernels.linear(grad, weight.t())
@@ -149,31 +155,40 @@ def _case(
         return run
 
     cases: dict[str, tuple[Callable[[Kernels], Callable[..., Any]], list[Tensor]]] = {
-        "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), made((_T, _D), (_D,))),
-        "layer_norm": (lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5), made((_T, _D), (_D,), (_D,))),
+        "rms_norm": (lambda k: lambda x, w: k.rms_norm(x, w, 1e-5), random_tensors((_T, _D), (_D,))),
+        "layer_norm": (
+            lambda k: lambda x, w, b: k.layer_norm(x, w, b, 1e-5),
+            random_tensors((_T, _D), (_D,), (_D,)),
+        ),
         "add_rms_norm": (
             lambda k: lambda x, r, w: k.add_rms_norm(x, r, w, 1e-5),
-            made((_T, _D), (_T, _D), (_D,)),
+            random_tensors((_T, _D), (_T, _D), (_D,)),
         ),
         "add_layer_norm": (
             lambda k: lambda x, r, w, b: k.add_layer_norm(x, r, w, b, 1e-5),
-            made((_T, _D), (_T, _D), (_D,), (_D,)),
+            random_tensors((_T, _D), (_T, _D), (_D,), (_D,)),
         ),
-        "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), made((_T, _D), (_D,))),
-        "swiglu": (lambda k: k.swiglu, made((_T, 2 * _D))),
-        "rotate": (lambda k: lambda x: k.rotate(x, cos, sin), made((_T, _N, _H))),
-        "rotate_packed": (
-            lambda k: lambda x: k.rotate_packed(x, widths, _H, cos, sin),
-            made((_T, sum(widths))),
+        "bias_gelu": (lambda k: lambda x, b: k.bias_gelu(x, b, "tanh"), random_tensors((_T, _D), (_D,))),
+        "swiglu": (lambda k: k.swiglu, random_tensors((_T, 2 * _D))),
+        "apply_rotary": (lambda k: lambda x: k.apply_rotary(x, cos, sin), random_tensors((_T, _N, _H))),
+        "apply_rotary_packed": (
+            lambda k: lambda x: k.apply_rotary_packed(x, widths, _H, cos, sin),
+            random_tensors((_T, sum(widths))),
         ),
-        "masked_softmax": (lambda k: lambda x: k.masked_softmax(x, seen, 0.25), made((2, _N, 8, 8))),
+        "masked_softmax": (
+            lambda k: lambda x: k.masked_softmax(x, mask, 0.25),
+            random_tensors((2, _N, 8, 8)),
+        ),
         "attention": (
             lambda k: lambda q, k_, v: k.attention(q, k_, v, "before"),
-            made((2, _N, 32, _H), (2, _K, 32, _H), (2, _K, 32, _H)),
+            random_tensors((2, _N, 32, _H), (2, _K, 32, _H), (2, _K, 32, _H)),
         ),
-        "cross_entropy": (entropy, made((_T, _V))),
-        "add_dropped": (lambda k: lambda x, r: k.add_dropped(x, r, key, 0.25), made((_T, _D), (_T, _D))),
-        "linear": (layer, made((2 * _D, 2 * _D), (2 * _D, 2 * _D), (2 * _D,), (2 * _D, 2 * _D))),
-        "add_product": (added, made((_T, _D), (_T, 2 * _D))),
+        "cross_entropy": (entropy, random_tensors((_T, _V))),
+        "dropout_add": (
+            lambda k: lambda x, r: k.dropout_add(x, r, key, 0.25),
+            random_tensors((_T, _D), (_T, _D)),
+        ),
+        "linear": (linear, random_tensors((2 * _D, 2 * _D), (2 * _D, 2 * _D), (2 * _D,), (2 * _D, 2 * _D))),
+        "add_product": (weight_gradient, random_tensors((_T, _D), (_T, 2 * _D))),
     }
     return cases[name]

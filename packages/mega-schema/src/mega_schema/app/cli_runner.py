@@ -1,7 +1,7 @@
-"""How every command of the house begins and ends: one line for a person's mistake, exit code 2.
+"""Run a command: a user's mistake becomes one line and exit code 2.
 
 A traceback on the terminal means a bug of ours. Exit codes: 0 done, 1 different (of a command that compares),
-2 a mistake the line explains, 130 interrupted, 143 terminated.
+2 a mistake that the line explains, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -18,55 +18,57 @@ import click
 
 from mega_schema.errors import MegaError
 
-MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
-# Python looks for cycles among 700 new objects, and again and again among all; a vocabulary is 100,000 lists
-# and has none, so that looking takes a third of the time to open one
-SELDOM = (100_000, 20, 20)
+MISTAKE = 2
+INTERRUPTED = 130
+TERMINATED = 143
+# Python's default collects after 700 new objects. A vocabulary is 100,000 lists without cycles: looking for
+# cycles took a third of the time to open one.
+GC_THRESHOLDS = (100_000, 20, 20)
 
 
 class Terminated(KeyboardInterrupt):
-    """The system, or a person, asked the process to end: SIGTERM. Raised so that files are tidied up."""
+    """SIGTERM asked the process to end. Raised so that files are cleaned up."""
 
 
 def raise_at_sigterm(words: str) -> None:
-    """Have SIGTERM raise `Terminated` in this process, from whose message `run` makes its line."""
+    """Make SIGTERM raise `Terminated` in this process; `run_command` prints its message."""
 
     def end(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         raise Terminated(words)
 
     signal.signal(signal.SIGTERM, end)
 
 
-def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `command` and leave the process.
+def run_command(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `command` and exit the process.
 
-    A command that has more to say of where it was interrupted raises `KeyboardInterrupt(words)`.
+    A command that has more to say about where it was interrupted raises `KeyboardInterrupt(words)`.
 
     Args:
         argv: the words after the program's name; None takes them from the process.
     """
     stdout = sys.stdout
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         code = command.main(args=None if argv is None else list(argv), standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
-        _leave(error.format_message())
+        _exit_with(error.format_message())
     except click.ClickException as error:
-        _leave(f"error: {_in_our_words(error)}")
+        _exit_with(f"error: {_format_click_error(error)}")
     except MegaError as error:
-        _leave(f"error: {error}")
+        _exit_with(f"error: {error}")
     except (KeyboardInterrupt, click.Abort) as error:
-        # click has ended the line that ^C stands on, and put its own error in place of what a command said
-        said = error if isinstance(error, KeyboardInterrupt) else error.__cause__
-        ended = isinstance(said, Terminated)
-        word = "terminated" if ended else "interrupted"
-        click.echo(f"{word}{f': {said}' if str(said or '') else ''}", err=True)
-        sys.exit(TERMINATED if ended else INTERRUPTED)
+        # click has ended the line of ^C, and replaced the command's exception by its own
+        cause = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+        is_terminated = isinstance(cause, Terminated)
+        word = "terminated" if is_terminated else "interrupted"
+        click.echo(f"{word}{f': {cause}' if str(cause or '') else ''}", err=True)
+        sys.exit(TERMINATED if is_terminated else INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
-        # the reader of our output went away (`| head`): that is its right, and not an error. Where click sees
-        # it first, it puts a silent stream in place of stdout and exits with 1
+        # The reader of our output has closed the pipe (`| head`), which is not an error. If click sees it
+        # first, it replaces stdout by a silent stream and exits with 1.
         if isinstance(error, SystemExit) and sys.stdout is stdout:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
@@ -74,12 +76,12 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.filename is None:
             raise
-        _leave(f"error: {error.filename}: {error.strerror}")
+        _exit_with(f"error: {error.filename}: {error.strerror}")
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _in_our_words(error: click.ClickException) -> str:
-    """click's message as one line that begins with the flag, as all of ours do."""
+def _format_click_error(error: click.ClickException) -> str:
+    """Format click's message as one line that begins with the flag, as all of ours do."""
     text = error.format_message()
     match error:
         case click.NoSuchOption(option_name=flag, possibilities=near):
@@ -88,21 +90,21 @@ def _in_our_words(error: click.ClickException) -> str:
         case click.BadOptionUsage(option_name=flag):
             text = f"{flag}: needs a value"
         case click.MissingParameter(param=click.Option() as option):
-            text = f"{_name(option)}: missing; hint: add {_name(option)} ..."
+            text = f"{_flag_of(option)}: missing; hint: add {_flag_of(option)} ..."
         case click.MissingParameter(param=click.Parameter() as argument):
-            text = f"{_name(argument)}: missing"
+            text = f"{_flag_of(argument)}: missing"
         case click.BadParameter(param=click.Parameter() as parameter):
-            text = f"{_name(parameter)}: {error.message}"
+            text = f"{_flag_of(parameter)}: {error.message}"
     return " ".join(text.split())
 
 
-def _name(parameter: click.Parameter) -> str:
-    """The flag as it is written in full, the first of several; an argument in capitals."""
+def _flag_of(parameter: click.Parameter) -> str:
+    """Return the long form of an option, or an argument's name in capitals."""
     if not isinstance(parameter, click.Option):
         return parameter.opts[0].upper()
     return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
 
 
-def _leave(message: str) -> NoReturn:
+def _exit_with(message: str) -> NoReturn:
     click.echo(message, err=True)
     sys.exit(MISTAKE)

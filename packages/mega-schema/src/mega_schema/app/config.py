@@ -8,9 +8,9 @@
     class Run:
         batch: Batch = Batch()
 
-`flags(Run)` decorates a click command with every flag; `load` puts the three sources together, the later
-over the earlier: defaults, file, flags, --set. Only types and names are checked here; what two values must
-agree on is for whoever resolves the configuration to check, once and in one place.
+`add_flags(Run)` decorates a click command with every flag; `load_config` merges the sources, later ones over
+earlier: defaults, file, flags, --set. Only types and names are checked here; the code that resolves the
+configuration checks once whether its values agree.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ import click
 from mega_schema.errors import ConfigError
 
 R = TypeVar("R")
-Words = tuple[str, ...]
+WordList = tuple[str, ...]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(flag: str, default: Any, help: str) -> Any:
-    """A field of a section, with the flag that sets it.
+    """Declare a field of a section, with its flag.
 
-    A bool is a flag without a value; one that is true unless said otherwise is written "--on/--off".
+    A bool is a flag without a value; one whose default is true is written "--on/--off".
     """
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help})
 
 
-def words(flag: str, help: str) -> Any:
-    """A field of several words, all of them behind its flag: `--data-path 0.3 A 0.7 B`. Its type is Words.
+def multi_option(flag: str, help: str) -> Any:
+    """Declare a field of several words after one flag: `--data-path 0.3 A 0.7 B`. Its type is WordList.
 
-    The command must be a `Wordy` one. A file has a list, whose numbers need no quotes, or one text.
+    The command must be a `MultiValueCommand`. A file has a list, whose numbers need no quotes, or one string.
     """
     return dataclasses.field(default=(), metadata={"flag": flag, "help": help, "words": True})
 
 
-class NamedPath(click.Path):
-    """A path that is not empty: an unset variable of a shell would mean the working directory."""
+class NonEmptyPath(click.Path):
+    """A path that is not empty: an unset shell variable would mean the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -58,34 +58,34 @@ class NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Wordy(click.Command):
-    """A command whose flags of several words take all that follow them, up to the next flag."""
+class MultiValueCommand(click.Command):
+    """A command whose multi-value flags take all words up to the next flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does. Where such a flag is given again, the last one counts, as elsewhere."""
-        several = {opt for param in self.params if isinstance(param, _Several) for opt in param.opts}
+        """Parse the arguments; if a multi-value flag is repeated, the last one counts."""
+        multi_flags = {opt for param in self.params if isinstance(param, _MultiOption) for opt in param.opts}
         plain: list[str] = []
-        given: dict[str, list[str]] = {}
-        taking: list[str] | None = None
+        values_of: dict[str, list[str]] = {}
+        current: list[str] | None = None
         for word in args:
             flag, equals, value = word.partition("=")
-            if flag in several:
-                taking = given[flag] = [value] if equals else []
-            elif taking is not None and not _is_flag(word):
-                taking.append(word)
+            if flag in multi_flags:
+                current = values_of[flag] = [value] if equals else []
+            elif current is not None and not _is_flag(word):
+                current.append(word)
             else:
-                taking = None
+                current = None
                 plain.append(word)
-        for flag, taken in given.items():
-            if not taken:
+        for flag, values in values_of.items():
+            if not values:
                 raise ConfigError(flag, "needs a value")
-            for value in taken:
+            for value in values:
                 plain += [flag, value]
         return super().parse_args(ctx, plain)
 
 
-class _Several(click.Option):
-    """An option whose words `Wordy` hands on to click one by one."""
+class _MultiOption(click.Option):
+    """An option whose words `MultiValueCommand` passes to click one by one."""
 
 
 def _is_flag(word: str) -> bool:
@@ -97,7 +97,7 @@ def _is_flag(word: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One value of a configuration: section.name, its type and its flag."""
 
     section: str
@@ -115,33 +115,33 @@ class Key:
 
     @property
     def declared(self) -> str:
-        """The flag as click wants it, with the one that turns it off."""
+        """The flag as click needs it, with the one that turns it off."""
         return str(self.field.metadata["flag"])
 
     @property
-    def several(self) -> bool:
+    def is_multi(self) -> bool:
         """Whether its flag takes all words that follow."""
         return bool(self.field.metadata.get("words"))
 
     @property
     def parameter(self) -> str:
-        """The name click passes the flag's value by."""
+        """The name by which click passes the flag's value."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-def keys(cls: type[Any]) -> Iterator[Key]:
-    """Every value of a configuration class, section by section."""
+def config_keys(cls: type[Any]) -> Iterator[ConfigKey]:
+    """Yield every value of a configuration class, section by section."""
     for section, kind in get_type_hints(cls).items():
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            yield Key(section, field.name, hints[field.name], field)
+            yield ConfigKey(section, field.name, hints[field.name], field)
 
 
-def flags(cls: type[Any]) -> Callable[[Command], Command]:
+def add_flags(cls: type[Any]) -> Callable[[Command], Command]:
     """Decorate a click command with a flag for every value, and with --config and --set."""
 
     def decorate(command: Command) -> Command:
-        for key in reversed(list(keys(cls))):
+        for key in reversed(list(config_keys(cls))):
             command = _click_option(key)(command)
         command = click.option(
             "--set",
@@ -157,34 +157,36 @@ def flags(cls: type[Any]) -> Callable[[Command], Command]:
     return decorate
 
 
-def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequence[str] = ()) -> R:
-    """The configuration.
+def load_config(
+    cls: type[R], file: Path | None, flag_values: Mapping[str, Any], sets: Sequence[str] = ()
+) -> R:
+    """Build the configuration from file, flags and --set.
 
     Args:
         file: TOML with a table per section.
-        given: what click parsed, by parameter name; None means not given.
+        flag_values: click's values by parameter name; None: not given.
         sets: "section.key=value" texts, the value written as in TOML (a bare word is a string). The bare word
-            none takes out what the file or a flag gives to a key that needs no value.
+            none removes the file's or flag's value of an optional key.
 
     Raises:
         ConfigError: a key is unknown, or a value has another type.
     """
-    known = {key.dotted: key for key in keys(cls)}
+    keys_by_name = {key.dotted: key for key in config_keys(cls)}
     values: dict[str, Any] = {}
     for dotted, value in _from_file(file, list(get_type_hints(cls))):
-        values[dotted] = _typed(_known(known, dotted, str(file)), value, f"{file}: {dotted}")
-    for key in known.values():
-        if given.get(key.parameter) is not None:
-            values[key.dotted] = _typed(key, given[key.parameter], key.flag)
+        values[dotted] = _convert(_find_key(keys_by_name, dotted, str(file)), value, f"{file}: {dotted}")
+    for key in keys_by_name.values():
+        if flag_values.get(key.parameter) is not None:
+            values[key.dotted] = _convert(key, flag_values[key.parameter], key.flag)
     for text in sets:
         dotted, equals, value = text.partition("=")
         if not equals:
             raise ConfigError("--set", "has no value", found=text, wanted="SECTION.KEY=VALUE")
-        key = _known(known, dotted.strip(), "--set")
-        if _removes(value.strip(), key):
+        key = _find_key(keys_by_name, dotted.strip(), "--set")
+        if _is_removal(value.strip(), key):
             values[key.dotted] = None
         else:
-            values[key.dotted] = _typed(key, _literal(value.strip(), key), f"--set {key.dotted}")
+            values[key.dotted] = _convert(key, _literal(value.strip(), key), f"--set {key.dotted}")
     sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(cls)}
     for dotted, value in values.items():
         section, _, name = dotted.partition(".")
@@ -193,7 +195,10 @@ def load(cls: type[R], file: Path | None, given: Mapping[str, Any], sets: Sequen
 
 
 def to_toml(config: Any) -> str:
-    """The configuration as TOML, None and empty lists left out; `load` reads it back to an equal one."""
+    """Write the configuration as TOML, without None and empty lists.
+
+    `load_config` reads it back to an equal one.
+    """
     lines: list[str] = []
     for section in dataclasses.fields(config):
         lines.append(f"[{section.name}]")
@@ -206,10 +211,10 @@ def to_toml(config: Any) -> str:
     return "\n".join(lines)
 
 
-def closest(word: str, words: Sequence[str]) -> str:
-    """A hint that names the most similar word, or an empty one."""
-    close = get_close_matches(word, words, 1, 0.5)
-    return f"did you mean {close[0]}?" if close else ""
+def did_you_mean(word: str, words: Sequence[str]) -> str:
+    """Return a hint with the most similar word, or ""."""
+    similar = get_close_matches(word, words, 1, 0.5)
+    return f"did you mean {similar[0]}?" if similar else ""
 
 
 def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -219,7 +224,7 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
         raise ConfigError("--config", "no such file", found=file)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except ValueError as error:  # also bytes that are no text, and numbers longer than Python reads
+    except ValueError as error:  # also invalid UTF-8, and numbers longer than Python reads
         raise ConfigError(file, "is not TOML", found=error) from error
     for section, table in tables.items():
         if not isinstance(table, dict):
@@ -227,19 +232,19 @@ def _from_file(file: Path | None, sections: Sequence[str]) -> Iterator[tuple[str
                 f"{file}: {section}", "stands outside every section", wanted="[section] key = value"
             )
         if section not in sections:
-            raise ConfigError(f"{file}: [{section}]", "unknown section", hint=closest(section, sections))
+            raise ConfigError(f"{file}: [{section}]", "unknown section", hint=did_you_mean(section, sections))
         for name, value in table.items():
             yield f"{section}.{name}", value
 
 
-def _known(known: Mapping[str, Key], dotted: str, where: str) -> Key:
-    if dotted not in known:
-        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=closest(dotted, list(known)))
-    return known[dotted]
+def _find_key(keys: Mapping[str, ConfigKey], dotted: str, where: str) -> ConfigKey:
+    if dotted not in keys:
+        raise ConfigError(f"{where}: {dotted}", "unknown key", hint=did_you_mean(dotted, list(keys)))
+    return keys[dotted]
 
 
-def _plain(kind: Any) -> Any:
-    """A type without its None."""
+def _without_none(kind: Any) -> Any:
+    """Return an optional type without its None."""
     if get_origin(kind) in (Union, UnionType):
         rest = [k for k in get_args(kind) if k is not NoneType]
         assert len(rest) == 1, kind
@@ -247,9 +252,9 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def _typed(key: Key, value: Any, where: str) -> Any:
-    kind = _plain(key.kind)
-    if key.several:
+def _convert(key: ConfigKey, value: Any, where: str) -> Any:
+    kind = _without_none(key.kind)
+    if key.is_multi:
         value = [value] if isinstance(value, str) else value
         if isinstance(value, list | tuple):
             value = [str(v) if type(v) in (int, float) else v for v in value]
@@ -261,45 +266,49 @@ def _typed(key: Key, value: Any, where: str) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    if get_origin(kind) is tuple and isinstance(value, list | tuple) and _fits(kind, value):
+    if get_origin(kind) is tuple and isinstance(value, list | tuple) and _matches_tuple(kind, value):
         return tuple(value)
     if type(value) is not kind:
-        wanted = _list_words(kind) if get_origin(kind) is tuple else _WORDS[kind]
+        wanted = _list_type_name(kind) if get_origin(kind) is tuple else _TYPE_NAMES[kind]
         raise ConfigError(where, "has another type", found=repr(value), wanted=wanted)
     return value
 
 
-def _fits(kind: Any, values: Sequence[Any]) -> bool:
-    *first, last = get_args(kind)  # (str, ...) of any length, or a type for each place
-    each = [*first, last] if last is not ... else first * len(values)
-    return len(each) == len(values) and all(type(v) is k for v, k in zip(values, each, strict=True))
+def _matches_tuple(kind: Any, values: Sequence[Any]) -> bool:
+    *first, last = get_args(kind)  # (str, ...) of any length, or one type per item
+    kinds = [*first, last] if last is not ... else first * len(values)
+    return len(kinds) == len(values) and all(type(v) is k for v, k in zip(values, kinds, strict=True))
 
 
-def _list_words(kind: Any) -> str:
+def _list_type_name(kind: Any) -> str:
     *first, last = get_args(kind)
     if last is ...:
         return "a list of strings"
-    return f"a list of {len(first) + 1}: {', '.join(_WORDS[k] for k in (*first, last))}"
+    return f"a list of {len(first) + 1}: {', '.join(_TYPE_NAMES[k] for k in (*first, last))}"
 
 
-_WORDS: Mapping[type, str] = MappingProxyType(
+_TYPE_NAMES: Mapping[type, str] = MappingProxyType(
     {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 )
 
 
-def _literal(text: str, key: Key) -> Any:
-    """What a word means as TOML; where text is wanted it needs no quotes, even if it looks like a number."""
+def _literal(text: str, key: ConfigKey) -> Any:
+    """Parse a value as TOML. A text value needs no quotes, even if it looks like a number."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except ValueError:
         return text
-    wants_text = _plain(key.kind) in (str, Path) or (key.several and not isinstance(value, list))
+    wants_text = _without_none(key.kind) in (str, Path) or (key.is_multi and not isinstance(value, list))
     return text if wants_text and not isinstance(value, str) else value
 
 
-def _removes(text: str, key: Key) -> bool:
-    """Whether a word of --set takes the value of a key away; for some keys none is a value."""
-    return text == "none" and _plain(key.kind) is not key.kind and text not in get_args(_plain(key.kind))
+def _is_removal(text: str, key: ConfigKey) -> bool:
+    """Whether a word of --set removes a key's value; for some keys none is itself a value."""
+    return (
+        text == "none"
+        and _without_none(key.kind) is not key.kind
+        and text not in get_args(_without_none(key.kind))
+    )
 
 
 def _toml_value(value: Any) -> str:
@@ -309,14 +318,14 @@ def _toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    # JSON escapes as TOML does, except for the one character that only TOML wants escaped
+    # JSON escapes like TOML, except for one character that only TOML requires to be escaped
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _click_option(key: Key) -> Callable[[Command], Command]:
-    kind = _plain(key.kind)
-    words = str(key.field.metadata["help"])
-    text = words[:1].upper() + words[1:] + "."
+def _click_option(key: ConfigKey) -> Callable[[Command], Command]:
+    kind = _without_none(key.kind)
+    help_text = str(key.field.metadata["help"])
+    text = help_text[:1].upper() + help_text[1:] + "."
     default = key.field.default
     if default is not None and not isinstance(default, bool) and default != ():
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
@@ -331,15 +340,15 @@ def _click_option(key: Key) -> Callable[[Command], Command]:
         return click.option(
             key.flag,
             key.parameter,
-            cls=_Several if key.several else click.Option,
+            cls=_MultiOption if key.is_multi else click.Option,
             multiple=True,
             callback=_none_if_empty,
-            metavar="WORD..." if key.several else None,
+            metavar="WORD..." if key.is_multi else None,
             help=text,
         )
     if get_origin(kind) is tuple:
         return click.option(key.flag, key.parameter, type=get_args(kind), default=None, help=text)
-    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NamedPath(path_type=Path)}
+    types = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: NonEmptyPath(path_type=Path)}
     return click.option(key.flag, key.parameter, type=types[kind], default=None, help=text)
 
 

@@ -1,4 +1,4 @@
-"""The frame of a page that people look at: one file of HTML, nothing to load, its look in it."""
+"""The frame of an HTML report: one self-contained file with its own style."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ margin: .8rem 0 } figcaption { color: #59636e; font-size: 13px } svg { max-width
 """
 
 
-def page(title: str, body: str, style: str = "") -> str:
-    """A whole document.
+def render_page(title: str, body: str, style: str = "") -> str:
+    """Return a whole HTML document.
 
     Args:
-        title: text; it is the heading too.
+        title: text; also the heading.
         body: HTML.
-        style: CSS beside the frame's own.
+        style: additional CSS.
     """
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -32,11 +32,11 @@ def page(title: str, body: str, style: str = "") -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[str], numbers: Collection[str] = ()) -> str:
-    """A table of rows of HTML below a head of text.
+def render_table(head: Sequence[str], rows: Sequence[str], numbers: Collection[str] = ()) -> str:
+    """Return an HTML table with a text header.
 
     Args:
-        numbers: names of the head that stand over numbers, to the right.
+        numbers: names of the numeric columns, aligned to the right.
     """
     cells = "".join(f"<th{' class=n' if name in numbers else ''}>{escape(name)}</th>" for name in head)
     return f"<table><tr>{cells}</tr>{''.join(rows)}</table>"

@@ -1,6 +1,6 @@
 """The click type of every option that names an output.
 
-A test lists the options of this type by command, so that a new output cannot be forgotten.
+A test lists the options of this type by command, so that no new output is forgotten.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from mega_schema.outputs import check_local
 class OutputPath(click.Path):
     """A path to write: a file, a folder, or the prefix of a dataset's files.
 
-    What only the words on the command line show is checked here; `mega_schema.outputs` checks the rest, once
-    the inputs are known.
+    Checks what the command line alone shows; `mega_schema.outputs` checks the rest once the inputs are known.
     """
 
     def __init__(self, kind: str) -> None:
@@ -41,6 +40,8 @@ def _option(param: click.Parameter | None) -> str:
     return next((name for name in names if name.startswith("--")), "output")
 
 
-OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT_PREFIX = OutputPath("file"), OutputPath("folder"), OutputPath("prefix")
-# of `extract`: a folder, or a file whose name ends in .jsonl
+OUTPUT_FILE = OutputPath("file")
+OUTPUT_FOLDER = OutputPath("folder")
+OUTPUT_PREFIX = OutputPath("prefix")
+# for `extract`: a folder, or a file whose name ends in .jsonl
 OUTPUT_ANY = OutputPath("folder")

@@ -1,18 +1,18 @@
-"""Suggest what a person meant by the prefix of a dataset where none is."""
+"""Suggest a dataset prefix for a path that is not one."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
 
-_MOST = 3  # datasets that a hint names
+_MAX_NAMES = 3  # datasets that a hint names
 
 
-def suggest(prefix: Path, option: str = "") -> str:
-    """A hint for a prefix without an index; empty where nothing is near.
+def suggest_dataset(prefix: Path, option: str = "") -> str:
+    """Return a hint for a prefix without an index; "" if nothing is similar.
 
     Args:
-        option: of the command, which takes the prefix; "" where it is an argument.
+        option: the option that takes the prefix; "" if it is an argument.
     """
     if prefix.is_file():
         stem = _stem(prefix)
@@ -29,7 +29,7 @@ def suggest(prefix: Path, option: str = "") -> str:
     near = [path for path in _datasets(prefix.parent) if path.name.startswith(f"{prefix.name}_")]
     if not near:
         names = {path.name: path for path in _datasets(prefix.parent)}
-        near = [names[name] for name in get_close_matches(prefix.name, list(names), _MOST, 0.7)]
+        near = [names[name] for name in get_close_matches(prefix.name, list(names), _MAX_NAMES, 0.7)]
     if near:
         return f"did you mean {_list(near)}?"
     if not prefix.parent.is_dir():
@@ -39,7 +39,7 @@ def suggest(prefix: Path, option: str = "") -> str:
 
 
 def _datasets(folder: Path) -> list[Path]:
-    """Prefixes of the datasets in a folder, by name."""
+    """Return the prefixes of the datasets in a folder, sorted by name."""
     try:
         return sorted(path.with_suffix("") for path in folder.iterdir() if path.suffix == ".idx")
     except OSError:
@@ -47,10 +47,10 @@ def _datasets(folder: Path) -> list[Path]:
 
 
 def _list(paths: list[Path]) -> str:
-    more = f" and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
-    return ", ".join(map(str, paths[:_MOST])) + more
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return ", ".join(map(str, paths[:_MAX_NAMES])) + more
 
 
 def _stem(path: Path) -> Path:
-    """The path without the endings of its name: corpus.jsonl.zst is corpus."""
+    """Return the path without all suffixes: corpus.jsonl.zst is corpus."""
     return path.with_name(path.name.partition(".")[0] or path.name)

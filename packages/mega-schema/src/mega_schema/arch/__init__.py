@@ -1,4 +1,4 @@
-"""The parameter table of a model, by family."""
+"""The parameter table of each model family."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from mega_schema.spec import ModelSpec
 
 
 def table(spec: ModelSpec) -> tuple[Param, ...]:
-    """Every parameter of the model, in the order of the forward pass."""
+    """Return the row of every parameter of the model, in the order of the forward pass."""
     family = {"gpt": gpt.rows, "llama": llama.rows}[spec.family]
     return tuple(family(spec))

@@ -1,22 +1,23 @@
-"""Rows that the families share: norms, the vocabulary, and attention."""
+"""Rows that the families share: norms, embedding, head and attention."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from mega_schema.params import ONES, ZEROS, Init, Param, Where
+from mega_schema.params import ONES, ZEROS, Init, Param, StageRef
 from mega_schema.sharding import Shape, Split
 from mega_schema.spec import ModelSpec
 
 
 def matrix(
-    m: ModelSpec, name: str, shape: Shape, stage: Where, split: Split | None, *, residual: bool = False
+    m: ModelSpec, name: str, shape: Shape, stage: StageRef, split: Split | None, *, residual: bool = False
 ) -> Param:
-    """A matrix of a linear or of an embedding.
+    """Return the row of a linear layer's or an embedding's matrix.
 
     Args:
-        residual: its output is added to the stream, so that normal values begin narrower by depth.
+        residual: its output is added to the residual stream, so its initial values are scaled down with
+            depth.
     """
     if m.init == "xavier_uniform":
         init = Init("uniform", math.sqrt(2 / sum(shape)))
@@ -25,46 +26,49 @@ def matrix(
     return Param(name, shape, stage, init, split)
 
 
-def bias(name: str, shape: Shape, stage: Where, split: Split | None = None) -> Param:
-    """What a linear adds."""
+def bias(name: str, shape: Shape, stage: StageRef, split: Split | None = None) -> Param:
+    """Return the row of a linear layer's bias."""
     return Param(name, shape, stage, ZEROS, split, decay=False)
 
 
-def norm(m: ModelSpec, name: str, stage: Where) -> Iterator[Param]:
-    """A norm of the residual stream."""
-    return _norm(m, name, m.hidden, stage, of_heads=False)
+def norm(m: ModelSpec, name: str, stage: StageRef) -> Iterator[Param]:
+    """Yield the rows of a norm of the residual stream."""
+    return _norm(m, name, m.hidden, stage, is_per_head=False)
 
 
 def embedding(m: ModelSpec) -> Param:
-    """The table of the vocabulary."""
+    """Return the row of the token embedding."""
     return matrix(m, "embed.weight", (m.vocab, m.hidden), "first", Split("tp", 0, pad=m.vocab_multiple))
 
 
 def head(m: ModelSpec) -> Param:
-    """The matrix that scores the vocabulary."""
+    """Return the row of the output matrix."""
     row = embedding(m)
     tied_to = row.name if m.tied else None
     return Param("head.weight", row.shape, "last", row.init, row.split, tied_to=tied_to)
 
 
 def attention(m: ModelSpec, layer: int) -> Iterator[Param]:
-    """Attention of a layer and the norm before it."""
-    at, d, q, kv = f"layers.{layer}.", m.hidden, m.q_rows, m.kv_rows
+    """Yield the rows of a layer's attention and the norm before it."""
+    prefix = f"layers.{layer}."
+    d = m.hidden
+    q = m.q_rows
+    kv = m.kv_rows
     heads = Split("tp", 0, (q, kv, kv), unit=m.head_width, repeats=(1, 2))
-    yield from norm(m, at + "attn_norm", layer)
-    yield matrix(m, at + "qkv.weight", (q + 2 * kv, d), layer, heads)
+    yield from norm(m, prefix + "attn_norm", layer)
+    yield matrix(m, prefix + "qkv.weight", (q + 2 * kv, d), layer, heads)
     if m.qkv_bias:
-        yield bias(at + "qkv.bias", (q + 2 * kv,), layer, heads)
+        yield bias(prefix + "qkv.bias", (q + 2 * kv,), layer, heads)
     if m.qk_norm:
         for name in ("q_norm", "k_norm"):
-            yield from _norm(m, at + name, m.head_width, layer, of_heads=True)
-    yield matrix(m, at + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
+            yield from _norm(m, prefix + name, m.head_width, layer, is_per_head=True)
+    yield matrix(m, prefix + "out.weight", (d, q), layer, Split("tp", 1, unit=m.head_width), residual=True)
     if m.bias:
-        yield bias(at + "out.bias", (d,), layer)
+        yield bias(prefix + "out.bias", (d,), layer)
 
 
-def _norm(m: ModelSpec, name: str, width: int, stage: Where, *, of_heads: bool) -> Iterator[Param]:
+def _norm(m: ModelSpec, name: str, width: int, stage: StageRef, *, is_per_head: bool) -> Iterator[Param]:
     scale = ZEROS if m.norm_1p else ONES
-    yield Param(name + ".weight", (width,), stage, scale, decay=False, of_heads=of_heads)
+    yield Param(name + ".weight", (width,), stage, scale, decay=False, is_per_head=is_per_head)
     if m.norm == "layernorm":
-        yield Param(name + ".bias", (width,), stage, ZEROS, decay=False, of_heads=of_heads)
+        yield Param(name + ".bias", (width,), stage, ZEROS, decay=False, is_per_head=is_per_head)

@@ -1,4 +1,4 @@
-"""The parameters of a GPT-2 style model, with every variation Megatron's GPT has."""
+"""The parameters of a GPT-2 style model, with all variations of Megatron's GPT."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mega_schema.spec import ModelSpec
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:
-    """Every parameter, in the order of the forward pass."""
-    d, inner = m.hidden, Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
+    """Yield the row of every parameter, in the order of the forward pass."""
+    d = m.hidden
+    inner = Split("tp", 0, (m.ffn, m.ffn) if m.gated else ())
     inner_rows = 2 * m.ffn if m.gated else m.ffn
 
     yield embedding(m)
@@ -21,14 +22,14 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     if m.positions == "learned":
         yield matrix(m, "position.weight", (m.context, d), "first", None)
     for i in range(m.layers):
-        at = f"layers.{i}."
+        prefix = f"layers.{i}."
         yield from attention(m, i)
-        yield from norm(m, at + "ffn_norm", i)
-        yield matrix(m, at + "up.weight", (inner_rows, d), i, inner)
+        yield from norm(m, prefix + "ffn_norm", i)
+        yield matrix(m, prefix + "up.weight", (inner_rows, d), i, inner)
         if m.bias:
-            yield bias(at + "up.bias", (inner_rows,), i, inner)
-        yield matrix(m, at + "down.weight", (d, m.ffn), i, Split("tp", 1), residual=True)
+            yield bias(prefix + "up.bias", (inner_rows,), i, inner)
+        yield matrix(m, prefix + "down.weight", (d, m.ffn), i, Split("tp", 1), residual=True)
         if m.bias:
-            yield bias(at + "down.bias", (d,), i)
+            yield bias(prefix + "down.bias", (d,), i)
     yield from norm(m, "final_norm", "last")
     yield head(m)

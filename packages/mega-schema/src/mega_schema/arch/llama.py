@@ -1,5 +1,7 @@
-"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, no biases but those
-of queries, keys and values where they are asked for (Qwen 2)."""
+"""The parameters of a Llama style model: RMSNorm, rotary positions, a gated feed-forward, and no biases.
+
+Only queries, keys and values have biases, if `qkv_bias` is set (Qwen 2).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FIXED: Mapping[str, object] = MappingProxyType(
 
 
 def rows(m: ModelSpec) -> Iterator[Param]:
-    """Every parameter, in the order of the forward pass.
+    """Yield the row of every parameter, in the order of the forward pass.
 
     Raises:
         ConfigError: the spec asks for something this family does not have.
@@ -44,10 +46,10 @@ def rows(m: ModelSpec) -> Iterator[Param]:
     d, f = m.hidden, m.ffn
     yield embedding(m)
     for i in range(m.layers):
-        at = f"layers.{i}."
+        prefix = f"layers.{i}."
         yield from attention(m, i)
-        yield from norm(m, at + "ffn_norm", i)
-        yield matrix(m, at + "gate_up.weight", (2 * f, d), i, Split("tp", 0, (f, f)))
-        yield matrix(m, at + "down.weight", (d, f), i, Split("tp", 1), residual=True)
+        yield from norm(m, prefix + "ffn_norm", i)
+        yield matrix(m, prefix + "gate_up.weight", (2 * f, d), i, Split("tp", 0, (f, f)))
+        yield matrix(m, prefix + "down.weight", (d, f), i, Split("tp", 1), residual=True)
     yield from norm(m, "final_norm", "last")
     yield head(m)

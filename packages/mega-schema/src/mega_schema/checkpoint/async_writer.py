@@ -1,10 +1,10 @@
-"""An order to write (`writer`), carried out by a process of its own or, where memory is scarce, in place.
+"""Carry out an order of `writer_process` in a subprocess or, if memory is scarce, in this process.
 
-memory.lay_out(boxes)              # where each box's values go
-memory.hold(order)                 # makes room and leaves the order there
-…                                  # whoever has the values copies them to memory.map
-writing = Background(memory)       # the values may change from now on only when it is done
-writing.state()                    # None while it is busy
+buffer.plan(boxes)                 # assign an offset to each box's values
+buffer.stage(order, end)           # allocate the buffer and write the order to it
+…                                  # the caller copies the values to buffer.map
+writer = SubprocessWriter(buffer)  # the values must not change until it is done
+writer.state()                     # None while it is busy
 """
 
 from __future__ import annotations
@@ -23,50 +23,53 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mega_schema.checkpoint.writer_process import BYTES, DONE, FAILED, NOTE, Order, ended, written
+from mega_schema.checkpoint.writer_process import BYTES, DONE, FAILED, NOTE, Order, finish, write_shards
 
 _MAIN = "from mega_schema.checkpoint.writer_process import main; main()"
+# Run with -I -S: no site-packages and no environment, so that Python starts in a few hundredths of a second.
+# The last argument is the folder to import mega_schema from.
 _BOOT = f"import sys; sys.path.append(sys.argv.pop()); {_MAIN}"
-_OURS = str(Path(__file__).parents[2])
-_ALIGNMENT = 64  # bytes; no dtype minds where its values begin
-_TURN = 0.2  # seconds of writing in place between two looks
-_GONE = 1000  # and the signal that ended it: the state of a process that ended without a word
-_UNHEARD = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
+_SOURCE_ROOT = str(Path(__file__).parents[2])
+_ALIGNMENT = 64  # bytes; enough for every dtype
+_TURN_SECONDS = 0.2  # of writing per call of `state`
+_KILLED = 1000  # plus the signal's number: the state of a process that ended without a report
+_BLOCKED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
 
 
-def problem(state: int) -> str:
-    """A state that is a failure, in words."""
-    if state > _GONE:
-        return f"the process that writes was ended by {signal.Signals(state - _GONE).name}"
-    return "the process that writes ended with an error" if state == _GONE else os.strerror(state)
+def describe_failure(state: int) -> str:
+    """Describe a writer's state that is a failure."""
+    if state > _KILLED:
+        return f"the process that writes was ended by {signal.Signals(state - _KILLED).name}"
+    return "the process that writes ended with an error" if state == _KILLED else os.strerror(state)
 
 
-class Writing(Protocol):
-    """An order being carried out.
+class WriterHandle(Protocol):
+    """A running order.
 
     Attributes:
         bytes: written so far.
-        note: what a person should know of a commit that succeeded.
+        note: a message for the user about a commit that succeeded.
     """
 
     bytes: int
     note: str
 
     def state(self) -> int | None:
-        """None while it is busy with what it was last told; 0 when that is done; else `problem` says what."""
+        """Return None while it is busy with its last command, 0 when that is done, else a failure."""
 
-    def tell(self, word: str) -> None:
-        """COMMIT or DISCARD, to the one whose order has the commit."""
+    def send(self, command: str) -> None:
+        """Send COMMIT or DISCARD to the writer whose order has the commit."""
 
     def close(self) -> None:
-        """Part from it."""
+        """Release the writer."""
 
 
-class Memory:
-    """Memory that another process can read. It grows as it must and is kept for the next order.
+class SharedBuffer:
+    """Memory that another process can read. It grows as needed and is reused for the next order.
 
     Attributes:
-        map: where values go, at the places of `lay_out`.
+        map: the buffer; values go to the offsets that `plan` returned.
+        order_range: offset and length of the staged order.
     """
 
     def __init__(self) -> None:
@@ -77,88 +80,90 @@ class Memory:
                 self.descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self.descriptor)
         self.map: mmap.mmap | None = None
-        self.order = (0, 0)  # place and length
+        self.order_range = (0, 0)  # place and length
 
-    def lay_out(self, boxes: Sequence[Mapping[str, Any]], begin: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """The boxes with the place of each one's values, the first at `begin`; and where the last ends."""
-        placed = []
+    def plan(self, boxes: Sequence[Mapping[str, Any]], begin: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """Return the boxes with an offset `at` for their values, the first at `begin`; and the end."""
+        planned = []
         for box in boxes:
-            placed.append({**box, "at": begin})
+            planned.append({**box, "at": begin})
             begin += -(-box["bytes"] // _ALIGNMENT) * _ALIGNMENT
-        return placed, begin
+        return planned, begin
 
-    def hold(self, order: Order, past: int) -> mmap.mmap:
-        """Make room for values up to `past`, and leave the order behind them.
+    def stage(self, order: Order, order_start: int) -> mmap.mmap:
+        """Allocate room for values up to `order_start`, and write the order after them.
 
         Raises:
-            OSError: there is no such memory.
+            OSError: the memory is not available.
         """
         text = json.dumps(order).encode()
-        if self.map is None or len(self.map) < past + len(text):
-            self.map = None  # the values of the order before are not needed any more
-            os.ftruncate(self.descriptor, past + len(text))
-            self.map = mmap.mmap(self.descriptor, past + len(text))
-        self.map[past : past + len(text)] = text
-        self.order = (past, len(text))
+        if self.map is None or len(self.map) < order_start + len(text):
+            self.map = None  # values of the previous order are not needed any more
+            os.ftruncate(self.descriptor, order_start + len(text))
+            self.map = mmap.mmap(self.descriptor, order_start + len(text))
+        self.map[order_start : order_start + len(text)] = text
+        self.order_range = (order_start, len(text))
         return self.map
 
 
-class Background:
-    """A process that carries out the order in a memory (a `Writing`).
+class SubprocessWriter:
+    """A process that carries out the order in a shared buffer (a `WriterHandle`).
 
-    It hears no signal that a terminal or a scheduler sends to all processes of a run: it ends when it is
-    done, or when the run is gone.
+    It blocks the signals that a terminal or a scheduler sends to all processes of a run: it ends when it is
+    done, or when the run has ended.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        words = [os.getpid(), memory.descriptor, *memory.order, _OURS]
-        # a blocked signal stays blocked in the new process; here the next line lets it through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)
+    def __init__(self, memory: SharedBuffer) -> None:
+        arguments = [os.getpid(), memory.descriptor, *memory.order_range, _SOURCE_ROOT]
+        # the new process inherits the blocked signals; this one restores its mask below
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, *map(str, words)],
+                [sys.executable, "-I", "-S", "-c", _BOOT, *map(str, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[memory.descriptor],
                 bufsize=0,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._ears, self._mouth = self._process.stdout, self._process.stdin
-        os.set_blocking(self._ears.fileno(), False)
-        self._heard = b""
+        self._stdout = self._process.stdout
+        self._stdin = self._process.stdin
+        os.set_blocking(self._stdout.fileno(), False)
+        self._unread = b""
         self._state: int | None = None
-        self.bytes, self.note = 0, ""
+        self.bytes = 0
+        self.note = ""
 
     def state(self) -> int | None:
         while True:
             try:
-                text = os.read(self._ears.fileno(), 1 << 16)
+                text = os.read(self._stdout.fileno(), 1 << 16)
             except BlockingIOError:
                 return self._state
             if not text:
                 if self._state is None:
-                    self._state = _GONE + max(0, -self._process.wait())
+                    self._state = _KILLED + max(0, -self._process.wait())
                 return self._state
-            *lines, self._heard = (self._heard + text).split(b"\n")
+            *lines, self._unread = (self._unread + text).split(b"\n")
             for line in lines:
-                self._hear(*line.decode().split(" ", 1))
+                self._handle_line(*line.decode().split(" ", 1))
 
-    def tell(self, word: str) -> None:
+    def send(self, command: str) -> None:
         self._state = None
         try:
-            self._mouth.write(f"{word}\n".encode())
+            self._stdin.write(f"{command}\n".encode())
         except BrokenPipeError:
-            return  # `state` finds out why
+            return  # `state` reports why
 
     def close(self) -> None:
-        self._mouth.close()
-        self._ears.close()
+        self._stdin.close()
+        self._stdout.close()
         self._process.wait()
 
-    def _hear(self, word: str, rest: str = "") -> None:
+    def _handle_line(self, word: str, rest: str = "") -> None:
         if word == BYTES:
             self.bytes = int(rest)
         elif word == NOTE:
@@ -167,35 +172,37 @@ class Background:
             self._state = int(rest or 0)
 
 
-class InPlace:
-    """An order that is carried out by whoever asks how far it is (a `Writing`), from values nobody staged."""
+class InProcessWriter:
+    """An order carried out in steps by the calls of `state` (a `WriterHandle`), without staging."""
 
     def __init__(self, order: Order, payload: Callable[[str, int], memoryview]) -> None:
         """
         Args:
-            payload: the bytes of a namespace's box, by its number; one is asked for after another.
+            payload: returns the bytes of a namespace's box, by its number; called for one box after another.
         """
-        self._order, self._steps = order, written(order, payload)
+        self._order = order
+        self._steps = write_shards(order, payload)
         self._state: int | None = None
-        self.bytes, self.note = 0, ""
+        self.bytes = 0
+        self.note = ""
 
     def state(self) -> int | None:
         if self._state is None:
-            self._state = _code(self._on)
+            self._state = _errno_of(self._advance)
         return self._state
 
-    def tell(self, word: str) -> None:
+    def send(self, command: str) -> None:
         def end() -> int:
-            self.note = ended(self._order, word)
+            self.note = finish(self._order, command)
             return 0
 
-        self._state = _code(end)
+        self._state = _errno_of(end)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to release."""
 
-    def _on(self) -> int | None:
-        until = time.monotonic() + _TURN
+    def _advance(self) -> int | None:
+        until = time.monotonic() + _TURN_SECONDS
         for count in self._steps:
             self.bytes += count
             if time.monotonic() > until:
@@ -203,7 +210,7 @@ class InPlace:
         return 0
 
 
-def _code(work: Callable[[], int | None]) -> int | None:
+def _errno_of(work: Callable[[], int | None]) -> int | None:
     try:
         return work()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A run's folder: what things in it are called, and how a checkpoint comes into it and goes.
+"""A run's folder: names of its files, and how a checkpoint is committed to it and removed.
 
-docs/formats/checkpoint.md is the specification. Of Python's own library alone, as `disk` is: the process
-that writes in the background imports it. Every function that writes may raise OSError; who talks to a person
-puts `on_disk` around it.
+docs/formats/checkpoint.md is the specification. Uses Python's standard library only: the process that writes
+in the background imports it. Functions that write may raise OSError; callers that face a user wrap them in
+`atomic_io.disk_errors`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mega_schema.atomic_io import partial_file, replacing, sync_folder, sync_tree, write_text
+from mega_schema.atomic_io import atomic_write, partial_file, sync_folder, sync_tree, write_text
 from mega_schema.checkpoint.side_files import (
     DIGEST,
     MANIFEST,
@@ -31,122 +31,126 @@ from mega_schema.checkpoint.side_files import (
 __all__ = ["DIGEST", "MANIFEST", "RUN_CONFIG", "TOKENIZER", "TRAINER"]
 
 FORMAT = 2
-READABLE = (1, 2)  # formats
-PIECE_FORMAT = 1  # of a file with pieces, as its own header says it
+READABLE_FORMATS = (1, 2)  # formats
+PIECE_FORMAT = 1  # of a shard file, in its own header
 LATEST = "latest_checkpointed_iteration.txt"
-EVENTS = "events.jsonl"  # a run's record
-PIECES = ".pieces"  # ending of the lists in which ranks tell what they wrote; they go with the commit
+EVENTS = "events.jsonl"  # a run's event log
+# of the files in which ranks list what they wrote; the commit removes them
+PIECE_LIST_SUFFIX = ".pieces"
 _ITERATION = re.compile(r"iter_(\d{7,19})")
 _SUPERSEDED = re.compile(r"iter_(\d{7,19})\.superseded")
-_ANY_PIECE = "*.safetensors"
+_PIECE_PATTERN = "*.safetensors"
 
 
 def iteration_folder(run: Path, iteration: int) -> Path:
-    """Where a run keeps the checkpoint of an iteration."""
+    """Return the folder of an iteration's checkpoint."""
     return run / f"iter_{iteration:07d}"
 
 
 def partial_folder(run: Path, iteration: int) -> Path:
-    """Where one is written."""
+    """Return the folder in which a checkpoint is written before its commit."""
     return run / f".iter_{iteration:07d}.partial"
 
 
 def replaced_folder(run: Path, iteration: int) -> Path:
-    """Where a checkpoint waits while one of the same iteration takes its place."""
+    """Return the temporary name of a checkpoint while another of the same iteration takes its place."""
     return run / f".iter_{iteration:07d}.replaced"
 
 
 def superseded_folder(run: Path, iteration: int) -> Path:
-    """Where a checkpoint is kept that a later start of the run did not resume from. Readers ignore it."""
+    """Return the name of a checkpoint from which a later launch did not resume. Readers ignore it."""
     return run / f"iter_{iteration:07d}.superseded"
 
 
 def pending_tracker(run: Path) -> Path:
-    """The tracker of a commit that is under way: it exists before the checkpoint has its final name."""
+    """Return the tracker of a running commit: it exists before the checkpoint has its final name."""
     return partial_file(run / LATEST)
 
 
 def iteration_folders(run: Path) -> dict[int, Path]:
-    """Every folder with the name of a checkpoint, whatever it holds, by iteration, ascending."""
+    """Return every folder with the name of a checkpoint, with any content, by iteration, ascending."""
     names = ((_ITERATION.fullmatch(path.name), path) for path in run.glob("iter_*") if path.is_dir())
     return dict(sorted((int(name[1]), path) for name, path in names if name))
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a checkpoint's folder holds files and none of ours; Megatron uses the same names."""
+    """Whether a checkpoint's folder holds files and none of ours; Megatron uses the same folder names."""
     ours = (folder / MANIFEST, folder / TRAINER)
     return (
         not any(path.exists() for path in ours)
-        and next(folder.glob(_ANY_PIECE), None) is None
+        and next(folder.glob(_PIECE_PATTERN), None) is None
         and next(folder.iterdir(), None) is not None
     )
 
 
 def iterations(run: Path) -> list[int]:
-    """The iterations whose checkpoint a run has, ascending. Folders that hold none of ours do not count."""
+    """Return the iterations of a run's checkpoints, ascending.
+
+    Folders without a manifest of ours do not count.
+    """
     names = (_ITERATION.fullmatch(path.parent.name) for path in run.glob(f"iter_*/{MANIFEST}"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def begin(run: Path, iteration: int) -> None:
-    """Make room for a checkpoint. What an earlier save or removal left half-done is cleared away."""
+    """Create the folder of a new checkpoint, and clean up what an earlier save or removal left unfinished."""
     run.mkdir(parents=True, exist_ok=True)
-    for left in run.glob(".iter_*.replaced"):
-        final = run / left.stem.removeprefix(".")
+    for leftover in run.glob(".iter_*.replaced"):
+        final = run / leftover.stem.removeprefix(".")
         if final.exists():
-            shutil.rmtree(left)
+            shutil.rmtree(leftover)
         else:
-            left.rename(final)
+            leftover.rename(final)
     for ending in ("partial", "removed"):
-        for left in run.glob(f".iter_*.{ending}"):
-            shutil.rmtree(left)
+        for leftover in run.glob(f".iter_*.{ending}"):
+            shutil.rmtree(leftover)
     partial_folder(run, iteration).mkdir()
 
 
 def commit(
     run: Path,
     iteration: int,
-    described: Mapping[str, Any],
-    texts: Mapping[str, str],
+    header: Mapping[str, Any],
+    text_files: Mapping[str, str],
     tokenizer: Path | None,
     *,
     replace: bool = False,
 ) -> Path:
-    """Put together what the ranks wrote, and make it the run's latest checkpoint.
+    """Assemble what the ranks wrote, and make it the run's latest checkpoint.
 
     Args:
-        described: what the manifest says beside files and tensors.
-        texts: other files of the checkpoint.
-        tokenizer: folder whose files travel with it.
-        replace: take the place of a checkpoint of this iteration; without it that is an error.
+        header: the manifest's fields besides files and tensors.
+        text_files: other files of the checkpoint, by name.
+        tokenizer: folder whose files are copied into it.
+        replace: replace a checkpoint of this iteration; without it that is an error.
 
     Returns:
         the checkpoint's folder under its final name.
 
     Raises:
-        OSError: it could not be written, a file is shorter than its rank wrote it, or there is a checkpoint
-            of this iteration.
+        OSError: it could not be written, a file is shorter than its rank wrote it, or this iteration has a
+            checkpoint.
     """
     folder = partial_folder(run, iteration)
     if not replace and (final := iteration_folder(run, iteration)).exists():
         raise FileExistsError(errno.EEXIST, "there is a checkpoint already", str(final))
-    parts = sorted(folder.glob(f"*{PIECES}"))
-    records = [json.loads(part.read_bytes()) for part in parts]
+    lists = sorted(folder.glob(f"*{PIECE_LIST_SUFFIX}"))
+    records = [json.loads(part.read_bytes()) for part in lists]
     files = {record["file"]: record["size"] for record in records}
     for name, size in files.items():
-        if (found := (folder / name).stat().st_size) != size:
-            raise OSError(errno.EIO, f"{name} has {found} bytes where {size} were written")
-    for name, text in texts.items():
+        if (actual := (folder / name).stat().st_size) != size:
+            raise OSError(errno.EIO, f"{name} has {actual} bytes where {size} were written")
+    for name, text in text_files.items():
         write_text(folder / name, text)
     if tokenizer is not None:
         shutil.copytree(tokenizer, folder / TOKENIZER)
         sync_tree(folder / TOKENIZER)
-    for part in parts:
+    for part in lists:
         part.unlink()
     manifest = {
         "format": FORMAT,
         "iteration": iteration,
-        **described,
+        **header,
         "side_files": describe_side_files(folder),
         "files": files,
         "tensors": _tensors(records),
@@ -154,9 +158,9 @@ def commit(
     write_manifest(folder, json.dumps(manifest))
     sync_folder(folder)
     final = iteration_folder(run, iteration)
-    with replacing(run / LATEST) as tracker:
-        # before the folder has its final name: a process killed between the two renames must not leave a
-        # checkpoint that looks like one the run went back from
+    with atomic_write(run / LATEST) as tracker:
+        # before the folder has its final name: if the process is killed between the two renames, the new
+        # checkpoint must not look like one that the run has rolled back
         write_text(tracker, f"{iteration}\n")
         _give_final_name(run, iteration)
     if (replaced := replaced_folder(run, iteration)).exists():
@@ -165,11 +169,11 @@ def commit(
 
 
 def _give_final_name(run: Path, iteration: int) -> None:
-    """Rename a checkpoint's `.partial` folder to its final name, and undo that if it cannot be flushed."""
+    """Rename a checkpoint's `.partial` folder to its final name; undo that if it cannot be flushed."""
     folder, final = partial_folder(run, iteration), iteration_folder(run, iteration)
     replaced = replaced_folder(run, iteration)
     if final.exists():
-        # a folder cannot be renamed onto another; between the two renames `latest` finds the replaced one
+        # a folder cannot be renamed onto another; between the two renames `latest_checkpoint` finds this one
         final.rename(replaced)
     try:
         folder.rename(final)
@@ -184,7 +188,7 @@ def _give_final_name(run: Path, iteration: int) -> None:
 
 
 def supersede(run: Path, superseded: Iterable[int]) -> None:
-    """Give checkpoints a name that readers ignore, in place of earlier ones of that name."""
+    """Rename checkpoints to a name that readers ignore, replacing earlier ones of that name."""
     for iteration in superseded:
         folder, aside = iteration_folder(run, iteration), superseded_folder(run, iteration)
         if folder.exists():
@@ -202,16 +206,16 @@ def remove_superseded(run: Path, newest: int) -> None:
 
 
 def discard(run: Path, iteration: int) -> None:
-    """Remove what was written of a checkpoint that will not be."""
+    """Remove the files of a checkpoint that will not be committed."""
     shutil.rmtree(partial_folder(run, iteration), ignore_errors=True)
 
 
-def outdated(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
-    """Iterations of a run that are not to be kept, of those before `newest`.
+def to_prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
+    """Return the iterations before `newest` that are not to be kept.
 
     Args:
-        last: so many of the newest stay, `newest` among them; 1 or more.
-        every: those whose iteration this divides stay too.
+        last: keep this many of the newest, `newest` included; 1 or more.
+        every: also keep iterations that this divides.
     """
     assert last >= 1
     older = [iteration for iteration in iterations(run) if iteration < newest]
@@ -219,17 +223,17 @@ def outdated(run: Path, newest: int, *, last: int, every: int | None) -> list[in
 
 
 def prune(run: Path, newest: int, *, last: int, every: int | None) -> list[int]:
-    """Remove the checkpoints that are `outdated` beside the one just committed, `newest`.
+    """Remove the checkpoints that `to_prune` names, after the commit of `newest`.
 
     Returns:
-        the iterations removed. A checkpoint goes under another name first, so that none is seen half removed.
+        the iterations removed. A checkpoint is renamed first, so that none is seen partly removed.
     """
-    gone = outdated(run, newest, last=last, every=every)
-    for iteration in gone:
+    pruned = to_prune(run, newest, last=last, every=every)
+    for iteration in pruned:
         aside = run / f".iter_{iteration:07d}.removed"
         iteration_folder(run, iteration).rename(aside)
         shutil.rmtree(aside)
-    return gone
+    return pruned
 
 
 def _tensors(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -237,7 +241,9 @@ def _tensors(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     for record in records:
         entries = spaces.setdefault(record["namespace"], {})
         for piece in record["pieces"]:
-            whole, dtype, name = piece.pop("whole"), piece.pop("dtype"), piece.pop("name")
+            whole = piece.pop("whole")
+            dtype = piece.pop("dtype")
+            name = piece.pop("name")
             entry = entries.setdefault(name, {"shape": whole, "dtype": dtype, "pieces": []})
             entry["pieces"].append(piece)
     for space, entries in spaces.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer_folder
 
 
 def open_checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -14,7 +14,7 @@ def open_checkpoint_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         FormatError: the checkpoint has no tokenizer, or the tokenizer has ids without a row of the embedding.
     """
     folder = checkpoint.tokenizer_folder
-    tokenizer = open_folder(folder)
+    tokenizer = open_tokenizer_folder(folder)
     if tokenizer.identity.vocab_size > checkpoint.spec.vocab:
         raise FormatError(
             folder,

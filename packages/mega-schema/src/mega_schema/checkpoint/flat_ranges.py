@@ -1,8 +1,8 @@
-"""A tensor laid out as one row of numbers, and the boxes that a stretch of that row is.
+"""Ranges of a flattened tensor, and the boxes that they are made of.
 
-What is cut over replicas (ZeRO, arXiv:1910.02054) is cut in equal stretches of flat buffers, which begin and
-end in the middle of a tensor's rows. A checkpoint knows boxes only: a stretch is a ragged first row, whole
-rows and a ragged last row, and so on inwards for tensors of more dimensions.
+Tensors are sharded over replicas (ZeRO, arXiv:1910.02054) in equal ranges of flat buffers, which begin and
+end within a row. A checkpoint has only boxes: a range is a partial first row, whole rows and a partial last
+row, and so on recursively for tensors of more dimensions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mega_schema.sharding import Shape, Slab, overlap
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
-    """A box of a global tensor and where its values lie in a stretch of a flattened local one.
+class FlatFragment:
+    """A box of a global tensor, and where its values are in a range of a flattened local tensor.
 
     Attributes:
         slab: the box; `slab.in_local` is its place in the block.
-        offset: first element of the block in the stretch.
-        block: shape of the block, whose elements lie end to end in the stretch.
+        offset: first element of the block in the range.
+        block: shape of the block, whose elements are contiguous in the range.
     """
 
     slab: Slab
@@ -29,23 +29,26 @@ class Fragment:
     block: Shape
 
     @property
-    def in_stretch(self) -> slice:
-        """Where the block's elements lie."""
+    def in_range(self) -> slice:
+        """The block's elements, as a slice of the range."""
         return slice(self.offset, self.offset + math.prod(self.block))
 
 
-def blocks(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    """The boxes, as start and extent, that elements `begin` up to `end` of a flattened tensor are.
+def range_boxes(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
+    """Yield the boxes, as start and extent, that elements `begin` to `end` of a flattened tensor consist of.
 
-    They come in the order of the elements, and there are at most two for every dimension.
+    In the order of the elements; at most two for every dimension. Recursive: a partial row is a range of a
+    tensor with one dimension less.
     """
     if begin >= end:
         return
     row = math.prod(shape[1:])
-    first, last = -(-begin // row), end // row  # whole rows
+    # whole rows
+    first = -(-begin // row)
+    last = end // row
     if first > last:  # all within one row
-        at = begin // row
-        yield from _within(at, shape, begin - at * row, end - at * row)
+        row_index = begin // row
+        yield from _within(row_index, shape, begin - row_index * row, end - row_index * row)
         return
     if begin < first * row:
         yield from _within(first - 1, shape, begin - (first - 1) * row, row)
@@ -55,23 +58,23 @@ def blocks(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
         yield from _within(last, shape, 0, end - last * row)
 
 
-def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iterator[Fragment]:
-    """What elements `begin` up to `end` of a flattened local tensor hold of the global one.
+def fragments(slabs: Sequence[Slab], shape: Shape, begin: int, end: int) -> Iterator[FlatFragment]:
+    """Yield the parts of the global tensor in elements `begin` to `end` of a flattened local tensor.
 
     Args:
-        slabs: the boxes of the global tensor that lie in the local one; padding is in none of them.
+        slabs: the boxes of the global tensor in the local one; none of them contains padding.
         shape: of the local tensor.
     """
     offset = 0
-    for start, extent in blocks(shape, begin, end):
+    for start, extent in range_boxes(shape, begin, end):
         for slab in slabs:
-            met = overlap(slab.at, slab.shape, start, extent)
-            if met is not None:
-                at = tuple(s + i for s, i in zip(slab.start, met.in_a, strict=True))
-                yield Fragment(Slab(at, met.shape, met.in_b), offset, extent)
+            shared = overlap(slab.local_start, slab.shape, start, extent)
+            if shared is not None:
+                global_start = tuple(s + i for s, i in zip(slab.start, shared.in_a, strict=True))
+                yield FlatFragment(Slab(global_start, shared.shape, shared.in_b), offset, extent)
         offset += math.prod(extent)
 
 
 def _within(row: int, shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    for start, extent in blocks(shape[1:], begin, end):
+    for start, extent in range_boxes(shape[1:], begin, end):
         yield (row, *start), (1, *extent)

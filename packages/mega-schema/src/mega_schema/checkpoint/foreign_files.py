@@ -1,8 +1,8 @@
-"""Files beside the weights of another program, whose author is a stranger: links and sizes, then bytes.
+"""Read small files beside another program's weights, from an untrusted author: check links and sizes first.
 
-What is read of them is copied into what is written, and people publish that: a link out of the folder would
-publish a file of theirs. Numbers of weights are not looked at here: they are read as numbers of a known shape
-alone, and large files are often links.
+Their content is copied into our output, and people publish that: a link out of the folder would publish a
+file of theirs. Weight files are not checked here: they are read only as numbers of a known shape, and are
+often links.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Final
 
 from mega_schema.errors import FormatError
 
-MOST_BESIDE: Final = 16_000_000  # bytes of a file that is copied as it is
-MOST_JSON: Final = 100_000_000  # of a config.json, of an index
-MOST_TOKENIZER: Final = 300_000_000
+MAX_COMPANION_BYTES: Final = 16_000_000  # of a file that is copied unchanged
+MAX_JSON_BYTES: Final = 100_000_000  # of a config.json, of an index
+MAX_TOKENIZER_BYTES: Final = 300_000_000
 
 
-def check_foreign(path: Path, most: int) -> None:
-    """Refuse a file that is a link to somewhere else than the Hub's cache, or too large.
+def check_foreign(path: Path, max_bytes: int) -> None:
+    """Refuse a file that is too large, or a link to anywhere but the Hub's cache.
 
     Args:
-        most: bytes that it may have.
+        max_bytes: maximum size.
 
     Raises:
-        FormatError: it is one.
+        FormatError: the file is refused.
     """
     folder, real = path.parent.resolve(), path.resolve()
     # the Hub's cache: snapshots/REVISION/file -> ../../blobs/SHA
@@ -32,18 +32,18 @@ def check_foreign(path: Path, most: int) -> None:
     if not (real.is_relative_to(folder) or real.parent == blobs):
         hint = f"cp --remove-destination {real} {path}, where its text may be copied and published"
         raise FormatError(path, "is a link out of its folder", found=real, wanted="a file", hint=hint)
-    if path.is_file() and (size := path.stat().st_size) > most:
-        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {most}")
+    if path.is_file() and (size := path.stat().st_size) > max_bytes:
+        raise FormatError(path, "size in bytes", found=size, wanted=f"at most {max_bytes}")
 
 
-def read_foreign(path: Path, most: int) -> bytes:
-    """The bytes of such a file.
+def read_foreign(path: Path, max_bytes: int) -> bytes:
+    """Return the bytes of such a file.
 
     Raises:
-        FormatError: `check_foreign` refuses it, or it is no file: a pipe would never end.
+        FormatError: `check_foreign` refuses it, or it is not a regular file: reading a pipe would never end.
         OSError: it is missing, or cannot be read.
     """
-    check_foreign(path, most)
+    check_foreign(path, max_bytes)
     if path.exists() and not path.is_file():
         raise FormatError(path, "is not a file")
     return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Tell the format of a checkpoint from the names of its files, without opening one."""
+"""Detect the format of a checkpoint from the names of its files, without opening one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-# files by which a folder tells its format, where it does; they are looked for in this order
-MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+# patterns of files that identify a format, tried in this order
+FORMAT_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mega": ("manifest.json", "iter_*/manifest.json", ".iter_*.replaced/manifest.json"),
         "hf": ("config.json",),
@@ -18,7 +18,7 @@ MARKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "torch_dist": (".metadata", "iter_*/.metadata", "release/.metadata"),
     }
 )
-TITLES: Mapping[str, str] = MappingProxyType(
+FORMAT_TITLES: Mapping[str, str] = MappingProxyType(
     {
         "mega": "a checkpoint of Mega",
         "hf": "a Hugging Face folder",
@@ -32,13 +32,13 @@ TITLES: Mapping[str, str] = MappingProxyType(
 
 
 def detect_format(path: Path) -> str | None:
-    """The format's name in `mega-ckpt convert --from`, or None where the files tell none."""
-    for name, marks in MARKS.items():
+    """Return the format's name in `mega-ckpt convert --from`, or None if the files match no format."""
+    for name, marks in FORMAT_FILES.items():
         if any(next(path.glob(mark), None) is not None for mark in marks):
             return name
     return None
 
 
-def conversion_command(source: Path, form: str) -> str:
-    """The command that makes a checkpoint of Mega out of one of this format, to be pasted."""
-    return f"mega-ckpt convert --from {form} --to mega --load {source} --save CONVERTED"
+def conversion_command(source: Path, format_name: str) -> str:
+    """Return the command that converts a checkpoint of this format to one of Mega."""
+    return f"mega-ckpt convert --from {format_name} --to mega --load {source} --save CONVERTED"

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: one process at a time writes checkpoints there, a trainer or a converter."""
+"""A lock on a run's folder: only one process at a time, trainer or converter, writes checkpoints."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ log = logging.getLogger("mega.schema")
 
 
 @contextlib.contextmanager
-def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
-    """Hold a run's folder, which exists, while the block runs.
+def lock_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]:
+    """Lock a run's folder, which must exist, while the block runs.
 
-    Both the folder and the run's record, if it has one, are locked: network file systems lock only files that
-    are open for writing. The system releases the locks when the process ends, however it ends. File systems
-    that cannot lock are left alone.
+    Both the folder and the run's event log, if any, are locked: network file systems lock only files that are
+    open for writing. The system releases the locks when the process ends, in any way. File systems without
+    locks are tolerated.
 
     Args:
-        named_by: the flag or the argument that named the folder, to begin the message with.
+        named_by: the flag or the argument that named the folder; begins the message.
 
     Raises:
         ConfigError: another process holds it.
     """
-    with contextlib.ExitStack() as held:
-        number = os.open(folder, os.O_RDONLY)
-        held.callback(os.close, number)
-        numbers = [number]
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        descriptors = [descriptor]
         if (folder / EVENTS).is_file():
-            numbers.append(held.enter_context((folder / EVENTS).open("ab")).fileno())
-        for number in numbers:
+            descriptors.append(stack.enter_context((folder / EVENTS).open("ab")).fileno())
+        for descriptor in descriptors:
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
                     named_by,
@@ -49,6 +49,6 @@ def hold_run_folder(folder: Path, *, named_by: str = "--save") -> Iterator[None]
                     else "wait for it, or end it",
                 ) from None
             except OSError as error:
-                why = error.strerror
-                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, why)
+                reason = error.strerror
+                log.info("%s cannot be locked (%s): nothing keeps a second writer out", folder, reason)
         yield

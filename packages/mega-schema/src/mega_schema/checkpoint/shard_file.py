@@ -1,4 +1,4 @@
-"""One rank's pieces of one namespace, as a safetensors file. Of Python's own library alone, as `disk` is."""
+"""Write one rank's pieces of one namespace as a safetensors file. Uses Python's standard library only."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from mega_schema.atomic_io import begin_flush, write_at, write_text
-from mega_schema.checkpoint.checkpoint_dir import PIECE_FORMAT, PIECES
+from mega_schema.checkpoint.checkpoint_dir import PIECE_FORMAT, PIECE_LIST_SUFFIX
 
-CHUNK = 1 << 24  # bytes between two signs of life
-# bytes that are written at once: they are in the processor's cache after their checksum, and a system that is
-# given megabytes looks for large pages for them, which in a virtual machine its host may have to find first
+CHUNK = 1 << 24  # bytes between two progress reports
+# Bytes per write: they are still in the processor's cache after their checksum. For megabytes the system
+# looks for large pages, which in a virtual machine the host may have to find first.
 _SLICE = 1 << 18
-FLUSH = 1 << 28  # bytes that may wait to reach the disk: a flush at the end alone would be long and silent
+FLUSH = 1 << 28  # bytes between two flushes: a single flush at the end would be long and without progress
 
 
 def piece_key(name: str, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> str:
-    """What a piece is called in its file: a part has its place, since a rank may hold several of a tensor."""
+    """Return the key of a piece in its file.
+
+    A part of a tensor has its range in the key, as a rank may hold several parts.
+    """
     if tuple(shape) == tuple(whole):
         return name
     return f"{name}[{','.join(f'{s}:{s + n}' for s, n in zip(start, shape, strict=True))}]"
 
 
-class PieceFile:
-    """A rank's file of a namespace while it is written: every box has its place from the start.
+class ShardFileWriter:
+    """A rank's file of a namespace while it is written; every box has its offset from the start.
 
-    Boxes may be filled in any order and by several threads, each box by one of them and from its first byte
-    to its last.
+    Boxes may be written in any order and by several threads, each box by one of them and from start to end.
 
     Attributes:
         name: of the file.
@@ -41,104 +43,111 @@ class PieceFile:
     def __init__(self, folder: Path, namespace: str, rank: int, boxes: Sequence[Mapping[str, Any]]) -> None:
         """
         Args:
-            boxes: of each its name, whole (the tensor's shape), dtype, start, shape and bytes.
+            boxes: for each its name, whole (the tensor's shape), dtype, start, shape and bytes.
         """
         stem = f"{namespace}-{rank:05d}"
-        self.name, self._namespace, self._list = f"{stem}.safetensors", namespace, folder / f"{stem}{PIECES}"
-        self._boxes, header = boxes, _header(boxes)
-        self._next, self._checksums = [0] * len(boxes), [0] * len(boxes)
+        self.name = f"{stem}.safetensors"
+        self._namespace = namespace
+        self._list_path = folder / f"{stem}{PIECE_LIST_SUFFIX}"
+        self._boxes = boxes
+        header = _header(boxes)
+        self._written = [0] * len(boxes)
+        self._checksums = [0] * len(boxes)
         ends = list(itertools.accumulate((box["bytes"] for box in boxes), initial=len(header)))
-        self._places, self._size = ends[:-1], ends[-1]
+        self._offsets = ends[:-1]
+        self._size = ends[-1]
         self._file = (folder / self.name).open("wb", buffering=0)
         write_at(self._file.fileno(), memoryview(header), 0)
 
-    def put(self, number: int, values: memoryview) -> None:
+    def write(self, number: int, values: memoryview) -> None:
         """Write the next bytes of box `number`.
 
         Raises:
-            OSError: the disk is full, or would not write for another reason.
+            OSError: the disk is full, or refused the write for another reason.
         """
-        to, at = self._file.fileno(), self._places[number] + self._next[number]
+        descriptor = self._file.fileno()
+        offset = self._offsets[number] + self._written[number]
         for begin in range(0, len(values), _SLICE):
-            some = values[begin : begin + _SLICE]
-            self._checksums[number] = zlib.crc32(some, self._checksums[number])
-            write_at(to, some, at + begin)
-        begin_flush(to, at, len(values))
-        self._next[number] += len(values)
+            chunk = values[begin : begin + _SLICE]
+            self._checksums[number] = zlib.crc32(chunk, self._checksums[number])
+            write_at(descriptor, chunk, offset + begin)
+        begin_flush(descriptor, offset, len(values))
+        self._written[number] += len(values)
 
     def flush(self) -> None:
-        """Have the disk take what was written so far."""
+        """Flush to the disk what was written so far."""
         os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Flush the file, and write the list of what is in it beside it."""
-        for box, written in zip(self._boxes, self._next, strict=True):
+        """Flush the file, and write the list of its pieces beside it."""
+        for box, written in zip(self._boxes, self._written, strict=True):
             assert written == box["bytes"], f"{box['name']}: {written} bytes for {box['bytes']}"
         self.flush()
         self._file.close()
-        found = zip(self._boxes, self._places, self._checksums, strict=True)
+        placed_boxes = zip(self._boxes, self._offsets, self._checksums, strict=True)
         records = [
-            {key: box[key] for key in _KEYS} | {"file": self.name, "offset": at, "crc32": checksum}
-            for box, at, checksum in found
+            {key: box[key] for key in _KEYS} | {"file": self.name, "offset": offset, "crc32": checksum}
+            for box, offset, checksum in placed_boxes
         ]
-        told = {"namespace": self._namespace, "file": self.name, "size": self._size, "pieces": records}
-        write_text(self._list, json.dumps(told))
+        listing = {"namespace": self._namespace, "file": self.name, "size": self._size, "pieces": records}
+        write_text(self._list_path, json.dumps(listing))
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
         self._file.close()
 
 
-def write(
+def write_shard_file(
     folder: Path,
     namespace: str,
     rank: int,
     boxes: Sequence[Mapping[str, Any]],
     payload: Callable[[int], memoryview],
 ) -> Iterator[int]:
-    """Write a rank's boxes of a namespace, and beside them the list of what was written.
+    """Write a rank's boxes of a namespace, and beside them the list of pieces.
 
     Args:
-        boxes: of each its name, whole (the tensor's shape), dtype, start, shape and bytes.
-        payload: the bytes of box number i; asked for one at a time and in order.
+        boxes: for each its name, whole (the tensor's shape), dtype, start, shape and bytes.
+        payload: returns the bytes of box number i; called for one at a time and in order.
 
     Yields:
         bytes written since the last time, CHUNK at most.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
     if not boxes:
         return
-    out, waiting = PieceFile(folder, namespace, rank, boxes), 0
-    with contextlib.closing(out):
+    file = ShardFileWriter(folder, namespace, rank, boxes)
+    waiting = 0
+    with contextlib.closing(file):
         for number in range(len(boxes)):
             values = payload(number)
             for begin in range(0, len(values), CHUNK):
                 chunk = values[begin : begin + CHUNK]
-                out.put(number, chunk)
+                file.write(number, chunk)
                 if (waiting := waiting + len(chunk)) >= FLUSH:
-                    out.flush()
+                    file.flush()
                     waiting = 0
                 yield len(chunk)
-        out.finish()
+        file.finish()
 
 
 _KEYS = ("name", "whole", "dtype", "start", "shape", "bytes")
 
 
 def _header(boxes: Sequence[Mapping[str, Any]]) -> bytes:
-    """safetensors' header: the length of a JSON text as u64, and the text, padded to 8 bytes."""
+    """Return safetensors' header: the length of a JSON text as u64, and the text, padded to 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": {"format": f"mega {PIECE_FORMAT}"}}
-    at = 0
+    offset = 0
     for box in boxes:
         key = piece_key(box["name"], box["whole"], box["start"], box["shape"])
         entries[key] = {
             "dtype": box["dtype"],
             "shape": box["shape"],
-            "data_offsets": [at, at + box["bytes"]],
+            "data_offsets": [offset, offset + box["bytes"]],
         }
-        at += box["bytes"]
+        offset += box["bytes"]
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

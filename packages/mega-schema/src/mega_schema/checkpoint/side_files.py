@@ -1,9 +1,8 @@
 """Checksums of a checkpoint's small files: trainer.json, run.toml, the tokenizer's files, and the manifest.
 
-The manifest records the size and the SHA-256 of each side file; `manifest.sha256` beside it holds the digest
-of the manifest, in the form that `sha256sum -c` reads. They find damage and edits, not forgery: nothing is
-signed.
-Of Python's own library alone, as `disk` is.
+The manifest records the size and the SHA-256 of each side file; `manifest.sha256` holds the digest of the
+manifest, in the format of `sha256sum -c`. They detect damage and edits, not forgery: nothing is signed. Uses
+Python's standard library only.
 """
 
 from __future__ import annotations
@@ -15,79 +14,84 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mega_schema.atomic_io import replacing, write_text
-from mega_schema.errors import DamageError
+from mega_schema.atomic_io import atomic_write, write_text
+from mega_schema.errors import CorruptFileError
 
-MANIFEST, TRAINER, TOKENIZER, RUN_CONFIG = "manifest.json", "trainer.json", "tokenizer", "run.toml"
+MANIFEST = "manifest.json"
+TRAINER = "trainer.json"
+TOKENIZER = "tokenizer"
+RUN_CONFIG = "run.toml"
 DIGEST = "manifest.sha256"
-MOST_BYTES = 1 << 30  # of one side file; none that was ever written comes near it
+MAX_BYTES = 1 << 30  # of one side file; real ones are far smaller
 OTHER_ITERATION = "load another iteration: --load RUN/iter_NNNNNNN"
 
 
 def describe_side_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 of every side file, by its path in the checkpoint's folder.
+    """Return size in bytes and SHA-256 of every side file, by its path in the checkpoint's folder.
 
     Raises:
-        DamageError: one is a link, or no regular file.
+        CorruptFileError: one is a link, or not a regular file.
     """
-    found = {}
+    records = {}
     for name in _list_side_files(folder):
         content = read_regular(folder / name)
-        found[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return found
+        records[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return records
 
 
 def check_side_files(folder: Path, recorded: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hold every side file against its record.
+    """Compare every side file with its record.
 
     Raises:
-        DamageError: one is missing, not recorded, or not what was written.
+        CorruptFileError: one is missing, not recorded, or was changed.
     """
     for name, wanted in recorded.items():
         if not _is_side_file(name):
-            raise DamageError(folder / MANIFEST, "name outside the checkpoint", found=name)
+            raise CorruptFileError(folder / MANIFEST, "name outside the checkpoint", found=name)
         content = read_regular(folder / name)
-        have = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        if have != dict(wanted):
-            word = "bytes" if have["bytes"] != wanted.get("bytes") else "sha256"
-            raise DamageError(
+        actual = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        if actual != dict(wanted):
+            word = "bytes" if actual["bytes"] != wanted.get("bytes") else "sha256"
+            raise CorruptFileError(
                 folder / name,
                 f"is not what was written: {word}",
-                found=have[word],
+                found=actual[word],
                 wanted=wanted.get(word),
-                hint=_accept(folder),
+                hint=_accept_hint(folder),
             )
     for name in (TRAINER, *_list_side_files(folder)):
         if name not in recorded:
-            raise DamageError(folder / name, "has no checksum in the manifest", hint=_accept(folder))
+            raise CorruptFileError(
+                folder / name, "has no checksum in the manifest", hint=_accept_hint(folder)
+            )
 
 
 def check_manifest(folder: Path, content: bytes) -> bool:
-    """Hold the manifest against its digest.
+    """Compare the manifest with its digest.
 
     Returns:
-        whether there is a digest. From format 2 on there has to be one; the manifest says its format.
+        whether there is a digest. It is required from format 2 on; the manifest states its format.
 
     Raises:
-        DamageError: the manifest is not what was written.
+        CorruptFileError: the manifest was changed.
     """
     file = folder / DIGEST
     if not file.exists():
         return False
-    found = read_regular(file)
-    if found != digest_line(content).encode():
-        raise DamageError(
+    recorded = read_regular(file)
+    if recorded != digest_line(content).encode():
+        raise CorruptFileError(
             folder / MANIFEST,
             "is not what was written: sha256",
             found=hashlib.sha256(content).hexdigest(),
-            wanted=found[:64].decode("ascii", "replace"),
-            hint=_accept(folder),
+            wanted=recorded[:64].decode("ascii", "replace"),
+            hint=_accept_hint(folder),
         )
     return True
 
 
 def digest_line(manifest: bytes) -> str:
-    """The content of `manifest.sha256`."""
+    """Return the content of `manifest.sha256`."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
@@ -98,9 +102,9 @@ def write_manifest(folder: Path, text: str) -> None:
 
 
 def replace_manifest(folder: Path, text: str) -> None:
-    """The same in the place of an earlier manifest."""
+    """Replace a manifest and its digest, and flush both."""
     for name, content in ((MANIFEST, text), (DIGEST, digest_line(text.encode()))):
-        with replacing(folder / name) as new:
+        with atomic_write(folder / name) as new:
             write_text(new, content)
 
 
@@ -108,49 +112,49 @@ def rewrite_checksums(folder: Path, format: int) -> None:
     """Record the side files and the manifest as they are now.
 
     Args:
-        format: version of the checkpoint format that the manifest has from now on.
+        format: new version of the checkpoint format in the manifest.
     """
     manifest = json.loads(read_regular(folder / MANIFEST))
-    described = {"format": format, "side_files": describe_side_files(folder)}
-    replace_manifest(folder, json.dumps(manifest | described))
+    header = {"format": format, "side_files": describe_side_files(folder)}
+    replace_manifest(folder, json.dumps(manifest | header))
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file that is neither a link nor a pipe nor of absurd size.
+    """Return the bytes of a regular file, not a link or a pipe, of plausible size.
 
     Raises:
-        DamageError: it is, or it is missing.
+        CorruptFileError: it is not one, or is missing.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         wanted = "a file of a checkpoint"
-        raise DamageError(path, "missing", wanted=wanted, hint=OTHER_ITERATION) from None
-    check_regular(path, found.st_mode)
-    if found.st_size > MOST_BYTES:
-        raise DamageError(path, "size in bytes", found=found.st_size, wanted=f"at most {MOST_BYTES}")
+        raise CorruptFileError(path, "missing", wanted=wanted, hint=OTHER_ITERATION) from None
+    check_regular(path, status.st_mode)
+    if status.st_size > MAX_BYTES:
+        raise CorruptFileError(path, "size in bytes", found=status.st_size, wanted=f"at most {MAX_BYTES}")
     return path.read_bytes()
 
 
 def check_regular(path: Path, mode: int) -> None:
-    """Refuse a link, a pipe or a device in the place of a checkpoint's file.
+    """Refuse a link, a pipe or a device in place of a checkpoint's file.
 
     Args:
         mode: of `os.lstat`.
 
     Raises:
-        DamageError: it is one.
+        CorruptFileError: the file is refused.
     """
     if stat.S_ISREG(mode):
         return
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
     kind = kinds.get(stat.S_IFMT(mode), "a special file")
     hint = "cp -rL FOLDER NEW copies files in the place of links" if kind == "a link" else ""
-    raise DamageError(path, "is no file of a checkpoint", found=kind, wanted="a regular file", hint=hint)
+    raise CorruptFileError(path, "is no file of a checkpoint", found=kind, wanted="a regular file", hint=hint)
 
 
 def _list_side_files(folder: Path) -> Iterator[str]:
-    """Hidden files, which systems leave in any folder, are none."""
+    """Yield the paths of the side files. Hidden files, which systems leave in any folder, do not count."""
     yield from (
         name for name in (TRAINER, RUN_CONFIG) if (folder / name).is_symlink() or (folder / name).exists()
     )
@@ -166,5 +170,5 @@ def _is_side_file(name: str) -> bool:
     return name in (TRAINER, RUN_CONFIG) or inside
 
 
-def _accept(folder: Path) -> str:
+def _accept_hint(folder: Path) -> str:
     return f"if the edit was meant: mega-ckpt verify {folder} --accept"

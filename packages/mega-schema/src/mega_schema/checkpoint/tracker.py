@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run's folder, as its tracker file says."""
+"""Find the newest checkpoint of a run's folder by its tracker file."""
 
 from __future__ import annotations
 
@@ -12,85 +12,86 @@ from mega_schema.checkpoint.checkpoint_dir import (
     pending_tracker,
     replaced_folder,
 )
-from mega_schema.checkpoint.formats import TITLES, conversion_command, detect_format
-from mega_schema.errors import DamageError, FormatError
+from mega_schema.checkpoint.formats import FORMAT_TITLES, conversion_command, detect_format
+from mega_schema.errors import CorruptFileError, FormatError
 
 _WANTED = "a checkpoint or the folder of a run"
-_TRACKER_BYTES = 100  # more than any iteration and white space
-_DIGITS = 20  # more are no iteration, and Python refuses to read thousands of them
+_TRACKER_BYTES = 100  # longer than any iteration with white space
+_DIGITS = 20  # longer than any iteration; Python refuses to parse thousands of digits
 
 
 def latest_iteration(run: Path) -> int:
-    """Iteration of the newest checkpoint of a run, as its tracker file says.
+    """Return the iteration of a run's newest checkpoint, from its tracker file.
 
-    A commit that was killed between its last two renames has left a checkpoint under its final name and the
-    new tracker under a temporary one: that tracker counts.
+    A commit killed between its last two renames leaves a checkpoint under its final name and the new tracker
+    under a temporary one: that tracker counts.
 
     Raises:
-        FormatError: the run holds no checkpoint, or the tracker file says something else than an iteration.
-            The hint mends it.
+        FormatError: the run holds no checkpoint, or the tracker file does not hold an iteration. The hint has
+            the remedy.
     """
     tracker = run / LATEST
     if tracker.is_file():
-        return max(_tracked(tracker), _pending(run))
+        return max(_read_tracker(tracker), _pending_iteration(run))
     if not run.is_dir():
-        raise _no_folder(run)
-    if found := iterations(run):
-        up_to = f"checkpoints up to iteration {found[-1]}"
+        raise _missing_folder_error(run)
+    if saved := iterations(run):
+        up_to = f"checkpoints up to iteration {saved[-1]}"
         raise FormatError(run, f"has no {LATEST}", found=up_to, hint=_remedy(run))
-    if form := _foreign_format(run):
+    if format_name := _foreign_format(run):
         what = "is a checkpoint of another program"
-        raise FormatError(run, what, found=TITLES[form], wanted=_WANTED, hint=_remedy(run))
-    half = sorted(run.glob(".iter_*.partial"))
-    what = f"half-written {half[-1].name}" if half else "no checkpoint"
-    hint = "wait for the run's first save, or start it again" if half else _run_below(run)
+        raise FormatError(run, what, found=FORMAT_TITLES[format_name], wanted=_WANTED, hint=_remedy(run))
+    partial = sorted(run.glob(".iter_*.partial"))
+    what = f"half-written {partial[-1].name}" if partial else "no checkpoint"
+    hint = "wait for the run's first save, or start it again" if partial else _hint_run_below(run)
     raise FormatError(
         run, "holds no finished checkpoint", found=what, wanted=f"{LATEST} or {MANIFEST}", hint=hint
     )
 
 
-def _no_folder(run: Path) -> FormatError:
+def _missing_folder_error(run: Path) -> FormatError:
     if run.exists():
         hint = f"name {run.parent}" if (run.parent / MANIFEST).is_file() else f"ls {run.parent}"
         return FormatError(run, "is a file", wanted=_WANTED, hint=hint)
-    there = next(folder for folder in (*run.parents, Path()) if folder.is_dir())
-    hint = f"ls -d {there}/iter_*" if iterations(there) else f"ls {there}"
+    existing = next(folder for folder in (*run.parents, Path()) if folder.is_dir())
+    hint = f"ls -d {existing}/iter_*" if iterations(existing) else f"ls {existing}"
     return FormatError(run, "no such folder", wanted=_WANTED, hint=hint)
 
 
 def _remedy(run: Path) -> str:
-    """What makes a tracker of a run's newest checkpoint, or a checkpoint of ours of another program's."""
-    if form := _foreign_format(run):
-        return conversion_command(run, form)
-    if not (found := iterations(run)):
+    """Return the hint that repairs a run's tracker, or converts another program's checkpoint."""
+    if format_name := _foreign_format(run):
+        return conversion_command(run, format_name)
+    if not (saved := iterations(run)):
         return f"name another folder: {run} has no checkpoint"
-    folder = iteration_folder(run, found[-1])
-    return f"echo {found[-1]} > {run / LATEST}, once mega-ckpt verify {folder} says sound"
+    folder = iteration_folder(run, saved[-1])
+    return f"echo {saved[-1]} > {run / LATEST}, once mega-ckpt verify {folder} says sound"
 
 
 def _foreign_format(run: Path) -> str | None:
-    form = detect_format(run)
-    return None if form == "mega" else form
+    format_name = detect_format(run)
+    return None if format_name == "mega" else format_name
 
 
-def _run_below(folder: Path) -> str:
-    """The hint that names a run's folder in this one."""
+def _hint_run_below(folder: Path) -> str:
+    """Return the hint that names a run's folder inside this one."""
     below = min(folder.glob(f"*/{LATEST}"), default=None)
     return f"name a run's folder, as {below.parent}" if below else "name a folder that a run has saved to"
 
 
-def _pending(run: Path) -> int:
-    """The iteration of a commit that lacks its last rename alone; -1 where there is none."""
-    tracker, pending = run / LATEST, pending_tracker(run)
+def _pending_iteration(run: Path) -> int:
+    """Return the iteration of a commit that lacks only its last rename; -1 if there is none."""
+    tracker = run / LATEST
+    pending = pending_tracker(run)
     try:
-        iteration = _tracked(pending)
+        iteration = _read_tracker(pending)
         completed = pending.stat().st_mtime_ns >= tracker.stat().st_mtime_ns
     except (OSError, FormatError):
         return -1
     return iteration if completed and (iteration_folder(run, iteration) / MANIFEST).is_file() else -1
 
 
-def _tracked(tracker: Path) -> int:
+def _read_tracker(tracker: Path) -> int:
     text = tracker.read_bytes()[:_TRACKER_BYTES].decode("utf-8", "replace").strip()
     if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
         raise FormatError(
@@ -103,18 +104,18 @@ def _tracked(tracker: Path) -> int:
     return int(text)
 
 
-def latest(run: Path) -> Path:
-    """Folder of the newest checkpoint of a run.
+def latest_checkpoint(run: Path) -> Path:
+    """Return the folder of a run's newest checkpoint.
 
     Raises:
-        FormatError: `latest_iteration` finds none; a DamageError where the folder it names is not there.
+        FormatError: `latest_iteration` finds none; a CorruptFileError if the folder it names does not exist.
     """
     iteration = latest_iteration(run)
     folder, replaced = iteration_folder(run, iteration), replaced_folder(run, iteration)
     if not folder.exists() and (replaced / MANIFEST).is_file():
         return replaced
     if not (folder / MANIFEST).is_file():
-        raise DamageError(
+        raise CorruptFileError(
             folder,
             "is not a checkpoint of ours",
             found=f"no {MANIFEST}",

@@ -1,13 +1,13 @@
-"""Writing a checkpoint, by one process or by many that share a file system.
+"""Write a checkpoint, by one process or by many that share a file system.
 
-    save = Save(run, iteration)
-    save.begin()                                       # rank 0, then a barrier
-    save.write("model", rank, boxes, values)           # every rank, every namespace, then a barrier
-    save.commit(spec, layout=…, trainer=…)             # rank 0
+    writer = CheckpointWriter(run, iteration)
+    writer.begin()                                     # rank 0, then a barrier
+    writer.write("model", rank, boxes, values)         # every rank, every namespace, then a barrier
+    writer.commit(spec, layout=…, trainer=…)           # rank 0
 
-Until `commit` renames it, the folder has a name no reader looks at. A process killed at any moment leaves the
-checkpoint before it as it was, and the next `begin` clears away what was left. A run writes in the background
-instead (`background`), the same files in the same order.
+Until `commit` renames it, the folder has a name that no reader opens. A process killed at any moment leaves
+the previous checkpoint intact, and the next `begin` removes the unfinished one. A training run writes in the
+background instead (`async_writer`): the same files in the same order.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG, TRAINER, partial_folder
-from mega_schema.checkpoint.reader import Box, Values
+from mega_schema.checkpoint.reader import BoxToWrite, ReadBox
 from mega_schema.parallel_layout import Layout
 from mega_schema.spec import ModelSpec
 
 
-class Save:
-    """One checkpoint being written.
+class CheckpointWriter:
+    """A checkpoint being written.
 
     Attributes:
         folder: where its files go until it is committed.
     """
 
     def __init__(self, run: Path, iteration: int) -> None:
-        self.run, self.iteration = run, iteration
+        self.run = run
+        self.iteration = iteration
         self.folder = partial_folder(run, iteration)
 
     def begin(self) -> None:
-        """Make room. What an earlier save left half-written is removed."""
+        """Create the folder, and remove what an earlier save left unfinished."""
         checkpoint_dir.begin(self.run, self.iteration)
 
-    def write(self, namespace: str, rank: int, boxes: Sequence[Box], values: Values) -> None:
+    def write(self, namespace: str, rank: int, boxes: Sequence[BoxToWrite], values: ReadBox) -> None:
         """Write this rank's boxes of a namespace as one safetensors file, one box in memory at a time.
 
         Args:
             values: called once per box, in order; its array has the box's shape and stored dtype.
 
         Raises:
-            MegaError: the disk is full, or would not write for another reason.
+            MegaError: the disk is full, or refused the write for another reason.
         """
-        boxes = [box for box in boxes if not box.slab.empty]
+        boxes = [box for box in boxes if not box.slab.is_empty]
 
         def payload(number: int) -> memoryview:
             box = boxes[number]
@@ -59,8 +60,10 @@ class Save:
             assert array.shape == box.slab.shape, f"{box.name}: {array.shape} for {box.slab.shape}"
             return array.reshape(-1).view(np.uint8).data
 
-        with on_disk(self.folder):
-            for _ in shard_file.write(self.folder, namespace, rank, [box.record() for box in boxes], payload):
+        with disk_errors(self.folder):
+            for _ in shard_file.write_shard_file(
+                self.folder, namespace, rank, [box.to_record() for box in boxes], payload
+            ):
                 pass
 
     def commit(
@@ -73,40 +76,40 @@ class Save:
         run_config: str | None = None,
         replace: bool = False,
     ) -> Path:
-        """Put together what the ranks wrote, and make it the run's latest checkpoint.
+        """Assemble what the ranks wrote, and make it the run's latest checkpoint.
 
         Args:
-            layout: the layout that wrote it, for people to read.
-            tokenizer: folder whose files travel with the checkpoint.
+            layout: the layout that wrote it; informational.
+            tokenizer: folder whose files are copied into the checkpoint.
             run_config: the run's configuration as TOML, for people and for `mega-train`.
-            replace: take the place of a checkpoint of this iteration; without it that is an error.
+            replace: replace a checkpoint of this iteration; without it that is an error.
 
         Returns:
             the checkpoint's folder under its final name.
 
         Raises:
-            MegaError: the disk is full, or would not write for another reason.
+            MegaError: the disk is full, or refused the write for another reason.
         """
-        with on_disk(self.folder):
+        with disk_errors(self.folder):
             return checkpoint_dir.commit(
                 self.run,
                 self.iteration,
-                described(spec, layout),
-                texts(trainer, run_config),
+                manifest_header(spec, layout),
+                text_files(trainer, run_config),
                 tokenizer,
                 replace=replace,
             )
 
 
-def described(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
-    """What a manifest says beside the files and tensors."""
-    cut = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
+def manifest_header(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
+    """Return the manifest's fields besides files and tensors."""
+    degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp}
     if layout.vp > 1:
-        cut["vp"] = layout.vp
-    return {"model": spec.to_dict(), "layout": cut}
+        degrees["vp"] = layout.vp
+    return {"model": spec.to_dict(), "layout": degrees}
 
 
-def texts(trainer: Mapping[str, Any], run_config: str | None) -> dict[str, str]:
-    """The text files of a checkpoint, by name."""
-    found = {TRAINER: json.dumps(dict(trainer), indent=1)}
-    return found if run_config is None else found | {RUN_CONFIG: run_config}
+def text_files(trainer: Mapping[str, Any], run_config: str | None) -> dict[str, str]:
+    """Return the text files of a checkpoint, by name."""
+    files = {TRAINER: json.dumps(dict(trainer), indent=1)}
+    return files if run_config is None else files | {RUN_CONFIG: run_config}

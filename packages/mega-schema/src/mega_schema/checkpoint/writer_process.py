@@ -1,15 +1,16 @@
-"""What one rank writes of a checkpoint, as an order in plain words; and the process that carries one out.
+"""One rank's part of a checkpoint as an order in JSON, and the process that carries it out.
 
-An order is JSON:
+An order has:
 
     run, iteration, rank
-    spaces      namespace -> boxes, as `shard_file.write` takes them, each with the place `at` of its values
-    commit      on one rank of all: what `checkpoint_dir.commit` wants, what to keep, and what the new one
+    spaces      namespace -> boxes, as `shard_file.write_shard_file` takes them, each with the offset `at` of
+    its values commit      on one rank: the arguments of `checkpoint_dir.commit`, what to keep, and what the
+    checkpoint
                 supersedes; null on the others
 
-The process is handed memory with the order and the values in it. It tells on stdout how far it is and, if the
-commit is its own, is told on stdin whether all ranks are done. When the run that started it is gone it writes
-no further. Python's own library alone, so that it starts in a few hundredths of a second.
+The process inherits memory with the order and the values. It reports progress on stdout; if it has the
+commit, stdin tells it whether all ranks are done. It stops writing when the run that started it has ended.
+Uses Python's standard library only, so that it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -28,41 +29,48 @@ from typing import Any
 from mega_schema.checkpoint import checkpoint_dir, shard_file
 
 Order = Mapping[str, Any]
-COMMIT, DISCARD = "commit", "discard"  # what it is told
-BYTES, NOTE, DONE, FAILED = "bytes", "note", "done", "failed"  # what it tells
-_NICE = 5  # the run's own processes go first
-_SILENT = 1.0  # seconds between two words of how far it is: nobody may be listening during a long step
+COMMIT, DISCARD = "commit", "discard"  # commands on stdin
+# reports on stdout
+BYTES = "bytes"
+NOTE = "note"
+DONE = "done"
+FAILED = "failed"
+_NICE = 5  # the training processes have priority
+# between two progress reports: the pipe must not fill up during a long step, when nobody reads it
+_REPORT_SECONDS = 1.0
 
 
-def written(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
-    """Write what the order says.
+def write_shards(order: Order, payload: Callable[[str, int], memoryview]) -> Iterator[int]:
+    """Write the order's shard files.
 
     Args:
-        payload: the bytes of a namespace's box, by its number.
+        payload: returns the bytes of a namespace's box, by its number.
 
     Yields:
         bytes written since the last time, `shard_file.CHUNK` at most.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
     folder = checkpoint_dir.partial_folder(Path(order["run"]), order["iteration"])
-    folder.mkdir(exist_ok=True)  # over a network, what another host made may not be seen before one asks
+    folder.mkdir(exist_ok=True)  # on a network file system another host's folder may not be visible yet
     for space, boxes in order["spaces"].items():
-        yield from shard_file.write(folder, space, order["rank"], boxes, partial(payload, space))
+        yield from shard_file.write_shard_file(folder, space, order["rank"], boxes, partial(payload, space))
 
 
-def ended(order: Order, word: str) -> str:
-    """Commit the order's checkpoint and remove those that are not to be kept, or discard what was written.
+def finish(order: Order, command: str) -> str:
+    """Commit the order's checkpoint and prune old ones, or discard what was written.
 
     Returns:
-        why an earlier checkpoint could not be removed, which is no reason for this one not to be there.
+        why an earlier checkpoint could not be removed; the commit still succeeded.
 
     Raises:
-        OSError: the disk is full, or would not write for another reason.
+        OSError: the disk is full, or refused the write for another reason.
     """
-    run, iteration, commit = Path(order["run"]), order["iteration"], order["commit"]
-    if word == DISCARD:
+    run = Path(order["run"])
+    iteration = order["iteration"]
+    commit = order["commit"]
+    if command == DISCARD:
         checkpoint_dir.discard(run, iteration)
         return ""
     tokenizer = Path(commit["tokenizer"]) if commit["tokenizer"] else None
@@ -74,7 +82,7 @@ def ended(order: Order, word: str) -> str:
         checkpoint_dir.discard(run, iteration)
         raise
     try:
-        checkpoint_dir.supersede(run, (other for other in commit["superseded"] if other != iteration))
+        checkpoint_dir.supersede(run, (old for old in commit["superseded"] if old != iteration))
         checkpoint_dir.remove_superseded(run, iteration)
         if commit["last"]:
             checkpoint_dir.prune(run, iteration, last=commit["last"], every=commit["every"])
@@ -84,39 +92,43 @@ def ended(order: Order, word: str) -> str:
 
 
 def main() -> None:
-    """Carry out an order: `parent`, the memory's descriptor, and place and length of the order in it."""
-    parent, descriptor, at, length = (int(word) for word in sys.argv[1:5])
+    """Carry out an order.
+
+    Arguments: the parent's id, the memory's descriptor, and offset and length of the order in it.
+    """
+    parent, descriptor, offset, length = (int(word) for word in sys.argv[1:5])
     os.nice(_NICE)
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-    order = json.loads(bytes(memory[at : at + length]))
+    order = json.loads(bytes(memory[offset : offset + length]))
 
     def payload(space: str, number: int) -> memoryview:
         box = order["spaces"][space][number]
         return memory[box["at"] : box["at"] + box["bytes"]]
 
     try:
-        done, told = 0, time.monotonic()
-        for count in written(order, payload):
+        written = 0
+        last_report = time.monotonic()
+        for count in write_shards(order, payload):
             if os.getppid() != parent:
                 os._exit(1)
-            done += count
-            if time.monotonic() > told + _SILENT:
-                told = time.monotonic()
-                _say(BYTES, done)
-        _say(BYTES, done)
-        _say(DONE)
+            written += count
+            if time.monotonic() > last_report + _REPORT_SECONDS:
+                last_report = time.monotonic()
+                _report(BYTES, written)
+        _report(BYTES, written)
+        _report(DONE)
     except OSError as error:
-        _say(FAILED, error.errno or errno.EIO)
-    if order["commit"] is not None and (word := sys.stdin.readline().strip()):
+        _report(FAILED, error.errno or errno.EIO)
+    if order["commit"] is not None and (command := sys.stdin.readline().strip()):
         try:
-            if note := ended(order, word):
-                _say(NOTE, note)
-            _say(DONE)
+            if note := finish(order, command):
+                _report(NOTE, note)
+            _report(DONE)
         except OSError as error:
-            _say(FAILED, error.errno or errno.EIO)
-    os._exit(0)  # there is nothing to tidy, and whoever waits for the end waits the shorter
+            _report(FAILED, error.errno or errno.EIO)
+    os._exit(0)  # skip Python's cleanup: there is nothing to clean up, and the parent waits
 
 
-def _say(*words: object) -> None:
+def _report(*words: object) -> None:
     line = " ".join(map(str, words)).replace("\n", " ")
     os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -1,1 +1,1 @@
-"""Indexed datasets on disk: `.bin`, `.idx` and the information beside them."""
+"""Indexed datasets on disk: `.bin`, `.idx` and the metadata beside them."""

@@ -1,4 +1,4 @@
-"""The files of a dataset under temporary names, until all of them take the place of an earlier dataset."""
+"""Write the files of a dataset under temporary names, until all of them replace an earlier dataset."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pathlib import Path
 from typing import IO
 
 from mega_schema.atomic_io import sync_folder, sync_tree
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.outputs import check_output
 
 SUFFIXES = (".bin", ".json", ".idx")
-_LEFT = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
-# hidden, and a name that no person gives: a folder that has it may be removed
-_LEFT_FOLDER = re.compile(r"\.\d+\.mega-(?:new|old)")
+_LEFTOVER = re.compile(r"\.(?:bin|json|idx)\.\d+\.tmp")
+# hidden, and a name that no user chooses: such a folder may be removed
+_LEFTOVER_FOLDER = re.compile(r"\.\d+\.mega-(?:new|old)")
 
 
-class Staged:
+class StagedDataset:
     """`PREFIX.bin`, `.json` and `.idx` being written.
 
-    Each file is locked while it is open, so that a later writer of the same prefix knows which temporary
-    files a killed one left behind: it removes those, and no others.
+    Each file is locked while it is open, so that a later writer of the same prefix can tell the temporary
+    files of a killed process: it removes those, and no others.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         self._files: dict[str, IO[bytes]] = {}
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(prefix)
+        _remove_leftovers(prefix)
 
     def path(self, suffix: str) -> Path:
-        return beside(self.prefix, f"{suffix}.{os.getpid()}.tmp")
+        return sibling(self.prefix, f"{suffix}.{os.getpid()}.tmp")
 
     def open(self, suffix: str) -> IO[bytes]:
-        """A file to write, one of SUFFIXES; it is closed by `publish` or `discard`."""
+        """Open a file to write, one of SUFFIXES; `publish` or `discard` closes it."""
         assert suffix in SUFFIXES, suffix
         file = self.path(suffix).open("wb", buffering=1 << 20)
         self._files[suffix] = file
@@ -47,68 +47,70 @@ class Staged:
         return file
 
     def publish(self) -> None:
-        """Flush all to the disk and give them their names, in place of the dataset there was."""
+        """Flush all files to the disk and give them their final names, replacing an earlier dataset."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        # The index is what readers open first: without one there is no dataset. So the old one goes
-        # before the new payload comes, and the new one comes last.
+        # Readers open the index first: without one there is no dataset. So the old index goes before the
+        # new payload appears, and the new index comes last.
         for suffix in (".idx", ".json"):
-            beside(self.prefix, suffix).unlink(missing_ok=True)
+            sibling(self.prefix, suffix).unlink(missing_ok=True)
         for suffix in SUFFIXES:
             if suffix in self._files:
-                self.path(suffix).replace(beside(self.prefix, suffix))
+                self.path(suffix).replace(sibling(self.prefix, suffix))
         sync_folder(self.prefix.parent)
 
     def discard(self) -> None:
         """Close the files, and remove those that were not published."""
         for suffix, file in self._files.items():
             self.path(suffix).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what a full disk would not take is not wanted any more
+            # a full disk may refuse the buffered data, which is not needed any more
+            with contextlib.suppress(OSError):
                 file.close()
         self._files.clear()
 
 
-def _remove_left(prefix: Path) -> None:
+def _remove_leftovers(prefix: Path) -> None:
     for path in prefix.parent.iterdir():
-        if not path.name.startswith(prefix.name) or not _LEFT.fullmatch(path.name[len(prefix.name) :]):
+        if not path.name.startswith(prefix.name) or not _LEFTOVER.fullmatch(path.name[len(prefix.name) :]):
             continue
-        with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer lives
+        with contextlib.suppress(OSError), path.open("rb") as file:  # OSError: its writer is alive
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 @contextlib.contextmanager
-def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """A new folder to write into; it takes the place of `folder` when the block ends well, else it goes.
+def atomic_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield a new folder to write into, and rename it to `folder` if the block succeeds; else remove it.
 
-    What a killed process left of such a folder is removed first, and what it had put aside comes back.
+    What a killed process left of such a folder is removed first, and a folder that it had moved aside is
+    restored.
 
     Args:
-        is_ours: whether a folder that is there and not empty may be removed with all that is in it.
+        is_ours: whether an existing, non-empty folder may be removed with its content.
 
     Raises:
         ConfigError: it may not.
     """
     check_output(str(folder), folder, "folder", is_ours=is_ours)
-    folder = folder.resolve()  # "." has no name to put others beside
+    folder = folder.resolve()  # "." has no name for siblings
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in [*folder.parent.iterdir()]:
-        if left.name.startswith(f".{folder.name}") and _LEFT_FOLDER.fullmatch(
-            left.name[len(folder.name) + 1 :]
+    for leftover in [*folder.parent.iterdir()]:
+        if leftover.name.startswith(f".{folder.name}") and _LEFTOVER_FOLDER.fullmatch(
+            leftover.name[len(folder.name) + 1 :]
         ):
-            with _locked(left) as ours:
-                if ours and left.suffix == ".mega-old" and not folder.exists():
-                    left.rename(folder)
-                elif ours:
-                    shutil.rmtree(left, ignore_errors=True)
+            with _try_lock(leftover) as is_locked:
+                if is_locked and leftover.suffix == ".mega-old" and not folder.exists():
+                    leftover.rename(folder)
+                elif is_locked:
+                    shutil.rmtree(leftover, ignore_errors=True)
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.mega-{word}") for word in ("new", "old"))
     new.mkdir()
     try:
-        with _locked(new):
+        with _try_lock(new):
             yield new
             sync_tree(new)
-            # a folder cannot replace one that is not empty, so the earlier one steps aside first
+            # a folder cannot replace one that is not empty, so the earlier one is renamed first
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
@@ -121,13 +123,17 @@ def replacing_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether it could be locked: not where another process has, nor on a file system without locks."""
-    number, ours = os.open(folder, os.O_RDONLY), False
+def _try_lock(folder: Path) -> Iterator[bool]:
+    """Yield whether the folder was locked.
+
+    It is not if another process holds it, or on a file system without locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    is_locked = False
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
-        yield ours
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked
     finally:
-        os.close(number)
+        os.close(descriptor)

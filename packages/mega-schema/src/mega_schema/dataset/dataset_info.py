@@ -1,4 +1,4 @@
-"""What lies beside a dataset and under what names: `PREFIX.json`, and the endings of a prefix."""
+"""Metadata of a dataset, `PREFIX.json`, and the file names of a prefix."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ COPY_AGAIN: Final = "copy it again; a dataset without this file opens too, and i
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What `PREFIX.json` says of a dataset.
+    """The content of `PREFIX.json`.
 
     Attributes:
-        tokenizer: which one made the ids.
+        tokenizer: the tokenizer that made the ids.
         documents, sequences, tokens: counts; IndexedWriter fills them in.
         sources: the files the text came from.
-        options: what else decided the content (the key of the text, whether an eod was appended, ...).
-        format: number of the form of this file.
+        options: other options that decided the content (the key of the text, whether an eod was appended,
+            ...).
+        format: version of this file's format.
     """
 
     tokenizer: TokenizerIdentity
@@ -42,10 +43,10 @@ class DatasetInfo:
 
     @classmethod
     def from_dict(cls, values: object, where: object) -> DatasetInfo:
-        """The info with these fields.
+        """Build the info from a mapping of its fields.
 
         Raises:
-            FormatError: a field is missing, unknown, or not what it should be.
+            FormatError: a field is missing, unknown, or invalid.
         """
         names = {f.name for f in dataclasses.fields(cls)}
         number = values.get("format") if isinstance(values, dict) else None
@@ -64,6 +65,6 @@ class DatasetInfo:
         return cls(**{**values, "tokenizer": tokenizer, "sources": tuple(map(str, values["sources"]))})
 
 
-def beside(prefix: Path, suffix: str) -> Path:
-    """`PREFIX.idx` and its like; the prefix may have dots of its own."""
+def sibling(prefix: Path, suffix: str) -> Path:
+    """Return `PREFIX` + suffix, such as `PREFIX.idx`; the prefix may contain dots."""
     return prefix.with_name(prefix.name + suffix)

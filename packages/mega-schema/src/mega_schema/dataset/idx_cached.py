@@ -12,7 +12,7 @@
     int64[S]    tokens of each sequence
     int64[D]    sequence at which each document begins                  not in fairseq's
 
-In fairseq's every id is one higher on disk than it is, as in the Lua programs it was made for.
+In fairseq's every id on disk is one higher than its value, as Lua counts from 1.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mega_schema.dataset.idx_content import (
     FAIRSEQ_CODES,
     NO_INDEX,
     OTHER_VERSION,
-    Contents,
-    Index,
-    begins,
+    DatasetIndex,
+    IndexStreams,
+    chunks,
     code_of,
     dtype_of,
-    pieces,
+    offsets,
 )
 from mega_schema.errors import FormatError
 
@@ -45,14 +45,14 @@ MAGIC: Final = b"TNTIDX\x00\x00"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<8sQQQQQ")
 DOCUMENTS: Final = struct.Struct("<Q")
-LONGEST: Final = 2**31 - 1  # tokens of a sequence; the other forms have 32 bits for it
+MAX_SEQUENCE_TOKENS: Final = 2**31 - 1  # the other index formats store a length in 32 bits
 
 
-def read(path: Path) -> Index:
-    """An index of either form.
+def read(path: Path) -> DatasetIndex:
+    """Read an index of either format.
 
     Raises:
-        FormatError: it is neither, its size is not the one its counts say, or its arrays disagree.
+        FormatError: it is neither, its size does not match its counts, or its arrays disagree.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -79,56 +79,63 @@ def read(path: Path) -> Index:
         raise FormatError(path, "sizes", found=sizes, wanted=f"{sequences}, one a sequence", hint=CUT_OFF)
     if not fairseq and boundaries < 1:
         raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
-    return _arrays(path, dtype, sequences, None if fairseq else boundaries)
+    return _read_arrays(path, dtype, sequences, None if fairseq else boundaries)
 
 
-def _arrays(path: Path, dtype: np.dtype[Any], sequences: int, boundaries: int | None) -> Index:
-    at = HEADER.size + (0 if boundaries is None else DOCUMENTS.size)
-    numbers = np.memmap(path, "<i8", "r", offset=at).view(np.ndarray)
+def _read_arrays(path: Path, dtype: np.dtype[Any], sequences: int, boundaries: int | None) -> DatasetIndex:
+    offset = HEADER.size + (0 if boundaries is None else DOCUMENTS.size)
+    numbers = np.memmap(path, "<i8", "r", offset=offset).view(np.ndarray)
     first_sizes, offsets, lengths, documents = np.split(
         numbers, np.cumsum([sequences + 1, sequences + 1, sequences])
     )
-    if any((part != np.arange(place, place + len(part))).any() for place, part in _placed(first_sizes)):
+    if any(
+        (chunk != np.arange(first, first + len(chunk))).any()
+        for first, chunk in _enumerate_chunks(first_sizes)
+    ):
         raise FormatError(path, "dimensions", wanted="one of each sequence", hint=CUT_OFF)
     low, high = (int(lengths.min()), int(lengths.max())) if sequences else (0, 0)
-    if low < 0 or high > LONGEST:
+    if low < 0 or high > MAX_SEQUENCE_TOKENS:
         found = low if low < 0 else high
-        raise FormatError(path, "length of a sequence", found=found, wanted=f"0 to {LONGEST}", hint=CUT_OFF)
+        raise FormatError(
+            path, "length of a sequence", found=found, wanted=f"0 to {MAX_SEQUENCE_TOKENS}", hint=CUT_OFF
+        )
     if int(offsets[0]) != 0:
         raise FormatError(path, "pointer of sequence 0", found=int(offsets[0]), wanted=0, hint=CUT_OFF)
-    for place, part in _placed(lengths):
-        ends, wanted = offsets[place + 1 : place + 1 + len(part)], offsets[place : place + len(part)] + part
+    for first, chunk in _enumerate_chunks(lengths):
+        ends = offsets[first + 1 : first + 1 + len(chunk)]
+        wanted = offsets[first : first + len(chunk)] + chunk
         if len(wrong := np.flatnonzero(ends != wanted)):
             i = int(wrong[0])
             found, end = int(ends[i]), int(wanted[i])
             raise FormatError(
-                path, f"end of sequence {place + i}, in ids", found=found, wanted=end, hint=CUT_OFF
+                path, f"end of sequence {first + i}, in ids", found=found, wanted=end, hint=CUT_OFF
             )
-    form, shift = ("fairseq-cached", 1) if boundaries is None else ("cached", 0)
+    index_format, shift = ("fairseq-cached", 1) if boundaries is None else ("cached", 0)
     bounds: NDArray[np.int64] = np.arange(sequences + 1) if boundaries is None else documents
     pointers = offsets[:-1] * dtype.itemsize
-    return Index(form, dtype, lengths.astype(np.int32), pointers, bounds, shift=shift)
+    return DatasetIndex(index_format, dtype, lengths.astype(np.int32), pointers, bounds, shift=shift)
 
 
-def _placed(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    for number, part in enumerate(pieces(array)):
-        yield number * CHUNK, part
+def _enumerate_chunks(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    for number, chunk in enumerate(chunks(array)):
+        yield number * CHUNK, chunk
 
 
-def write(file: IO[bytes], form: str, contents: Contents) -> None:
-    """Write an index from its streams; memory holds a chunk of them."""
-    code, sequences = code_of(form, contents.dtype), contents.sequences
+def write(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
+    """Write an index from its streams; memory holds one chunk of them."""
+    code = code_of(index_format, contents.dtype)
+    sequences = contents.sequences
     file.write(HEADER.pack(MAGIC, VERSION, code, contents.dtype.itemsize, sequences, sequences))
-    if form == "cached":
+    if index_format == "cached":
         file.write(DOCUMENTS.pack(contents.boundaries))
-    for at in range(0, sequences + 1, CHUNK):
-        file.write(np.arange(at, min(at + CHUNK, sequences + 1), dtype="<i8").tobytes())
-    for part in begins(contents.lengths(), 1):
-        file.write(part.astype("<i8").tobytes())
-    end = sum(int(part.sum(dtype=np.int64)) for part in contents.lengths())
+    for first in range(0, sequences + 1, CHUNK):
+        file.write(np.arange(first, min(first + CHUNK, sequences + 1), dtype="<i8").tobytes())
+    for chunk in offsets(contents.lengths(), 1):
+        file.write(chunk.astype("<i8").tobytes())
+    end = sum(int(chunk.sum(dtype=np.int64)) for chunk in contents.lengths())
     file.write(end.to_bytes(8, "little"))
-    for part in contents.lengths():
-        file.write(part.astype("<i8").tobytes())
-    if form == "cached":
-        for part in contents.documents():
-            file.write(part.astype("<i8").tobytes())
+    for chunk in contents.lengths():
+        file.write(chunk.astype("<i8").tobytes())
+    if index_format == "cached":
+        for chunk in contents.documents():
+            file.write(chunk.astype("<i8").tobytes())

@@ -26,12 +26,12 @@ from mega_schema.dataset.idx_content import (
     FAIRSEQ_CODES,
     NO_INDEX,
     OTHER_VERSION,
-    Contents,
-    Index,
-    begins,
+    DatasetIndex,
+    IndexStreams,
     check_pointers,
     code_of,
     dtype_of,
+    offsets,
 )
 from mega_schema.errors import FormatError
 
@@ -41,11 +41,11 @@ HEADER: Final = struct.Struct("<9sQBQQ")
 FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
 
 
-def read(path: Path, multimodal: bool) -> Index:
-    """An index of either form, as views of the file.
+def read(path: Path, multimodal: bool) -> DatasetIndex:
+    """Read an index of either format, as views of the file.
 
     Raises:
-        FormatError: it is neither, or its size is not the one its counts say.
+        FormatError: it is neither, or its size does not match its counts.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -57,32 +57,36 @@ def read(path: Path, multimodal: bool) -> Index:
     _, version, code, sequences = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
     if version != VERSION:
         raise FormatError(path, "version", found=version, wanted=VERSION, hint=OTHER_VERSION)
-    # Megatron's has at least 8 bytes more; an empty fairseq index is not told from one that was cut there
+    # Megatron's has at least 8 bytes more; an empty fairseq index looks like one that was cut off there
     if size == FAIRSEQ_HEADER.size + 12 * sequences and sequences:
         return _read_fairseq(path, code, sequences)
     if len(head) < HEADER.size:
         raise FormatError(path, "size in bytes", found=size, wanted=f"{HEADER.size} or more", hint=CUT_OFF)
-    dtype, boundaries = dtype_of(path, code, CODES), HEADER.unpack(head)[-1]
+    dtype = dtype_of(path, code, CODES)
+    boundaries = HEADER.unpack(head)[-1]
     if boundaries < 1:
         raise FormatError(path, "document boundaries", found=boundaries, wanted="documents + 1", hint=CUT_OFF)
     _check_size(path, size, sequences, boundaries, multimodal)
-    raw, at = np.memmap(path, np.uint8, "r"), HEADER.size
-    # 34 is no multiple of 4 or 8, so these views are unaligned: numpy reads them, C code must copy first
-    lengths = _view(raw, "<i4", sequences, at)
-    pointers = _view(raw, "<i8", sequences, at + 4 * sequences)
-    documents = _view(raw, "<i8", boundaries, at + 12 * sequences)
-    at += 12 * sequences + 8 * boundaries
-    modes = _view(raw, "<i1", sequences, at) if multimodal else None
-    return Index("mmap", dtype, lengths, pointers, documents, modes)
+    raw = np.memmap(path, np.uint8, "r")
+    offset = HEADER.size
+    # the header has 34 bytes, so these views are unaligned: numpy reads them, C code must copy first
+    lengths = _view(raw, "<i4", sequences, offset)
+    pointers = _view(raw, "<i8", sequences, offset + 4 * sequences)
+    documents = _view(raw, "<i8", boundaries, offset + 12 * sequences)
+    offset += 12 * sequences + 8 * boundaries
+    modes = _view(raw, "<i1", sequences, offset) if multimodal else None
+    return DatasetIndex("mmap", dtype, lengths, pointers, documents, modes)
 
 
-def _read_fairseq(path: Path, code: int, sequences: int) -> Index:
-    dtype, raw, at = dtype_of(path, code, FAIRSEQ_CODES), np.memmap(path, np.uint8, "r"), FAIRSEQ_HEADER.size
-    lengths = _view(raw, "<i4", sequences, at)
-    pointers = _view(raw, "<i8", sequences, at + 4 * sequences)
-    # an index of Megatron's that was cut off just there has the same size, but never such pointers
+def _read_fairseq(path: Path, code: int, sequences: int) -> DatasetIndex:
+    dtype = dtype_of(path, code, FAIRSEQ_CODES)
+    raw = np.memmap(path, np.uint8, "r")
+    offset = FAIRSEQ_HEADER.size
+    lengths = _view(raw, "<i4", sequences, offset)
+    pointers = _view(raw, "<i8", sequences, offset + 4 * sequences)
+    # a Megatron index that was cut off exactly there has the same size, but its pointers do not match
     check_pointers(path, lengths, pointers, dtype.itemsize)
-    return Index("fairseq-mmap", dtype, lengths, pointers, np.arange(sequences + 1))
+    return DatasetIndex("fairseq-mmap", dtype, lengths, pointers, np.arange(sequences + 1))
 
 
 def _view(raw: NDArray[np.uint8], dtype: str, count: int, offset: int) -> NDArray[Any]:
@@ -103,20 +107,21 @@ def _check_size(path: Path, size: int, sequences: int, boundaries: int, multimod
     raise FormatError(path, "size in bytes", found=size, wanted=f"{want} for {counts}", hint=hint)
 
 
-def write(file: IO[bytes], form: str, contents: Contents) -> None:
-    """Write an index from its streams; memory holds a chunk of them."""
-    code, sequences = code_of(form, contents.dtype), contents.sequences
-    if form == "mmap":
+def write(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
+    """Write an index from its streams; memory holds one chunk of them."""
+    code = code_of(index_format, contents.dtype)
+    sequences = contents.sequences
+    if index_format == "mmap":
         file.write(HEADER.pack(MAGIC, VERSION, code, sequences, contents.boundaries))
     else:
         file.write(FAIRSEQ_HEADER.pack(MAGIC, VERSION, code, sequences))
-    for part in contents.lengths():
-        file.write(part.astype("<i4").tobytes())
-    for part in begins(contents.lengths(), contents.dtype.itemsize):
-        file.write(part.astype("<i8").tobytes())
-    if form == "mmap":
-        for part in contents.documents():
-            file.write(part.astype("<i8").tobytes())
-    if form == "mmap" and contents.modes is not None:
-        for part in contents.modes():
-            file.write(part.astype("<i1").tobytes())
+    for chunk in contents.lengths():
+        file.write(chunk.astype("<i4").tobytes())
+    for chunk in offsets(contents.lengths(), contents.dtype.itemsize):
+        file.write(chunk.astype("<i8").tobytes())
+    if index_format == "mmap":
+        for chunk in contents.documents():
+            file.write(chunk.astype("<i8").tobytes())
+    if index_format == "mmap" and contents.modes is not None:
+        for chunk in contents.modes():
+            file.write(chunk.astype("<i1").tobytes())

@@ -1,10 +1,10 @@
-"""The indexed dataset: `PREFIX.bin`, `PREFIX.idx`, and what we add beside them.
+"""The indexed dataset: `PREFIX.bin`, `PREFIX.idx`, and our metadata.
 
     PREFIX.bin   the sequences end to end, no header
-    PREFIX.idx   where sequences and documents begin, in one of the forms of `index`
-    PREFIX.json  DatasetInfo; files of Megatron's own have none
+    PREFIX.idx   where sequences and documents begin, in one of the formats of `idx_content`
+    PREFIX.json  DatasetInfo; files written by Megatron have none
 
-The form is Megatron's mmap unless another is asked for; any of them is read (docs/formats/dataset.md).
+The index format is Megatron's mmap by default; all of them are read (docs/formats/dataset.md).
 """
 
 from __future__ import annotations
@@ -17,65 +17,69 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.app.path_hints import suggest
+from mega_schema.app.path_hints import suggest_dataset
 from mega_schema.dataset import idx_cached, idx_mmap
-from mega_schema.dataset.dataset_info import COPY_AGAIN, DatasetInfo, beside
-from mega_schema.dataset.idx_content import CHUNK, CODES, CUT_OFF, FORMS, Index
+from mega_schema.dataset.dataset_info import COPY_AGAIN, DatasetInfo, sibling
+from mega_schema.dataset.idx_content import CHUNK, CODES, CUT_OFF, INDEX_FORMATS, DatasetIndex
 from mega_schema.dataset.idx_mmap import HEADER, MAGIC, VERSION
 from mega_schema.dataset.indexed_writer import IndexedWriter
 from mega_schema.errors import FormatError
 
 __all__ = [
     "CODES",
-    "FORMS",
+    "INDEX_FORMATS",
     "HEADER",
     "MAGIC",
     "VERSION",
     "DatasetInfo",
     "IndexedDataset",
     "IndexedWriter",
-    "beside",
+    "sibling",
     "open_dataset",
     "read_index",
-    "shorter",
+    "truncated_error",
     "smallest_dtype",
 ]
 
 
 def smallest_dtype(vocab_size: int | None) -> np.dtype[Any]:
-    """What Megatron's writers choose: uint16 under 65,500 ids, else int32, also where it is not known."""
+    """Return the dtype that Megatron's writers choose.
+
+    uint16 below 65,500 ids, else int32, also for an unknown size.
+    """
     return np.dtype("uint16" if vocab_size is not None and vocab_size < 65500 else "int32")
 
 
 def open_dataset(path: Path, *, multimodal: bool = False) -> IndexedDataset:
-    """The dataset that a person named: by its prefix, or by its `.idx` or `.bin`.
+    """Open a dataset by its prefix, or by its `.idx` or `.bin`.
 
     Raises:
-        FormatError: as IndexedDataset; where there is no index, with what lies near the path.
+        FormatError: as IndexedDataset; without an index, the hint names similar paths.
     """
-    if path.suffix in (".idx", ".bin") and not beside(path, ".idx").exists():
+    if path.suffix in (".idx", ".bin") and not sibling(path, ".idx").exists():
         path = path.with_suffix("")
     try:
         return IndexedDataset(path, multimodal=multimodal)
     except FormatError as error:
-        if error.hint or beside(path, ".idx").is_file() or not (hint := suggest(path)):
+        if error.hint or sibling(path, ".idx").is_file() or not (hint := suggest_dataset(path)):
             raise
         raise FormatError(error.where, error.what, hint=hint) from None
 
 
-def read_index(path: Path, *, multimodal: bool = False) -> Index:
-    """An index of any form, once its size and its own numbers are known to agree.
+def read_index(path: Path, *, multimodal: bool = False) -> DatasetIndex:
+    """Read an index of any format, and check that its size and numbers are consistent.
 
     Raises:
-        FormatError: it is of no form we know, or not whole.
+        FormatError: it has an unknown format, or is incomplete.
     """
     with path.open("rb") as file:
         magic = file.read(len(idx_cached.MAGIC))
     index = idx_cached.read(path) if magic == idx_cached.MAGIC else idx_mmap.read(path, multimodal)
     if multimodal and index.modes is None:
-        raise FormatError(path, f"{index.form} has no modes", hint="open it as a dataset of text")
-    bounds, sequences = index.documents, len(index.lengths)
-    ordered = all((part[1:] >= part[:-1]).all() for part in _overlapping(bounds))
+        raise FormatError(path, f"{index.index_format} has no modes", hint="open it as a dataset of text")
+    bounds = index.documents
+    sequences = len(index.lengths)
+    ordered = all((chunk[1:] >= chunk[:-1]).all() for chunk in _overlapping_chunks(bounds))
     if bounds[0] != 0 or bounds[-1] != sequences or not ordered:
         wanted = f"ascending from 0 to {sequences}, the number of sequences"
         raise FormatError(
@@ -87,69 +91,73 @@ def read_index(path: Path, *, multimodal: bool = False) -> Index:
 
 
 class IndexedDataset:
-    """Sequences of token ids, read where they lie on disk.
+    """Sequences of token ids, mapped from disk.
 
     Attributes:
-        form: of the index, one of FORMS.
+        index_format: one of INDEX_FORMATS.
         lengths: (N,) int32, tokens of each sequence.
         pointers: (N,) int64, byte at which each begins in the .bin.
         documents: (D,) int64, sequence at which each document begins; the last entry is N.
         dtype: of the ids.
         modes: (N,) int8 of a multimodal dataset, else None.
         tokens: ids in the .bin.
-        info: what PREFIX.json says, None without one.
+        info: the content of PREFIX.json, or None.
     """
 
     def __init__(self, prefix: Path, *, multimodal: bool = False) -> None:
-        """Open and check `PREFIX.idx` against its own header, against `PREFIX.bin` and `PREFIX.json`.
+        """Open `PREFIX.idx`, and check it against its own header, `PREFIX.bin` and `PREFIX.json`.
 
         Args:
-            multimodal: the index ends with a mode per sequence. The file does not say, so the caller must.
+            multimodal: the index ends with a mode per sequence. The file does not say so; the caller must.
 
         Raises:
-            FormatError: a file is missing, cut off, of another format, or does not fit the others.
+            FormatError: a file is missing, cut off, of another format, or does not match the others.
         """
         self.prefix = prefix
-        index_path, payload_path = beside(prefix, ".idx"), beside(prefix, ".bin")
+        index_path, payload_path = sibling(prefix, ".idx"), sibling(prefix, ".bin")
         if not index_path.is_file():
-            named = prefix.suffix in (".idx", ".bin")
-            hint = f"give the prefix alone: {prefix.with_suffix('')}" if named else ""
+            has_suffix = prefix.suffix in (".idx", ".bin")
+            hint = f"give the prefix alone: {prefix.with_suffix('')}" if has_suffix else ""
             raise FormatError(index_path, "no such file", hint=hint)
         if not payload_path.is_file():
             wanted = f"the tokens that {index_path.name} describes"
             hint = f"copy it to the folder of {index_path.name}, or preprocess the text again"
             raise FormatError(payload_path, "no such file", wanted=wanted, hint=hint)
         index = read_index(index_path, multimodal=multimodal)
-        self.form, self.dtype, self.shift = index.form, index.dtype, index.shift
-        self.lengths, self.pointers, self.documents = index.lengths, index.pointers, index.documents
+        self.index_format = index.index_format
+        self.dtype = index.dtype
+        self.shift = index.shift
+        self.lengths = index.lengths
+        self.pointers = index.pointers
+        self.documents = index.documents
         self.modes = index.modes
-        self.tokens = self._checked_tokens(index_path, payload_path)
+        self.tokens = self._count_tokens(index_path, payload_path)
         payload: NDArray[Any] = (
             np.memmap(payload_path, self.dtype, "r") if self.tokens else np.empty(0, self.dtype)
         )
         self._payload = payload.view(np.ndarray)
-        self.info = self._checked_info(beside(prefix, ".json"))
+        self.info = self._read_info(sibling(prefix, ".json"))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # a process that is sent a dataset opens the files: sent by value, a memory map would be all of them
+        # pickle the path: a pickled memory map would contain the whole file
         return _reopen, (self.prefix, self.modes is not None)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> NDArray[Any]:
-        """Sequence `i`, (lengths[i],): a view of the file, not a copy (but see `between`)."""
+        """Return sequence `i`, (lengths[i],): a view of the file, not a copy (but see `view_range`)."""
         return self.read(i)
 
     def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
-        """`length` tokens of sequence `i` from `offset` on (to its end where None), as a view of the file.
+        """Return `length` tokens of sequence `i` from `offset` on, as a view of the file; None: to its end.
 
         Args:
-            copy: not a view, see `loaded`.
+            copy: read instead of map, see `copy_range`.
 
         Raises:
-            IndexError: there is no such sequence, or it has not so many tokens.
-            FormatError: the pointer of the sequence leads out of the file.
+            IndexError: there is no such sequence, or it is shorter.
+            FormatError: the pointer of the sequence is outside the file.
         """
         if not -len(self) <= i < len(self):
             raise IndexError(f"sequence {i} of {len(self)}")
@@ -159,35 +167,36 @@ class IndexedDataset:
             raise IndexError(f"tokens {offset} to {offset + length} of sequence {i}, which has {whole}")
         first, rest = divmod(pointer, self.dtype.itemsize)
         if rest or not 0 <= first <= first + whole <= self.tokens:
-            path = beside(self.prefix, ".idx")
+            path = sibling(self.prefix, ".idx")
             wanted = f"multiples of {self.dtype.itemsize} up to {self._payload.nbytes}"
             raise FormatError(path, f"pointer of sequence {i}", found=pointer, wanted=wanted, hint=CUT_OFF)
-        take = self.loaded if copy else self.between
-        return take(first + offset, first + offset + length)
+        read_range = self.copy_range if copy else self.view_range
+        return read_range(first + offset, first + offset + length)
 
-    def between(self, first: int, last: int) -> NDArray[Any]:
-        """Ids `first` to `last` of the .bin, whatever sequences they belong to.
+    def view_range(self, first: int, last: int) -> NDArray[Any]:
+        """Return ids `first` to `last` of the .bin, across sequences.
 
-        A view of the file; of a fairseq-cached one, whose ids are one higher on disk, a copy.
+        A view of the file; for fairseq-cached, whose ids are one higher on disk, a copy.
         """
         ids = self._payload[first:last]
         return ids - self.dtype.type(self.shift) if self.shift else ids
 
-    def loaded(self, first: int, last: int) -> NDArray[Any]:
-        """As `between`, but read and not mapped: a view of a file that another process cuts
-        off ends this one with SIGBUS.
+    def copy_range(self, first: int, last: int) -> NDArray[Any]:
+        """Read ids `first` to `last` into memory, as `view_range` otherwise.
+
+        A view of a file that another process truncates ends this process with SIGBUS; a read does not.
 
         Raises:
             FormatError: the file became shorter.
         """
-        path = beside(self.prefix, ".bin")
+        path = sibling(self.prefix, ".bin")
         ids: NDArray[Any] = np.fromfile(path, self.dtype, last - first, offset=first * self.dtype.itemsize)
         if len(ids) < last - first:
-            raise shorter(path, last * self.dtype.itemsize)
+            raise truncated_error(path, last * self.dtype.itemsize)
         return ids - self.dtype.type(self.shift) if self.shift else ids
 
-    def _checked_tokens(self, index_path: Path, payload_path: Path) -> int:
-        """Tokens in the .bin, once index and payload are known to fit."""
+    def _count_tokens(self, index_path: Path, payload_path: Path) -> int:
+        """Return the tokens in the .bin, after checking that index and payload match."""
         end = 0
         if len(self):
             end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
@@ -197,7 +206,7 @@ class IndexedDataset:
             raise FormatError(payload_path, "size in bytes", found=size, wanted=wanted, hint=hint)
         return end // self.dtype.itemsize
 
-    def _checked_info(self, path: Path) -> DatasetInfo | None:
+    def _read_info(self, path: Path) -> DatasetInfo | None:
         if not path.exists():
             return None
         try:
@@ -205,16 +214,16 @@ class IndexedDataset:
         except (ValueError, RecursionError) as error:
             raise FormatError(path, "not JSON", found=str(error), hint=COPY_AGAIN) from None
         info = DatasetInfo.from_dict(values, path)
-        told = (info.documents, info.sequences, info.tokens)
+        recorded = (info.documents, info.sequences, info.tokens)
         counted = (len(self.documents) - 1, len(self), self.tokens)
-        if told != counted:
+        if recorded != counted:
             hint = "all files of a dataset must come from one run; copy or preprocess them again"
-            raise FormatError(path, "documents, sequences, tokens", found=told, wanted=counted, hint=hint)
+            raise FormatError(path, "documents, sequences, tokens", found=recorded, wanted=counted, hint=hint)
         return info
 
 
-def shorter(path: Path, wanted: int) -> FormatError:
-    """The error of a payload that was longer when it was opened; `wanted` is a byte it had."""
+def truncated_error(path: Path, wanted: int) -> FormatError:
+    """Return the error of a payload that became shorter after it was opened; `wanted` is a byte it had."""
     hint = "another process writes to it; copy or preprocess it again"
     found = path.stat().st_size if path.exists() else 0
     return FormatError(
@@ -222,10 +231,10 @@ def shorter(path: Path, wanted: int) -> FormatError:
     )
 
 
-def _overlapping(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Chunks of which each begins with the last entry of the one before."""
-    for at in range(0, len(array), CHUNK):
-        yield array[max(at - 1, 0) : at + CHUNK]
+def _overlapping_chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield chunks that each begin with the last entry of the previous one."""
+    for begin in range(0, len(array), CHUNK):
+        yield array[max(begin - 1, 0) : begin + CHUNK]
 
 
 def _reopen(prefix: Path, multimodal: bool) -> IndexedDataset:

@@ -1,4 +1,4 @@
-"""Writing an indexed dataset: tokens and index go to disk as they come, and appear whole or not at all."""
+"""Write an indexed dataset: tokens and index are streamed to disk, and appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.dataset import idx_cached, idx_mmap
-from mega_schema.dataset.atomic_dataset import Staged
+from mega_schema.dataset.atomic_dataset import StagedDataset
 from mega_schema.dataset.dataset_info import DatasetInfo
-from mega_schema.dataset.idx_content import CHUNK, FORMS, Contents, code_of, pieces
+from mega_schema.dataset.idx_content import CHUNK, INDEX_FORMATS, IndexStreams, chunks, code_of
 
 
-def write_index(file: IO[bytes], form: str, contents: Contents) -> None:
-    """Write an index of the form; memory holds a chunk of it."""
-    write = idx_mmap.write if form.endswith("mmap") else idx_cached.write
-    write(file, form, contents)
+def write_index(file: IO[bytes], index_format: str, contents: IndexStreams) -> None:
+    """Write an index in this format; memory holds one chunk of it."""
+    write = idx_mmap.write if index_format.endswith("mmap") else idx_cached.write
+    write(file, index_format, contents)
 
 
 class _Spool:
-    """Numbers in a file without a name, which goes with the process; memory holds a chunk of them."""
+    """A sequence of numbers in an unnamed temporary file; memory holds one chunk of them."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.dtype, self._folder = np.dtype(kind), folder
-        self._recent, self._earlier = array(kind), 0
+        self.dtype = np.dtype(kind)
+        self._folder = folder
+        self._recent = array(kind)
+        self._earlier = 0
         self._file: IO[bytes] | None = None
 
     def __len__(self) -> int:
@@ -49,13 +51,13 @@ class _Spool:
             self._spill()
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """All of them, from the first; several may read at once, but none while more are added."""
+        """Yield all numbers from the first; several readers may iterate, but not while numbers are added."""
         if self._file is not None:
-            for at in range(0, self._earlier, CHUNK):
-                self._file.seek(at * self.dtype.itemsize)
-                part = self._file.read(self.dtype.itemsize * min(CHUNK, self._earlier - at))
-                yield np.frombuffer(part, self.dtype)
-        yield from pieces(np.array(self._recent, self.dtype))
+            for begin in range(0, self._earlier, CHUNK):
+                self._file.seek(begin * self.dtype.itemsize)
+                chunk = self._file.read(self.dtype.itemsize * min(CHUNK, self._earlier - begin))
+                yield np.frombuffer(chunk, self.dtype)
+        yield from chunks(np.array(self._recent, self.dtype))
 
     def close(self) -> None:
         if self._file is not None:
@@ -71,20 +73,20 @@ class _Spool:
 
 
 class IndexedWriter:
-    """Writes an indexed dataset that appears whole when the `with` block ends well, and otherwise not at all.
+    """Writes an indexed dataset that appears whole if the `with` block succeeds, and otherwise not at all.
 
         with IndexedWriter(prefix, smallest_dtype(vocab)) as writer:
             writer.add(ids)
             writer.end_document()
 
-    Tokens and the numbers of the index go to disk as they come. An earlier dataset of the same prefix stays
-    until then, and is replaced so that no reader sees parts of both as one.
+    Tokens and the numbers of the index are streamed to disk. An earlier dataset of the same prefix stays
+    until the end, and is replaced so that no reader sees a mix of both.
 
     Args:
-        info: what to write to PREFIX.json, its counts filled in; None writes none, as Megatron.
-        multimodal: write the mode of each sequence at the end of the index; in the form mmap only.
-        form: of the index, one of FORMS. fairseq's forms have no documents, so where those end is lost, and
-            in fairseq-cached the ids are one higher on disk: they need a dtype with room for that.
+        info: written to PREFIX.json with its counts filled in; None writes none, like Megatron.
+        multimodal: write the mode of each sequence at the end of the index; only in the format mmap.
+        index_format: one of INDEX_FORMATS. fairseq's formats do not store where documents end; in
+            fairseq-cached ids are one higher on disk, and the dtype needs room for that.
     """
 
     def __init__(
@@ -94,17 +96,29 @@ class IndexedWriter:
         info: DatasetInfo | None = None,
         *,
         multimodal: bool = False,
-        form: str = "mmap",
+        index_format: str = "mmap",
     ) -> None:
-        self.prefix, self.dtype, self.info, self.multimodal = prefix, np.dtype(dtype), info, multimodal
-        self.form, self._shift = form, 1 if form == "fairseq-cached" else 0
-        if form not in FORMS or code_of(form, self.dtype) is None or (multimodal and form != "mmap"):
-            raise ValueError(f"no {form} index of {self.dtype}" + (" with modes" if multimodal else ""))
-        self._staged, self._tokens = Staged(prefix), 0
-        self._lengths, self._modes = _Spool(prefix.parent, "i"), _Spool(prefix.parent, "b")
+        self.prefix = prefix
+        self.dtype = np.dtype(dtype)
+        self.info = info
+        self.multimodal = multimodal
+        self.index_format = index_format
+        self._shift = 1 if index_format == "fairseq-cached" else 0
+        if (
+            index_format not in INDEX_FORMATS
+            or code_of(index_format, self.dtype) is None
+            or (multimodal and index_format != "mmap")
+        ):
+            raise ValueError(
+                f"no {index_format} index of {self.dtype}" + (" with modes" if multimodal else "")
+            )
+        self._staged = StagedDataset(prefix)
+        self._tokens = 0
+        self._lengths = _Spool(prefix.parent, "i")
+        self._modes = _Spool(prefix.parent, "b")
         self._documents = _Spool(prefix.parent, "q")
         self._documents.append(0)
-        self._ended = 0
+        self._ended_sequences = 0
         self._payload = self._staged.open(".bin")
 
     @property
@@ -117,7 +131,7 @@ class IndexedWriter:
 
         Args:
             ids: one-dimensional, each in the range of the writer's dtype.
-            mode: what kind of sequence this is; kept in multimodal datasets only.
+            mode: the kind of sequence; stored only in multimodal datasets.
         """
         values = np.asarray(ids)
         if values.ndim != 1:
@@ -131,25 +145,25 @@ class IndexedWriter:
         """Write whole documents at once.
 
         Args:
-            ids: of all of them, end to end.
+            ids: of all documents, end to end.
             lengths: tokens of each sequence.
-            sequences: how many sequences each document has, 0 for an empty one; None: one each.
+            sequences: sequences of each document, 0 for an empty one; None: one each.
         """
         assert len(ids) == lengths.sum(), "the lengths are not those of the ids"
         assert sequences is None or len(lengths) == sequences.sum(), "sequences that no document has"
-        assert self._ended == len(self._lengths), "a document is open"
+        assert self._ended_sequences == len(self._lengths), "a document is open"
         self._write(np.asarray(ids))
         ones = np.ones(len(lengths), np.int64) if sequences is None else sequences
-        self._documents.extend(np.cumsum(ones, dtype=np.int64) + self._ended)
+        self._documents.extend(np.cumsum(ones, dtype=np.int64) + self._ended_sequences)
         self._lengths.extend(lengths)
         if self.multimodal:
             self._modes.extend(np.zeros(len(lengths), np.int8))
-        self._ended = len(self._lengths)
+        self._ended_sequences = len(self._lengths)
 
     def end_document(self) -> None:
-        """End the document that the sequences since the last call make; without any, it is an empty one."""
-        self._ended = len(self._lengths)
-        self._documents.append(self._ended)
+        """End a document: the sequences since the last call; without any, it is empty."""
+        self._ended_sequences = len(self._lengths)
+        self._documents.append(self._ended_sequences)
 
     def __enter__(self) -> Self:
         return self
@@ -173,24 +187,25 @@ class IndexedWriter:
                 raise ValueError(f"ids from {low} to {high} do not fit in {self.dtype}")
         if self._shift:
             values = values.astype(self.dtype) + self.dtype.type(self._shift)
-        with on_disk(self.prefix):
+        with disk_errors(self.prefix):
             self._payload.write(values.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._tokens += len(values)
 
     def _commit(self) -> None:
-        if self._ended != len(self._lengths):
+        if self._ended_sequences != len(self._lengths):
             raise ValueError("sequences after the last end_document() belong to no document")
-        with on_disk(self.prefix):
-            self._write_rest()
+        with disk_errors(self.prefix):
+            self._write_index()
 
-    def _write_rest(self) -> None:
-        documents, sequences = len(self._documents) - 1, len(self._lengths)
+    def _write_index(self) -> None:
+        documents = len(self._documents) - 1
+        sequences = len(self._lengths)
         modes = self._modes.chunks if self.multimodal else None
         lengths, bounds = self._lengths.chunks, self._documents.chunks
-        contents = Contents(self.dtype, sequences, documents + 1, lengths, bounds, modes)
-        write_index(self._staged.open(".idx"), self.form, contents)
+        contents = IndexStreams(self.dtype, sequences, documents + 1, lengths, bounds, modes)
+        write_index(self._staged.open(".idx"), self.index_format, contents)
         if self.info is not None:
-            if self.form.startswith("fairseq"):  # it says of itself that each sequence is a document
+            if self.index_format.startswith("fairseq"):  # in its index each sequence is a document
                 documents = sequences
             info = dataclasses.replace(
                 self.info, documents=documents, sequences=sequences, tokens=self._tokens

@@ -1,4 +1,4 @@
-"""A tokenizer.json, opened by the `tokenizers` library while this process may do something else."""
+"""A tokenizer.json, opened by the `tokenizers` library on a thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from mega_schema.errors import FormatError, RequestError
-from mega_schema.tokenizer.files import bytes_of_letters
+from mega_schema.tokenizer.files import byte_alphabet
 from mega_schema.tokenizer.identity import TokenizerIdentity, content_sha256
 
 if TYPE_CHECKING:
@@ -25,65 +25,72 @@ class FastTokenizer:
     """A tokenizer of the `tokenizers` library, from the text of its tokenizer.json.
 
     Attributes:
-        beside: files of Hugging Face's that travel with it; no id depends on them.
+        companions: Hugging Face files that are copied with it; no id depends on them.
     """
 
     def __init__(
         self,
         source: str | Callable[[], str],
         identity: TokenizerIdentity,
-        library: tokenizers.Tokenizer | Opening | None = None,
-        beside: Mapping[str, bytes] = MappingProxyType({}),
+        library: tokenizers.Tokenizer | LibraryOpening | None = None,
+        companions: Mapping[str, bytes] = MappingProxyType({}),
         content: dict[str, Any] | None = None,
     ) -> None:
-        """A tokenizer that may be opened still.
+        """Create a tokenizer that may still be opening.
 
         Args:
-            source: text of the tokenizer.json, or what writes it when it is first needed.
-            library: what opened the source, or does so now; None opens it when it is first needed: a process
-                may hold this value and let another library encode.
-            content: what the source holds, where that is known, for the first who asks.
+            source: text of the tokenizer.json, or a function that writes it when it is first needed.
+            library: the opened source, or its opening; None opens it when it is first needed: a process may
+                hold this value and encode with another library.
+            content: the parsed source, if known, for the first call of `content`.
         """
-        self.identity, self.beside = identity, dict(beside)
-        self._source, self._opening, self._content = source, library, content
+        self.identity = identity
+        self.companions = dict(companions)
+        self._source = source
+        self._opening = library
+        self._content = content
 
     @cached_property
     def source(self) -> str:
         """Text of the tokenizer.json, as `save` writes it."""
-        source, self._source = self._source, ""  # what writes it may hold a vocabulary
+        # free the function, which may hold a vocabulary
+        source = self._source
+        self._source = ""
         return source if isinstance(source, str) else source()
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
         if self._opening is None:
-            return opened(self.source, self.identity.type)
-        return self._opening.result() if isinstance(self._opening, Opening) else self._opening
+            return open_library(self.source, self.identity.type)
+        return self._opening.result() if isinstance(self._opening, LibraryOpening) else self._opening
 
     def wait(self) -> None:
-        """Until the library has opened it and the source is written.
+        """Wait until the library has opened the source and the source is written.
 
         Raises:
-            FormatError: it cannot.
+            FormatError: the library cannot open it.
         """
-        assert self.source  # the library's thread works meanwhile
+        assert self.source  # written while the library's thread works
         assert self._library is not None
 
     def content(self) -> dict[str, Any]:
-        """What the source holds; parsed, but for the first who asks after `open_tokenizer`."""
-        content, self._content = self._content, None
+        """Return the parsed source; the first call after `open_tokenizer` need not parse it."""
+        content = self._content
+        self._content = None
         return json.loads(self.source) if content is None else content
 
     @cached_property
     def _bytes(self) -> dict[str, int] | None:
         decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder else {}
         kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        return bytes_of_letters() if "ByteLevel" in kinds else None
+        return byte_alphabet() if "ByteLevel" in kinds else None
 
     def __reduce__(self) -> tuple[object, ...]:
-        opening, written = self._opening, "source" in self.__dict__
-        # to write it only to send it would keep waiting who opens it there
-        source = opening.text if isinstance(opening, Opening) and not written else self.source
-        return FastTokenizer, (source, self.identity, None, self.beside)
+        opening = self._opening
+        is_written = "source" in self.__dict__
+        # do not write the source only to pickle it: the receiver would wait for it
+        source = opening.text if isinstance(opening, LibraryOpening) and not is_written else self.source
+        return FastTokenizer, (source, self.identity, None, self.companions)
 
     def encode(self, text: str) -> list[int]:
         _check_utf8(text)
@@ -95,7 +102,7 @@ class FastTokenizer:
         return [e.ids for e in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def special_tokens_around(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids that the post-processor adds before and after those of `text`.
+        """Return the ids that the post-processor adds before and after those of `text`.
 
         Raises:
             FormatError: it adds ids between them.
@@ -118,7 +125,7 @@ class FastTokenizer:
     def save(self, folder: Path) -> None:
         from mega_schema.tokenizer.tokenizer import save_folder
 
-        save_folder(folder, self.identity, {**self.beside, CONTENT: self.source.encode()})
+        save_folder(folder, self.identity, {**self.companions, CONTENT: self.source.encode()})
 
     def _piece(self, token: str) -> str:
         if self._bytes is None:
@@ -129,7 +136,7 @@ class FastTokenizer:
 
 
 def _check_utf8(text: str) -> None:
-    """Refuse a text that UTF-8 cannot hold: the library refuses it in some versions and changes it in others.
+    """Refuse a text that UTF-8 cannot encode: the library's behaviour differs between versions.
 
     Raises:
         RequestError: the text holds half of a surrogate pair.
@@ -140,33 +147,33 @@ def _check_utf8(text: str) -> None:
         raise RequestError("text", "half of a surrogate pair", wanted="text that UTF-8 can hold") from None
 
 
-def opened(source: str, where: object) -> tokenizers.Tokenizer:
-    """The text of a tokenizer.json, opened by the library.
+def open_library(source: str, where: object) -> tokenizers.Tokenizer:
+    """Open the text of a tokenizer.json with the library.
 
     Raises:
-        FormatError: it takes it for none.
+        FormatError: the library refuses it.
     """
     from tokenizers import Tokenizer as Library
 
     try:
         library = Library.from_str(source)
-    except BaseException as error:  # the library's panics are no Exception
+    except BaseException as error:  # the library's panics are not subclasses of Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         hint = "copy the files of one tokenizer again"
         raise FormatError(where, "not a tokenizer.json", found=str(error), hint=hint) from None
-    # a file may ask for both; ids must not depend on how long a text or its neighbours are
+    # a file may enable both; ids must not depend on the length of a text or of others in the batch
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
     return library
 
 
-def compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
-    """A text of a tokenizer.json for a library to open, written in a tenth of the time of `json`.
+def dump_compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
+    """Write the text of a tokenizer.json for the library, ten times as fast as `json`.
 
     Args:
-        merges: those of the content as lines, which the library reads faster than lists.
+        merges: the content's merges as lines, which the library reads faster than lists.
     """
     if merges is not None:
         content = {**content, "model": {**content["model"], "merges": merges}}
@@ -174,12 +181,12 @@ def compact(content: Mapping[str, Any], merges: Sequence[str] | None) -> str:
         import orjson
 
         return orjson.dumps(content).decode()
-    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
+    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot encode, or an id above 64 bits
         return json.dumps(content, ensure_ascii=False)
 
 
-class Opening:
-    """What `opened` gives, made on a thread: the library works without Python's lock.
+class LibraryOpening:
+    """`open_library` on a thread: the library works without Python's lock.
 
     Attributes:
         text: of the tokenizer.json that it opens.
@@ -188,42 +195,45 @@ class Opening:
     def __init__(self, text: str, where: object, source: Callable[[], str] | None = None) -> None:
         """
         Args:
-            source: another text of the same content, in whose lines and columns errors are told.
+            source: another text of the same content, whose lines and columns errors refer to.
         """
-        self.text, self._where, self._source = text, where, source
-        self._found: tokenizers.Tokenizer | Exception
+        self.text = text
+        self._where = where
+        self._source = source
+        self._result: tokenizers.Tokenizer | Exception
         self._thread = Thread(target=self._open, daemon=True)
         self._thread.start()
 
     def _open(self) -> None:
         try:
-            self._found = self._opened()
+            self._result = self._open_library()
         except Exception as error:
-            self._found = error
+            self._result = error
 
-    def _opened(self) -> tokenizers.Tokenizer:
-        source, self._source = self._source, None
+    def _open_library(self) -> tokenizers.Tokenizer:
+        source = self._source
+        self._source = None
         try:
-            return opened(self.text, self._where)
+            return open_library(self.text, self._where)
         except FormatError:
             if source is None:
                 raise
-            return opened(source(), self._where)
+            return open_library(source(), self._where)
 
     def result(self) -> tokenizers.Tokenizer:
-        """Wait for it.
+        """Wait for the opened tokenizer.
 
         Raises:
-            FormatError: the library takes the text for no tokenizer.json.
+            FormatError: the library refuses the text.
         """
         self._thread.join()
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """What goes wrong in the block is told in the library's words, where that does not take the text."""
+    def library_errors(self) -> Iterator[None]:
+        """If the block fails because the text is invalid, raise the library's error instead."""
         try:
             yield
         except Exception:
@@ -231,14 +241,14 @@ class Opening:
             raise
 
 
-def opened_and_hashed(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
-    """Of the text of a tokenizer.json: the library's own, what the text holds, and the hash of that.
+def open_and_hash(source: str, where: object) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
+    """Open the text of a tokenizer.json; return the library's tokenizer, the parsed content, and its hash.
 
     Raises:
-        FormatError: the library takes it for none.
+        FormatError: the library refuses the text.
     """
-    opening = Opening(source, where)
-    with opening.blamed():
+    opening = LibraryOpening(source, where)
+    with opening.library_errors():
         content = json.loads(source)
         sha256 = content_sha256(content)
     return opening.result(), content, sha256

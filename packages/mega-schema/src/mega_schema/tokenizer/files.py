@@ -1,6 +1,6 @@
-"""Vocabularies of other programs as the content of a tokenizer.json: GPT-2's, BERT's, tiktoken's.
+"""Convert vocabularies of other programs to the content of a tokenizer.json: GPT-2's, BERT's, tiktoken's.
 
-One form for all of them means one class that encodes, decodes and saves, and one way to compare contents.
+With one format for all, one class encodes, decodes and saves, and contents are compared in one way.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_COMPANION_BYTES, read_foreign
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.hints import hint_of_content
 
 GPT2_EOD: Final = "<|endoftext|>"
 BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT_ADDED: Final = ("[BOS]", "[EOS]")  # Megatron adds them after the file's last word
-TIK_SPECIAL: Final = ("<unk>", "<s>", "</s>")
-# what Hugging Face's programs want to know beside the content: roles, chats, what ends an answer
-BESIDE: Final = (
+TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>")
+# files that Hugging Face's programs read besides the content: roles, chat template, stop tokens
+COMPANION_FILES: Final = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "generation_config.json",
 )
-# NVIDIA's two ways to cut text into words, by the names of --tiktoken-pattern
-TIK_PATTERNS: Final = (
+# NVIDIA's two patterns that split text into words, by the names of --tiktoken-pattern
+TIKTOKEN_PATTERNS: Final = (
     ("v1", r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
     (
         "v2",
@@ -40,9 +40,9 @@ TIK_PATTERNS: Final = (
 
 
 def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
-    """GPT-2's vocab.json and the lines of its merges.txt."""
+    """Convert GPT-2's vocab.json and the lines of its merges.txt."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return content_of(
+    return tokenizer_json(
         special={GPT2_EOD: vocab[GPT2_EOD]},
         pre_tokenizer=level,
         post_processor=level,
@@ -52,37 +52,38 @@ def gpt2(vocab: dict[str, int], merges: Sequence[str]) -> dict[str, Any]:
 
 
 def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str, Any]:
-    """BERT's vocab.txt, a word a line, with what Megatron adds to it.
+    """Convert BERT's vocab.txt, a word per line, and add Megatron's special tokens.
 
-    As Hugging Face has it, a word of more than 100 characters is unknown, and `[MASK]` and the file's other
-    special tokens are found in text. None of them ends a document.
+    As in Hugging Face's, a word of more than 100 characters is unknown, and `[MASK]` and the file's other
+    special tokens are matched in text. None of them ends a document.
 
     Args:
-        extra_ids: sentinels `<extra_id_0>` and so on, which T5 asks for.
+        extra_ids: sentinels `<extra_id_0>` and so on, for T5.
 
     Raises:
-        FormatError: a special token is missing, or a word is there twice.
+        FormatError: a special token is missing, or a word occurs twice.
     """
     words = [line.strip() for line in text.rstrip("\n").split("\n")]
     vocab = {word: number for number, word in enumerate(words)}
     if len(vocab) != len(words):
         seen = set[str]()
-        twice = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+        duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "each word on one line"
-        raise FormatError(path, "a word is there twice", found=repr(twice), wanted=wanted, hint=hint)
-    if lacking := [word for word in BERT_SPECIAL if word not in vocab]:
+        raise FormatError(path, "a word is there twice", found=repr(duplicate), wanted=wanted, hint=hint)
+    if missing := [word for word in BERT_SPECIAL if word not in vocab]:
         hint = hint_of_content(path, text, "BertWordPiece")
         wanted = "BERT's vocab.txt, with " + " ".join(BERT_SPECIAL)
-        raise FormatError(path, f"no {lacking[0]}", wanted=wanted, hint=hint)
-    special, found = dict[str, int](), {word: vocab[word] for word in BERT_SPECIAL}
+        raise FormatError(path, f"no {missing[0]}", wanted=wanted, hint=hint)
+    special = dict[str, int]()
+    matched = {word: vocab[word] for word in BERT_SPECIAL}
     for word in (*BERT_ADDED, *(f"<extra_id_{i}>" for i in range(extra_ids))):
         special[word] = vocab.setdefault(word, len(vocab))
     rules = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lower_case}
     model = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-    return content_of(
+    return tokenizer_json(
         special=special,
-        found=found,
+        matched=matched,
         normalizer={"type": "BertNormalizer", **rules},
         pre_tokenizer={"type": "BertPreTokenizer"},
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": False},
@@ -91,40 +92,42 @@ def bert(path: Path, text: str, *, lower_case: bool, extra_ids: int) -> dict[str
 
 
 def tiktoken(
-    path: Path, words: Any, *, pattern: str, vocab_size: int, specials: int, named: Sequence[str]
+    path: Path, words: Any, *, pattern: str, vocab_size: int, specials: int, special_names: Sequence[str]
 ) -> dict[str, Any]:
-    """NVIDIA's JSON of a tiktoken vocabulary: a list of objects with a rank and its token's bytes in base64.
+    """Convert NVIDIA's JSON of a tiktoken vocabulary.
+
+    The JSON is a list of objects with a rank and a token's bytes in base64.
 
     Ids are ranks after `specials` special tokens. tiktoken joins the two neighbours whose union has the
-    lowest rank, so every way to cut a token in two known ones is a merge, in the order of ranks.
+    lowest rank, so every split of a token into two known ones is a merge, in the order of ranks.
 
     Args:
         pattern: v1 or v2.
-        vocab_size: ids in all; the words of the file with the highest ranks are left out to make it so.
-        named: special tokens by name, the first ones; `<SPECIAL_3>` and so on follow.
+        vocab_size: ids in all; the tokens of the file with the highest ranks are dropped to reach it.
+        special_names: names of the first special tokens; `<SPECIAL_3>` and so on follow.
 
     Raises:
-        ConfigError: pattern or special tokens are not what they must be.
-        FormatError: the file is something else.
+        ConfigError: pattern or special tokens are invalid.
+        FormatError: the file is not such a vocabulary.
     """
-    expression = dict(TIK_PATTERNS).get(pattern)
+    expression = dict(TIKTOKEN_PATTERNS).get(pattern)
     if expression is None:
         raise ConfigError("--tiktoken-pattern", "unknown", found=pattern, wanted="v1 | v2")
-    if not set(TIK_SPECIAL) <= set(named) or len(set(named)) != len(named):
-        wanted = "different names, among them " + " ".join(TIK_SPECIAL)
+    if not set(TIKTOKEN_SPECIAL) <= set(special_names) or len(set(special_names)) != len(special_names):
+        wanted = "different names, among them " + " ".join(TIKTOKEN_SPECIAL)
         raise ConfigError(
-            "--tiktoken-special-tokens", "not a list of names", found=" ".join(named), wanted=wanted
+            "--tiktoken-special-tokens", "not a list of names", found=" ".join(special_names), wanted=wanted
         )
-    if not len(named) <= specials < vocab_size - 256:
-        wanted = f"{len(named)} names or more, and room for 256 bytes in {vocab_size} ids"
+    if not len(special_names) <= specials < vocab_size - 256:
+        wanted = f"{len(special_names)} names or more, and room for 256 bytes in {vocab_size} ids"
         raise ConfigError("--tiktoken-num-special-tokens", "does not fit", found=specials, wanted=wanted)
     ranks = _ranks(path, words, vocab_size - specials)
-    names = [*named, *(f"<SPECIAL_{i}>" for i in range(len(named), specials))]
+    names = [*special_names, *(f"<SPECIAL_{i}>" for i in range(len(special_names), specials))]
     vocab, merges = byte_level(ranks, specials)
     special = dict(zip(names, range(specials), strict=True))
     split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return content_of(
+    return tokenizer_json(
         special=special,
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
         decoder=level,
@@ -133,44 +136,45 @@ def tiktoken(
 
 
 def byte_level(ranks: dict[bytes, int], first: int) -> tuple[dict[str, int], list[list[str]]]:
-    """The vocabulary and the merges of tiktoken's ranks, in GPT-2's letters.
+    """Return the vocabulary and the merges of tiktoken's ranks, in GPT-2's byte alphabet.
 
     Args:
         ranks: of every token, from 0 up, in their order.
         first: id of rank 0.
     """
-    letters = {byte: letter for letter, byte in bytes_of_letters().items()}
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
 
-    def spelt(token: bytes) -> str:
+    def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
     merges = [
-        [spelt(token[:cut]), spelt(token[cut:])]
+        [spell(token[:cut]), spell(token[cut:])]
         for token in ranks
         for cut in sorted(range(1, len(token)), key=lambda cut: _cut_rank(ranks, token, cut))
         if token[:cut] in ranks and token[cut:] in ranks
     ]
-    return {spelt(token): first + rank for token, rank in ranks.items()}, merges
+    return {spell(token): first + rank for token, rank in ranks.items()}, merges
 
 
-def beside(folder: Path) -> dict[str, bytes]:
-    """Read the files of Hugging Face's that are beside a tokenizer.json, unchanged.
+def read_companions(folder: Path) -> dict[str, bytes]:
+    """Read the Hugging Face files beside a tokenizer.json, unchanged.
 
-    They are copied into what is written from the tokenizer, and people publish that.
-
-    Raises:
-        FormatError: one is a link to somewhere else, larger than 16 MB, or not the JSON that its name says.
-    """
-    return {name: read_beside(folder / name) for name in BESIDE if (folder / name).is_file()}
-
-
-def read_beside(path: Path) -> bytes:
-    """One of the files that are beside a tokenizer.json.
+    They are copied into our output, and people publish that.
 
     Raises:
-        FormatError: as `beside` says.
+        FormatError: one is a link to another folder, larger than 16 MB, or not the JSON that its name
+            promises.
     """
-    content = read_foreign(path, MOST_BESIDE)
+    return {name: read_companion(folder / name) for name in COMPANION_FILES if (folder / name).is_file()}
+
+
+def read_companion(path: Path) -> bytes:
+    """Read one of the files beside a tokenizer.json.
+
+    Raises:
+        FormatError: as `read_companions`.
+    """
+    content = read_foreign(path, MAX_COMPANION_BYTES)
     if path.suffix == ".json":
         try:
             value = json.loads(content)
@@ -181,8 +185,11 @@ def read_beside(path: Path) -> bytes:
     return content
 
 
-def bytes_of_letters() -> dict[str, int]:
-    """The byte of each of GPT-2's letters: a byte that prints is itself, the others count up from U+0100."""
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte of each of GPT-2's letters.
+
+    A printable byte is itself; the others count up from U+0100.
+    """
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -194,14 +201,15 @@ def _cut_rank(ranks: dict[bytes, int], token: bytes, cut: int) -> tuple[int, int
 
 
 def _ranks(path: Path, words: Any, count: int) -> dict[bytes, int]:
-    """Tokens in the order of their ranks, at most `count`."""
+    """Return the tokens in the order of their ranks, at most `count`."""
     wanted = 'a list of {"rank": 0, "token_bytes": base64, "token_str": text}, ranks from 0 up'
     if not isinstance(words, list) or len(words) < 256:
         raise FormatError(path, "not a tiktoken vocabulary", wanted=wanted)
     ranks = dict[bytes, int]()
     for number, word in enumerate(words[:count]):
         try:
-            token, rank = base64.b64decode(word["token_bytes"], validate=True), word["rank"]
+            token = base64.b64decode(word["token_bytes"], validate=True)
+            rank = word["rank"]
         except (TypeError, KeyError, binascii.Error):
             raise FormatError(
                 f"{path}: item {number}", "not a token", found=str(word)[:80], wanted=wanted
@@ -214,20 +222,23 @@ def _ranks(path: Path, words: Any, count: int) -> dict[bytes, int]:
     return ranks
 
 
-def content_of(
+def tokenizer_json(
     *,
     special: dict[str, int],
     model: dict[str, Any],
-    found: dict[str, int] | None = None,
+    matched: dict[str, int] | None = None,
     normalizer: dict[str, Any] | None = None,
     pre_tokenizer: dict[str, Any] | None = None,
     post_processor: dict[str, Any] | None = None,
     decoder: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a tokenizer.json holds; `special` tokens are not looked for in text, those of `found` are."""
+    """Return the content of a tokenizer.json.
+
+    `special` tokens are not matched in text, those of `matched` are.
+    """
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": i, "content": word, **flags, "special": True} for word, i in special.items()]
-    added += [{"id": i, "content": word, **flags, "special": False} for word, i in (found or {}).items()]
+    added += [{"id": i, "content": word, **flags, "special": False} for word, i in (matched or {}).items()]
     return {
         "version": "1.0",
         "truncation": None,

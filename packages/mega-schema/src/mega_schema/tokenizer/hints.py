@@ -1,4 +1,4 @@
-"""Suggest what a person meant by a file that is no vocabulary of the tokenizer's type."""
+"""Suggest the right flag for a file that is not a vocabulary of the tokenizer's type."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NONE_FOUND = "take the files that the model was trained with"
 
 
 def hint_of_content(path: Path, text: str, asked: str = "") -> str:
-    """What a vocabulary's content is, by the flags that take it.
+    """Return a hint of what a vocabulary is, by the flags that take it.
 
     Args:
-        asked: the type of tokenizer that the content is not of, where its form would fit.
+        asked: the requested tokenizer type, which the content is not.
     """
     try:
         values = json.loads(text)
@@ -37,10 +37,10 @@ def hint_of_content(path: Path, text: str, asked: str = "") -> str:
 
 
 def hint_of_path(path: Path) -> str:
-    """What there is instead of a file that cannot be read."""
+    """Return a hint of similar files for one that cannot be read."""
     folder = path if path.is_dir() else path.parent
     try:
-        names = sorted(one.name for one in folder.iterdir() if one.is_file())
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     except OSError:
         return f"there is no folder {folder}"
     if close := get_close_matches(path.name, names, 1, 0.5):

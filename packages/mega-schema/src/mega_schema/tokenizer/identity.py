@@ -1,4 +1,4 @@
-"""Which tokenizer made the ids: what datasets and checkpoints remember of it, and how two are compared."""
+"""The identity of the tokenizer that made the ids, stored in datasets and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ALIASES = MappingProxyType({"PretrainedFromHF": "HuggingFaceTokenizer"})
 
 @dataclass(frozen=True, slots=True)
 class TokenizerIdentity:
-    """What a dataset or a checkpoint remembers of the tokenizer it was made with.
+    """What a dataset or a checkpoint stores about its tokenizer.
 
     Attributes:
         type: Megatron's name for it, one of TYPES.
         vocab_size: one past the highest id, special tokens included, padding not.
-        eod, bos, pad: ids of the special tokens; None where there is none.
-        sha256: of the content that decides the ids (vocabulary, merges, normalisation, cutting into
-            words), so two files that encode alike but are written differently have one hash.
+        eod, bos, pad: ids of the special tokens; None if there is none.
+        sha256: of the content that decides the ids (vocabulary, merges, normalisation, pre-tokenisation), so
+            that two files that encode alike but are written differently have one hash.
     """
 
     type: str
@@ -50,10 +50,10 @@ class TokenizerIdentity:
 
     @classmethod
     def from_dict(cls, values: object, where: object) -> TokenizerIdentity:
-        """The identity with these fields.
+        """Build the identity from a mapping of its fields.
 
         Raises:
-            FormatError: a field is missing, unknown, or not what it should be.
+            FormatError: a field is missing, unknown, or invalid.
         """
         names = [f.name for f in dataclasses.fields(cls)]
         if not isinstance(values, Mapping) or set(values) != set(names):
@@ -76,18 +76,18 @@ class TokenizerIdentity:
         return cls(**values)
 
 
-def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: object) -> None:
-    """Refuse a dataset whose ids mean something else to the model than to the tokenizer that made them.
+def check_same_tokenizer(dataset: TokenizerIdentity, model: TokenizerIdentity, where: object) -> None:
+    """Refuse a dataset whose tokenizer is not the model's.
 
     The types may differ: GPT-2's vocab.json and merges.txt give the same ids as its tokenizer.json.
 
     Args:
-        where: the dataset's prefix or path, to begin the message with.
+        where: the dataset's prefix or path; begins the message.
 
     Raises:
         FormatError: the content, the vocabulary size or the eod differs; the message names both tokenizers.
     """
-    if _essence(dataset) != _essence(model):
+    if _id_content(dataset) != _id_content(model):
         raise FormatError(
             where,
             "tokenizer of the dataset is not the model's",
@@ -97,7 +97,7 @@ def check_same(dataset: TokenizerIdentity, model: TokenizerIdentity, where: obje
         )
 
 
-def _essence(identity: TokenizerIdentity) -> tuple[object, ...]:
+def _id_content(identity: TokenizerIdentity) -> tuple[object, ...]:
     return identity.sha256, identity.vocab_size, identity.eod
 
 
@@ -107,14 +107,17 @@ def _describe(identity: TokenizerIdentity) -> str:
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """Hash of what decides ids in a tokenizer.json: neither the library's version nor its defaults matter."""
+    """Return the hash of what decides ids in a tokenizer.json.
+
+    It is independent of the library's version and defaults.
+    """
     model = {k: v for k, v in content["model"].items() if v is not None and v is not False and v != ""}
     model.setdefault("type", "BPE")  # files older than the field hold BPE
     if model["type"] == "BPE":
         model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
     if isinstance(model.get("vocab"), dict):
-        model["vocab"] = _ordered(model["vocab"])
-    # a special token is never looked for in text, so only its id counts, not how it would be looked for
+        model["vocab"] = _sort_vocab(model["vocab"])
+    # a special token is never matched in text, so only its id counts, not its matching rules
     added = content.get("added_tokens", [])
     added = [{k: t[k] for k in ("id", "content")} if t.get("special") else t for t in added]
     essence = {
@@ -126,19 +129,22 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()
 
 
-def _ordered(vocab: dict[str, Any]) -> dict[str, Any]:
-    """The vocabulary in the order of its words, which takes `json` most of the time of a hash to find."""
+def _sort_vocab(vocab: dict[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary sorted by word, if orjson is installed.
+
+    Otherwise `json` sorts it, which dominates the hash's time.
+    """
     try:
         import orjson
 
-        found: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
-    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot hold, or an id above 64 bits
+        ordered: dict[str, Any] = orjson.loads(orjson.dumps(vocab, option=orjson.OPT_SORT_KEYS))
+    except (ImportError, TypeError):  # not installed; a word that UTF-8 cannot encode, or an id above 64 bits
         return vocab
-    return found if found == vocab else vocab  # a number that it writes in another way
+    return ordered if ordered == vocab else vocab  # unequal if orjson writes a number differently
 
 
 def _without_offsets(part: Any) -> Any:
-    """A pre-tokenizer without `trim_offsets`, and with the regex that older byte-level files imply."""
+    """Return a pre-tokenizer without `trim_offsets`, and with the regex that older byte-level files imply."""
     if not isinstance(part, dict):
         return part
     part = {k: v for k, v in part.items() if k != "trim_offsets"}
@@ -150,7 +156,7 @@ def _without_offsets(part: Any) -> Any:
 
 
 def content_vocab_size(content: Mapping[str, Any]) -> int:
-    """One past the highest id: ids may have holes, and an embedding must have a row for each."""
+    """Return one past the highest id: ids may have gaps, and an embedding must have a row for each."""
     vocab = content["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
     return 1 + int(max([-1, *ids, *(token["id"] for token in content.get("added_tokens", []))]))

@@ -1,4 +1,4 @@
-"""A tokenizer of text that is ids already."""
+"""A tokenizer for text that already consists of ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mega_schema.tokenizer.identity import TokenizerIdentity
 
 
 class NullTokenizer:
-    """Text that is ids already: whole numbers in decimal with spaces between them."""
+    """Converts whole numbers in decimal, separated by spaces, to ids."""
 
     def __init__(self, identity: TokenizerIdentity) -> None:
         self.identity = identity

@@ -1,9 +1,10 @@
-"""SentencePiece models, with the special tokens that Megatron adds to them under each of its names.
+"""SentencePiece models, with the special tokens that Megatron adds to them for each of its type names.
 
-SentencePieceTokenizer      <CLS> <SEP> <EOD> <MASK>, pad, bos, eos and `<extra_id_i>`, those the model lacks
-                            after its last piece; eod is <EOD>
+SentencePieceTokenizer      <CLS> <SEP> <EOD> <MASK>, pad, bos, eos and `<extra_id_i>`; missing ones are added
+after
+                            the model's last piece; eod is <EOD>
 GPTSentencePieceTokenizer   the model's own bos, eos and pad; eod is its eos
-Llama2Tokenizer             the same; `mega-data preprocess` begins each sequence with its bos, as Megatron
+Llama2Tokenizer             the same; `mega-data preprocess` begins each sequence with its bos, like Megatron
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ _ADDED: Final = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 
 
 class SentencePiece:
-    """A SentencePiece model; a value that processes may send each other.
+    """A SentencePiece model; can be pickled.
 
     Attributes:
         model: the bytes of its file.
     """
 
     def __init__(self, model: bytes, identity: TokenizerIdentity) -> None:
-        self.model, self.identity = model, identity
+        self.model = model
+        self.identity = identity
 
     def __reduce__(self) -> tuple[object, ...]:
         return SentencePiece, (self.model, self.identity)
 
     @cached_property
     def _library(self) -> Any:
-        return _opened(self.model, MODEL)
+        return _open_library(self.model, MODEL)
 
     @cached_property
     def _added(self) -> dict[int, str]:
-        """Special tokens by id, those the model has included."""
+        """Special tokens by id, including the model's own."""
         return {i: word for word, i in _special(self._library, self.identity.type, 0).items()} | {
             i: f"<extra_id_{i - first}>"
-            for first in [_after(self._library, self.identity.type)]
+            for first in [_first_extra_id(self._library, self.identity.type)]
             for i in range(first, self.identity.vocab_size)
         }
 
@@ -59,12 +61,12 @@ class SentencePiece:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Ids of each text, on this thread.
+        """Return the ids of each text, on this thread.
 
         Raises:
-            RequestError: a text is one that UTF-8 cannot hold.
+            RequestError: a text cannot be encoded as UTF-8.
         """
-        import numpy as np  # takes longer than to open a tokenizer that has no use for it
+        import numpy as np  # imported late: other tokenizers do not need it, and open faster than it imports
 
         try:
             return [
@@ -76,7 +78,7 @@ class SentencePiece:
             raise RequestError("text", "half of a surrogate pair", wanted=wanted) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens are text, and a space before the first word is not."""
+        """Return the text of `ids`, special tokens as text, without a space before the first word."""
         parts, run = list[str](), list[int]()
         for i in [*map(int, ids), -1]:
             if 0 <= i < len(self._library) and i not in self._added:
@@ -107,14 +109,14 @@ class SentencePiece:
 
 
 def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
-    """The model in a file, under one of Megatron's three names.
+    """Open a model's file, as one of Megatron's three types.
 
     Args:
-        extra_ids: sentinels to add, of a SentencePieceTokenizer.
+        extra_ids: sentinels to add to a SentencePieceTokenizer.
 
     Raises:
         ConfigError: the sentencepiece library is not installed.
-        FormatError: the file is no model.
+        FormatError: the file is not a model.
     """
     try:
         model = path.read_bytes()
@@ -122,7 +124,7 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
         raise FormatError(
             path, "not readable", found=error.strerror, wanted="a SentencePiece model"
         ) from None
-    library = _opened(model, path)
+    library = _open_library(model, path)
     sha256 = content_sha256(model)
     special = _special(library, type, extra_ids)
     eod, bos, pad = (None if i < 0 else i for i in (library.eos_id(), library.bos_id(), library.pad_id()))
@@ -135,11 +137,11 @@ def open_model(path: Path, type: str, *, extra_ids: int = 0) -> SentencePiece:
 
 
 def content_sha256(model: bytes) -> str:
-    """Hash of what decides the ids: the model's file."""
+    """Return the hash of what decides the ids: the model's file."""
     return hashlib.sha256(model).hexdigest()
 
 
-def _opened(model: bytes, where: object) -> Any:
+def _open_library(model: bytes, where: object) -> Any:
     try:
         import sentencepiece
     except ImportError:
@@ -157,23 +159,25 @@ def _opened(model: bytes, where: object) -> Any:
 
 
 def _special(library: Any, type: str, extra_ids: int) -> dict[str, int]:
-    """Special tokens and their ids; those the model lacks follow its last piece."""
+    """Return special tokens and their ids; missing ones follow the model's last piece."""
     own = {str(library.id_to_piece(i)): i for i in range(len(library)) if library.is_control(i)}
     if type != "SentencePieceTokenizer":
         return own
     ids = (library.pad_id(), library.bos_id(), library.eos_id())
-    usual = ("<PAD>", "<BOS>", "<EOS>")
-    names = [str(library.id_to_piece(i)) if i >= 0 else name for i, name in zip(ids, usual, strict=True)]
-    special, after = dict[str, int](), len(library)
+    default_names = ("<PAD>", "<BOS>", "<EOS>")
+    names = [
+        str(library.id_to_piece(i)) if i >= 0 else name for i, name in zip(ids, default_names, strict=True)
+    ]
+    special, next_id = dict[str, int](), len(library)
     for name in (*_ADDED, *names, *(f"<extra_id_{i}>" for i in range(extra_ids))):
-        found = int(library.piece_to_id(name))
-        known = str(library.id_to_piece(found)) == name
+        piece_id = int(library.piece_to_id(name))
+        is_known = str(library.id_to_piece(piece_id)) == name
         if name not in special:
-            special[name] = found if known else after
-            after += not known
+            special[name] = piece_id if is_known else next_id
+            next_id += not is_known
     return own | special
 
 
-def _after(library: Any, type: str) -> int:
-    """The id that the first `<extra_id_i>` would have."""
+def _first_extra_id(library: Any, type: str) -> int:
+    """Return the id of the first `<extra_id_i>`."""
     return 1 + max([len(library) - 1, *_special(library, type, 0).values()])

@@ -16,7 +16,7 @@ _PROBES = ("a", "1", "the", ".", "\u4e2d")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Ids before and after those of a text."""
+    """Ids that are added before and after those of a text."""
 
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()

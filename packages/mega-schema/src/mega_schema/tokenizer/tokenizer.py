@@ -1,15 +1,15 @@
-"""Tokenizers as files: opened by Megatron's type names, saved beside data and weights, compared by content.
+"""Open tokenizers by Megatron's type names, save them beside data and weights, and compare them by content.
 
 A saved tokenizer is a folder:
 
     identity.json    TokenizerIdentity and a format number
-    tokenizer.json   Hugging Face `tokenizers` format, as it was read or made from other files; absent for
-                     a NullTokenizer
-    tokenizer.model  instead of it, a SentencePiece model as it was read
-    ...              Hugging Face's files that lay beside a tokenizer.json, as they were read
+    tokenizer.json   Hugging Face `tokenizers` format, as read or converted from other files; absent for a
+                     NullTokenizer
+    tokenizer.model  instead of it, a SentencePiece model as read
+    ...              Hugging Face's files that were beside a tokenizer.json, as read
 
-Text is never trusted to end a document: `<|endoftext|>` inside one is encoded letter by letter. Such tokens
-enter by their ids only (`identity.eod`, ...).
+Text cannot end a document: `<|endoftext|>` in a text is encoded letter by letter. Such tokens are added only
+by their ids (`identity.eod`, ...).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, MOST_TOKENIZER, check_foreign
-from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.checkpoint.foreign_files import MAX_COMPANION_BYTES, MAX_TOKENIZER_BYTES, check_foreign
+from mega_schema.dataset.atomic_dataset import atomic_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import is_tokenizer
 from mega_schema.tokenizer import files as tokenizer_files
 from mega_schema.tokenizer import sentencepiece
-from mega_schema.tokenizer.fast import CONTENT, FastTokenizer, Opening, compact, opened_and_hashed
+from mega_schema.tokenizer.fast import CONTENT, FastTokenizer, LibraryOpening, dump_compact, open_and_hash
 from mega_schema.tokenizer.hints import hint_of_content, hint_of_path
 from mega_schema.tokenizer.identity import (
     ALIASES,
@@ -37,7 +37,7 @@ from mega_schema.tokenizer.identity import (
     SENTENCEPIECE_TYPES,
     TYPES,
     TokenizerIdentity,
-    check_same,
+    check_same_tokenizer,
     content_sha256,
     content_vocab_size,
     null_sha256,
@@ -49,8 +49,8 @@ __all__ = [
     "NullTokenizer",
     "Tokenizer",
     "TokenizerIdentity",
-    "check_same",
-    "open_folder",
+    "check_same_tokenizer",
+    "open_tokenizer_folder",
     "open_tokenizer",
 ]
 
@@ -58,40 +58,42 @@ T = TypeVar("T")
 HF_CONFIG = "tokenizer_config.json"
 FORMAT = 1
 
-# Names by which tokenizers call the same thing, the more telling first.
+# tokens of the same meaning in different tokenizers, the more specific first
 _EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eod>", "<EOD>", "[EOS]", "<eos>", "<EOS>")
 _BOS = ("<|begin_of_text|>", "<|startoftext|>", "<s>", "[BOS]", "<bos>", "<BOS>")
 _PAD = ("<|pad|>", "<pad>", "[PAD]", "<PAD>")
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; a value that many callers may share and processes may send each other."""
+    """Converts text to ids and back; immutable, can be shared by threads and pickled."""
 
     @property
     def identity(self) -> TokenizerIdentity: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; no special token is added, none is recognised in it.
+        """Return the ids of `text`; no special token is added, none is recognised in it.
 
         Raises:
             RequestError: the text has no ids (a word that is not a number, for a NullTokenizer).
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on several threads where the library may."""
+        """Encode each text, on several threads if the library does."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens kept as text. Ids outside the vocabulary (padding rows) have none.
+        """Return the text of `ids`, special tokens as text.
 
-        Byte-level tokenizers give back exactly what was encoded; bytes that are not UTF-8, as when a
-        character is cut in the middle, become U+FFFD.
+        Ids outside the vocabulary (padding rows) have none.
+
+        Byte-level tokenizers return exactly what was encoded; bytes that are not UTF-8, as in part of a
+        character, become U+FFFD.
         """
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """One string per id, for people: a byte-level token that is part of a character shows as U+FFFD."""
+        """Return a readable string per id: a byte-level token that is part of a character shows as U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Write `folder` whole or not at all; an earlier one of that name is replaced."""
+        """Write `folder` whole or not at all, replacing an earlier one."""
 
 
 def open_tokenizer(
@@ -104,94 +106,98 @@ def open_tokenizer(
     vocab_extra_ids: int = 0,
     tiktoken_pattern: str | None = None,
     tiktoken_num_special_tokens: int = 1000,
-    tiktoken_special_tokens: Sequence[str] = tokenizer_files.TIK_SPECIAL,
+    tiktoken_special_tokens: Sequence[str] = tokenizer_files.TIKTOKEN_SPECIAL,
     wait: bool = True,
 ) -> Tokenizer:
-    """The tokenizer that Megatron's flags of the same names mean.
+    """Open the tokenizer that Megatron's flags of the same names describe.
 
     Args:
         type: "HuggingFaceTokenizer" (bs says "PretrainedFromHF"), "TikTokenizer" and the three names of
             SentencePiece take `model`; "GPT2BPETokenizer" takes `vocab_file` and `merge_file`;
             "BertWordPieceLowerCase" and "BertWordPieceCase" take `vocab_file`; "NullTokenizer" takes
             `vocab_size` and has one id more, its eod.
-        model: a tokenizer.json, or a folder that holds one: a Hugging Face one, whose tokenizer_config.json
-            then names eod, bos and pad, or one that `Tokenizer.save` wrote. Else a SentencePiece model, or
-            NVIDIA's JSON of a tiktoken vocabulary.
-        vocab_size: of a TikTokenizer: ids in all, 131,072 if not given.
-        vocab_extra_ids: sentinels to add, of BERT's and SentencePieceTokenizer.
-        wait: for the library. Else it may still open a FastTokenizer, whose `wait` tells what is wrong.
+        model: a tokenizer.json, or a folder that holds one: Hugging Face's, whose tokenizer_config.json names
+            eod, bos and pad, or one that `Tokenizer.save` wrote. Else a SentencePiece model, or NVIDIA's JSON
+            of a tiktoken vocabulary.
+        vocab_size: of a TikTokenizer: ids in all, by default 131,072.
+        vocab_extra_ids: sentinels to add, for BERT's types and SentencePieceTokenizer.
+        wait: wait for the library. Otherwise it may still be opening a FastTokenizer, whose `wait` raises its
+            errors.
 
     Raises:
-        ConfigError: the type is unknown, or what it takes is not given.
-        FormatError: a file is missing or is no tokenizer.
+        ConfigError: the type is unknown, or one of its files is not given.
+        FormatError: a file is missing or is not a tokenizer.
     """
     type = ALIASES.get(type, type)
     if type not in TYPES:
         raise ConfigError("--tokenizer-type", "unknown", found=type, wanted=" | ".join(TYPES))
     if type == "HuggingFaceTokenizer":
-        return _open_hugging_face(_given(model, "--tokenizer-model", type), wait=wait)
+        return _open_hugging_face(_require(model, "--tokenizer-model", type), wait=wait)
     if type == "GPT2BPETokenizer":
-        files = (_given(vocab_file, "--vocab-file", type), _given(merge_file, "--merge-file", type))
+        files = (_require(vocab_file, "--vocab-file", type), _require(merge_file, "--merge-file", type))
         return _open_gpt2(*files, wait=wait)
     if type in BERT_TYPES:
-        path = _given(vocab_file, "--vocab-file", type)
+        path = _require(vocab_file, "--vocab-file", type)
         lower = type == "BertWordPieceLowerCase"
         content = tokenizer_files.bert(path, _read(path), lower_case=lower, extra_ids=vocab_extra_ids)
-        return _open_named(content, type, path, (None, "[BOS]", "[PAD]"), wait=wait)
+        return _open_content(content, type, path, (None, "[BOS]", "[PAD]"), wait=wait)
     if type in SENTENCEPIECE_TYPES:
-        path = _given(model, "--tokenizer-model", type)
+        path = _require(model, "--tokenizer-model", type)
         extra_ids = vocab_extra_ids if type == "SentencePieceTokenizer" else 0
         return sentencepiece.open_model(path, type, extra_ids=extra_ids)
     if type == "TikTokenizer":
-        path = _given(model, "--tokenizer-model", type)
+        path = _require(model, "--tokenizer-model", type)
         content = tokenizer_files.tiktoken(
             path,
             _read_json(path),
-            pattern=_given(tiktoken_pattern, "--tiktoken-pattern", type),
+            pattern=_require(tiktoken_pattern, "--tiktoken-pattern", type),
             vocab_size=vocab_size or 1 << 17,
             specials=tiktoken_num_special_tokens,
-            named=tiktoken_special_tokens,
+            special_names=tiktoken_special_tokens,
         )
-        return _open_named(content, type, path, ("</s>", "<s>", "<pad>"), wait=wait)
-    eod = _given(vocab_size, "--vocab-size", type)
+        return _open_content(content, type, path, ("</s>", "<s>", "<pad>"), wait=wait)
+    eod = _require(vocab_size, "--vocab-size", type)
     if eod < 1:
         raise ConfigError("--vocab-size", "not a count", found=eod, wanted="a whole number above 0")
     return NullTokenizer(TokenizerIdentity(type, eod + 1, eod, None, None, null_sha256(eod + 1)))
 
 
-def open_folder(folder: Path) -> Tokenizer:
-    """The tokenizer that `Tokenizer.save` wrote to `folder`.
+def open_tokenizer_folder(folder: Path) -> Tokenizer:
+    """Open a folder that `Tokenizer.save` wrote.
 
     Raises:
-        FormatError: a file is missing, or the content is not the one the identity was made from.
+        FormatError: a file is missing, or the content does not match the identity.
     """
     values = _read_json(path := folder / IDENTITY)
     number = values.pop("format", None) if isinstance(values, dict) else None
     if number != FORMAT:
         raise FormatError(path, "format number", found=number, wanted=FORMAT)
     identity = TokenizerIdentity.from_dict(values, path)
-    opened: Tokenizer
+    tokenizer: Tokenizer
     if identity.type == "NullTokenizer":
-        sha256, size, opened = null_sha256(identity.vocab_size), identity.vocab_size, NullTokenizer(identity)
+        sha256 = null_sha256(identity.vocab_size)
+        size = identity.vocab_size
+        tokenizer = NullTokenizer(identity)
     elif identity.type in SENTENCEPIECE_TYPES:
         model = _read_bytes(folder / sentencepiece.MODEL)
-        opened = sentencepiece.SentencePiece(model, identity)
-        sha256, size = sentencepiece.content_sha256(model), identity.vocab_size
+        tokenizer = sentencepiece.SentencePiece(model, identity)
+        sha256 = sentencepiece.content_sha256(model)
+        size = identity.vocab_size
     else:
         source = _read(folder / CONTENT)
-        library, content, sha256 = opened_and_hashed(source, folder / CONTENT)
+        library, content, sha256 = open_and_hash(source, folder / CONTENT)
         size = content_vocab_size(content)
-        opened = FastTokenizer(source, identity, library, tokenizer_files.beside(folder))
+        tokenizer = FastTokenizer(source, identity, library, tokenizer_files.read_companions(folder))
     if sha256 != identity.sha256:
         what = f"{CONTENT} is not the one {IDENTITY} was made from"
         hint = "copy the whole folder again from where it was saved"
         raise FormatError(folder, what, found=f"sha256 {sha256}", wanted=identity.sha256, hint=hint)
     if size != identity.vocab_size:
         raise FormatError(path, "vocab_size", found=identity.vocab_size, wanted=f"{size} as in {CONTENT}")
-    return opened
+    return tokenizer
 
 
-def _given(value: T | None, flag: str, type: str) -> T:
+def _require(value: T | None, flag: str, type: str) -> T:
     if value is None:
         raise ConfigError(flag, f"not given, and a {type} is made from it", hint=f"add {flag} ...")
     return value
@@ -199,27 +205,31 @@ def _given(value: T | None, flag: str, type: str) -> T:
 
 def _open_hugging_face(model: Path, *, wait: bool) -> Tokenizer:
     if (model / IDENTITY).exists():
-        saved = open_folder(model)
-        if isinstance(saved, NullTokenizer):
-            hint = f"--tokenizer-type NullTokenizer --vocab-size {saved.identity.vocab_size - 1}"
+        tokenizer = open_tokenizer_folder(model)
+        if isinstance(tokenizer, NullTokenizer):
+            hint = f"--tokenizer-type NullTokenizer --vocab-size {tokenizer.identity.vocab_size - 1}"
             raise ConfigError("--tokenizer-model", "the folder holds a NullTokenizer", found=model, hint=hint)
-        return saved
+        return tokenizer
     if not model.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
         hint = f"of Hugging Face's hub? hf download {model} --include '*token*' --local-dir tokenizer"
         hint += ", then --tokenizer-model tokenizer"
         raise ConfigError("--tokenizer-model", "no such file or folder", found=model, hint=hint)
     path = model / CONTENT if model.is_dir() else model
     if model.is_dir():
-        check_foreign(path, MOST_TOKENIZER)
-        check_foreign(model / HF_CONFIG, MOST_BESIDE)
+        check_foreign(path, MAX_TOKENIZER_BYTES)
+        check_foreign(model / HF_CONFIG, MAX_COMPANION_BYTES)
     source = _read(path)
-    library, content, sha256 = opened_and_hashed(source, path)
-    config = _read_json(at) if model.is_dir() and (at := path.parent / HF_CONFIG).exists() else {}
+    library, content, sha256 = open_and_hash(source, path)
+    config = (
+        _read_json(config_path)
+        if model.is_dir() and (config_path := path.parent / HF_CONFIG).exists()
+        else {}
+    )
 
-    def special(key: str, usual: tuple[str, ...]) -> int | None:
-        named = config.get(key) if isinstance(config, dict) else None
-        named = named.get("content") if isinstance(named, dict) else named
-        ids = [library.token_to_id(name) for name in ([named] if isinstance(named, str) else usual)]
+    def special(key: str, fallbacks: tuple[str, ...]) -> int | None:
+        token = config.get(key) if isinstance(config, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        ids = [library.token_to_id(name) for name in ([token] if isinstance(token, str) else fallbacks)]
         return next((i for i in ids if i is not None), None)
 
     identity = TokenizerIdentity(
@@ -230,7 +240,7 @@ def _open_hugging_face(model: Path, *, wait: bool) -> Tokenizer:
         pad=special("pad_token", _PAD),
         sha256=sha256,
     )
-    files = tokenizer_files.beside(model) if model.is_dir() else {}
+    files = tokenizer_files.read_companions(model) if model.is_dir() else {}
     return FastTokenizer(source, identity, library, files, content=None if wait else content)
 
 
@@ -242,11 +252,12 @@ def _open_gpt2(vocab_file: Path, merge_file: Path, *, wait: bool) -> Tokenizer:
         raise FormatError(vocab_file, "not a GPT-2 vocabulary", wanted=wanted, hint=hint)
     lines = _read(merge_file).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    content, where = tokenizer_files.gpt2(vocab, merges), f"{vocab_file} with {merge_file}"
-    return _open_named(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), merges, wait=wait)
+    content = tokenizer_files.gpt2(vocab, merges)
+    where = f"{vocab_file} with {merge_file}"
+    return _open_content(content, "GPT2BPETokenizer", where, (_EOD[0], None, None), merges, wait=wait)
 
 
-def _open_named(
+def _open_content(
     content: dict[str, Any],
     type: str,
     where: object,
@@ -255,30 +266,30 @@ def _open_named(
     *,
     wait: bool,
 ) -> Tokenizer:
-    """A tokenizer.json of ours, whose eod, bos and pad have these names.
+    """Open a tokenizer.json of ours, whose eod, bos and pad have these names.
 
     Args:
-        merges: those of the content as lines, where these are at hand.
+        merges: the content's merges as lines, if available.
     """
     source = partial(json.dumps, content, ensure_ascii=False)
-    opening = Opening(compact(content, merges), where, source)
-    with opening.blamed():
+    opening = LibraryOpening(dump_compact(content, merges), where, source)
+    with opening.library_errors():
         number = {token["content"]: token["id"] for token in content["added_tokens"]}
         eod, bos, pad = (number.get(name) if name else None for name in names)
         identity = TokenizerIdentity(
             type, content_vocab_size(content), eod, bos, pad, content_sha256(content)
         )
-    made = FastTokenizer(source, identity, opening, content=None if wait else content)
+    tokenizer = FastTokenizer(source, identity, opening, content=None if wait else content)
     if wait:
-        made.wait()
-    return made
+        tokenizer.wait()
+    return tokenizer
 
 
 def save_folder(folder: Path, identity: TokenizerIdentity, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's folder whole or not at all: its identity and these files."""
-    told = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
-    with replacing_folder(folder, is_tokenizer) as new:
-        for name, content in {**files, IDENTITY: told.encode()}.items():
+    identity_json = json.dumps({"format": FORMAT, **identity.to_dict()}, indent=1) + "\n"
+    with atomic_folder(folder, is_tokenizer) as new:
+        for name, content in {**files, IDENTITY: identity_json.encode()}.items():
             _write(new / name, content)
 
 
@@ -293,7 +304,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        wanted, hint = "a tokenizer file", hint_of_path(path)
+        wanted = "a tokenizer file"
+        hint = hint_of_path(path)
         raise FormatError(path, "not readable", found=error.strerror, wanted=wanted, hint=hint) from None
 
 

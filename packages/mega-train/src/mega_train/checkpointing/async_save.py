@@ -16,7 +16,13 @@ from typing import Any
 
 from mega_model.distributed.mesh import Mesh
 from mega_schema.checkpoint import checkpoint_dir
-from mega_schema.checkpoint.async_writer import Background, InPlace, Memory, Writing, problem
+from mega_schema.checkpoint.async_writer import (
+    InProcessWriter,
+    SharedBuffer,
+    SubprocessWriter,
+    WriterHandle,
+    describe_failure,
+)
 from mega_schema.checkpoint.writer_process import COMMIT, DISCARD, Order
 from mega_train.checkpointing import state_dict
 from mega_train.checkpointing.state_dict import Part
@@ -53,11 +59,11 @@ class Saves:
         """
         self._superseded, self._written = list(superseded), set[int]()
         self._said, self._mesh, self._clock = said, mesh, clock
-        self._memory = Memory() if said.background else None
+        self._memory = SharedBuffer() if said.background else None
         self.saved_at, self.beat, self.problem = saved_at, 0, ""
         self.ended: list[Saved] = []
         self.iteration: int | None = None  # of the one being written
-        self._writing: Writing | None = None
+        self._writing: WriterHandle | None = None
         self._broken = 0  # the state of one that could not even begin
         self._told = ""
         self._bytes = 0
@@ -97,7 +103,7 @@ class Saves:
         except OSError as error:
             state = error.errno or errno.EIO
         # no rank writes before the first has made room
-        if self._mesh.largest(state):
+        if self._mesh.all_reduce_max(state):
             self._broken = state
         else:
             self._start(order, parts)
@@ -115,7 +121,7 @@ class Saves:
         if self.iteration is None:
             return
         mine = self._state()
-        of_all = self._mesh.largest(mine)
+        of_all = self._mesh.all_reduce_max(mine)
         if of_all >= _BUSY:
             self.beat += of_all - _BUSY
         elif self._told:
@@ -133,19 +139,21 @@ class Saves:
             if self._memory is not None:
                 time.sleep(_LOOK)
 
-    def _staged(self, memory: Memory, order: dict[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
+    def _staged(self, memory: SharedBuffer, order: dict[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
         past, spaces = 0, {}
         for space, boxes in order["spaces"].items():
-            spaces[space], past = memory.lay_out(boxes, past)
+            spaces[space], past = memory.plan(boxes, past)
         order = order | {"spaces": spaces}
         places = [box["at"] for boxes in spaces.values() for box in boxes]
-        state_dict.stage(parts, places, memory.hold(order, past))
+        state_dict.stage(parts, places, memory.stage(order, past))
         return order
 
     def _start(self, order: Order, parts: Sequence[Part]) -> None:
         try:
             self._writing = (
-                Background(self._memory) if self._memory else InPlace(order, state_dict.payload(parts))
+                SubprocessWriter(self._memory)
+                if self._memory
+                else InProcessWriter(order, state_dict.payload(parts))
             )
         except OSError as error:  # no process can be started
             self._broken = error.errno or errno.EIO
@@ -162,7 +170,7 @@ class Saves:
     def _tell(self, word: str) -> None:
         self._told = word
         if self._writing is not None and self._mesh.rank == 0:
-            self._writing.tell(word)
+            self._writing.send(word)
         elif self._mesh.rank == 0 and word == DISCARD:
             assert self._said.save is not None
             assert self.iteration is not None
@@ -201,8 +209,8 @@ class Saves:
         )
 
     def _cause(self, of_all: int, mine: int) -> str:
-        rank = self._mesh.largest(self._mesh.rank if mine == of_all else -1)
-        return problem(of_all) + (f", on rank {rank}" if self._mesh.layout.world > 1 else "")
+        rank = self._mesh.all_reduce_max(self._mesh.rank if mine == of_all else -1)
+        return describe_failure(of_all) + (f", on rank {rank}" if self._mesh.layout.world > 1 else "")
 
     def _warning(self, iteration: int) -> str:
         newest = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mega_schema.app.config import keys, load
+from mega_schema.app.config import config_keys, load_config
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
@@ -89,14 +89,14 @@ def find_changes(
         return []
     file = checkpoint.folder / RUN_CONFIG
     try:
-        recorded = load(Run, file, {})
+        recorded = load_config(Run, file, {})
     except ConfigError as error:
         log.warning("%s; it is not compared with this run", str(error).partition("; hint: ")[0])
         return []
     context = checkpoint.spec.context
     before, now = _with_defaults(recorded, context), _with_defaults(run, context)
     changes = []
-    for key in keys(Run):
+    for key in config_keys(Run):
         old, new = (getattr(getattr(each, key.section), key.name) for each in (before, now))
         # the model is the checkpoint's, whatever describes it: flags that contradict it are refused elsewhere
         if key.section != "model" and key.dotted not in _OF_THE_START and not _same(old, new):

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from mega_model.distributed.mesh import World
 from mega_schema.app.install_hint import install_hint
-from mega_schema.atomic_io import on_disk, write_text
+from mega_schema.atomic_io import disk_errors, write_text
 from mega_schema.checkpoint.checkpoint_dir import LATEST
-from mega_schema.checkpoint.formats import TITLES, detect_format
+from mega_schema.checkpoint.formats import FORMAT_TITLES, detect_format
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.spec import ModelSpec
@@ -89,14 +89,14 @@ def find_conversion(run: Run) -> Conversion | None:
         raise ConfigError(
             "--save",
             "holds a checkpoint of another program",
-            found=f"{TITLES[form]}, {source}",
+            found=f"{FORMAT_TITLES[form]}, {source}",
             wanted="a folder of its own for the run",
             hint=f"--save {source}-mega",
         )
     if save.save is None:
         raise ConfigError(
             flag,
-            f"is {TITLES[form]}, and its converted copy needs a folder",
+            f"is {FORMAT_TITLES[form]}, and its converted copy needs a folder",
             found=source,
             wanted="--save, beside which it is put",
             hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
@@ -130,7 +130,7 @@ def convert_foreign_load(run: Run, world: World) -> Run:
     if world.rank:
         _wait(conversion, 60 * run.parallel.timeout_minutes)
     elif conversion.is_done:
-        what = f"{conversion.source} is {TITLES[conversion.form]}"
+        what = f"{conversion.source} is {FORMAT_TITLES[conversion.form]}"
         log.warning("%s: its converted copy %s is used again", what, conversion.copy)
     else:
         _convert(conversion, run)
@@ -211,15 +211,15 @@ def _convert(conversion: Conversion, run: Run) -> None:
     words = ["convert", "--from", form, "--to", "mega", "--no-check-logits", "--load", str(source)]
     words += _true_vocab(run, form)
     _check_converter(conversion)
-    log.warning("%s is %s: converting it to %s", source, TITLES[form], copy)
+    log.warning("%s is %s: converting it to %s", source, FORMAT_TITLES[form], copy)
     partial = _partial(copy)
-    with on_disk(partial):
+    with disk_errors(partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
         with _beating(partial):
             _run_converter(conversion, [*words, "--save", str(partial / copy.name)])
-        with on_disk(copy):
+        with disk_errors(copy):
             record = json.dumps({"source": str(source), "fingerprint": conversion.fingerprint})
             write_text(partial / copy.name / RECORD, record + "\n")
             if copy.exists():
@@ -234,7 +234,7 @@ def _check_converter(conversion: Conversion) -> None:
         source, form = conversion.source, conversion.form
         raise ConfigError(
             conversion.flag,
-            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
+            f"is {FORMAT_TITLES[form]}, and mega-ckpt, which converts it, is not installed",
             found=source,
             hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
         )

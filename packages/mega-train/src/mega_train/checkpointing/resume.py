@@ -14,9 +14,9 @@ from pathlib import Path
 
 from mega_model.distributed.mesh import Mesh, World
 from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, iteration_folder, iterations
-from mega_schema.checkpoint.reader import MODEL, Checkpoint, Piece, Tensor
-from mega_schema.checkpoint.tracker import latest, latest_iteration
-from mega_schema.errors import ConfigError, DamageError, FormatError
+from mega_schema.checkpoint.reader import MODEL, Checkpoint, TensorEntry, TensorPiece
+from mega_schema.checkpoint.tracker import latest_checkpoint, latest_iteration
+from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 from mega_train.checkpointing.save_dir import find_superseded, list_iterations, same_folder
 from mega_train.checkpointing.state_dict import weights_space
 from mega_train.config import Run
@@ -80,7 +80,7 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         try:
             checkpoint = Checkpoint(folder)
             courses = _checked(run, checkpoint)
-        except DamageError as error:
+        except CorruptFileError as error:
             first = first or error
             continue
         superseded, refusal = _superseded(run, checkpoint, candidates.newest)
@@ -104,12 +104,12 @@ def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Check
         older: opens the one before an iteration.
 
     Raises:
-        DamageError: there is none; on every rank alike.
+        CorruptFileError: there is none; on every rank alike.
     """
-    first: DamageError | None = None
+    first: CorruptFileError | None = None
     while True:
-        oldest = -mesh.largest(-found.iteration)
-        if mesh.largest(found.iteration) != oldest:  # what one rank cannot open none goes on from
+        oldest = -mesh.all_reduce_max(-found.iteration)
+        if mesh.all_reduce_max(found.iteration) != oldest:  # what one rank cannot open none goes on from
             if found.iteration > oldest:
                 found = older(oldest + 1)
                 if mesh.rank == 0:
@@ -117,11 +117,11 @@ def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Check
             continue
         pieces = list(_read(found, run))
         mine = range(mesh.rank, len(pieces), mesh.layout.world)
-        worst = mesh.largest(max((n for n in mine if _changed(found, pieces[n][-1])), default=-1))
+        worst = mesh.all_reduce_max(max((n for n in mine if _changed(found, pieces[n][-1])), default=-1))
         if worst < 0:
             return found
         space, name, _, piece = pieces[worst]
-        damage = DamageError(
+        damage = CorruptFileError(
             f"{found.folder / piece.file}: {space} {name}",
             "values are not those that were written",
             hint="load another iteration: --load RUN/iter_NNNNNNN",
@@ -156,8 +156,8 @@ def _candidates(load: Path, before: int | None) -> _Candidates:
     problem: FormatError | None = None
     try:
         newest = latest_iteration(load)
-        named = latest(load)
-    except DamageError as error:
+        named = latest_checkpoint(load)
+    except CorruptFileError as error:
         named = iteration_folder(load, newest)
         if not named.exists():  # what it names says nothing of the others
             problem = error
@@ -206,13 +206,13 @@ def _say_superseded(run: Run, superseded: Collection[int], world: World) -> None
         log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), words)
 
 
-def _read(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[str, str, Tensor, Piece]]:
+def _read(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[str, str, TensorEntry, TensorPiece]]:
     """The pieces whose values the run takes up."""
     only = None if takes_optimizer(run) else weights_space(checkpoint)
     return (piece for piece in checkpoint.pieces() if only in (None, piece[0]))
 
 
-def _changed(checkpoint: Checkpoint, piece: Piece) -> bool:
+def _changed(checkpoint: Checkpoint, piece: TensorPiece) -> bool:
     """Whether a piece has another checksum than when it was written, or cannot be read."""
     checksum, left = 0, piece.bytes
     try:
@@ -262,8 +262,8 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
         raise _told(checkpoint, "courses", what, found=error) from error
 
 
-def _told(checkpoint: Checkpoint, key: str, what: str, **values: object) -> DamageError:
-    return DamageError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_HINT)
+def _told(checkpoint: Checkpoint, key: str, what: str, **values: object) -> CorruptFileError:
+    return CorruptFileError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_HINT)
 
 
 def _check_optimizer(checkpoint: Checkpoint, optimizer: Name) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from mega_schema.app.config import load
+from mega_schema.app.config import load_config
 from mega_schema.checkpoint.checkpoint_dir import (
     LATEST,
     RUN_CONFIG,
@@ -100,7 +100,7 @@ def _began_alike(save: Save, iteration: int) -> bool:
     if save.save is None or save.load is None:
         return False
     try:
-        recorded = load(Run, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
+        recorded = load_config(Run, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
     except ConfigError:  # none is recorded, or by another version
         return False
     return same_folder(recorded.checkpoint.load, save.load)

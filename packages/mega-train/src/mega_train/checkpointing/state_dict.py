@@ -17,7 +17,7 @@ from torch import Tensor
 from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_schema.checkpoint.flat_ranges import fragments
-from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
+from mega_schema.checkpoint.reader import MODEL, BoxToWrite, Checkpoint
 from mega_schema.sharding import Slab
 from mega_train.distributed.bucket_layout import Stretch
 from mega_train.distributed.grad_sync import Shards
@@ -35,7 +35,7 @@ class Part:
     """A box of a namespace that this rank writes, and its values now: a view, of the box's shape."""
 
     space: str
-    box: Box
+    box: BoxToWrite
     values: Tensor
     dtype: torch.dtype
 
@@ -55,7 +55,9 @@ def parts(mesh: Mesh, rt: Runtime, shards: Shards, optimizer: Optimizer) -> list
 
 def spaces(some: Iterable[Part]) -> dict[str, list[dict[str, Any]]]:
     """Their boxes as an order to write has them (`mega_schema.checkpoint.writer_process`)."""
-    return {space: [part.box.record() for part in of] for space, of in groupby(some, lambda part: part.space)}
+    return {
+        space: [part.box.to_record() for part in of] for space, of in groupby(some, lambda part: part.space)
+    }
 
 
 def stage(some: Sequence[Part], places: Sequence[int], memory: mmap) -> None:
@@ -67,7 +69,7 @@ def stage(some: Sequence[Part], places: Sequence[int], memory: mmap) -> None:
 
 
 def payload(some: Iterable[Part]) -> Callable[[str, int], memoryview]:
-    """Return the bytes of a namespace's box, not staged, as `writer_process.written` asks for them."""
+    """Return the bytes of a namespace's box, not staged, as `writer_process.write_shards` asks for them."""
     by_space = {space: list(of) for space, of in groupby(some, lambda part: part.space)}
 
     def of(space: str, number: int) -> memoryview:
@@ -113,7 +115,7 @@ def _set(stretch: Stretch, values: Tensor, read: Read, rt: Runtime) -> None:
     values.zero_()
     for part in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), stretch.begin, stretch.end):
         box = torch.as_tensor(read(row.tied_to or row.name, part.slab))
-        values[part.in_stretch].view(part.block)[part.slab.in_local] = box.to(values)
+        values[part.in_range].view(part.block)[part.slab.in_local] = box.to(values)
 
 
 def _parts(
@@ -123,10 +125,10 @@ def _parts(
     row = stretch.row
     first, past = (stretch.size * (writers.rank + i) // writers.size for i in (0, 1))
     begin, end = stretch.begin + first, stretch.begin + past
-    for part in fragments(row.owned(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
-        block = values[first:past][part.in_stretch].view(part.block)[part.slab.in_local]
-        if not part.slab.empty:
-            yield Part(space, Box(row.name, row.shape, part.slab, _STORED[dtype]), block, dtype)
+    for part in fragments(row.saved_boxes(tp.rank, tp.size), row.local_shape(tp.size), begin, end):
+        block = values[first:past][part.in_range].view(part.block)[part.slab.in_local]
+        if not part.slab.is_empty:
+            yield Part(space, BoxToWrite(row.name, row.shape, part.slab, _STORED[dtype]), block, dtype)
 
 
 def _space(kept: tuple[str, Stretch, Tensor]) -> str:

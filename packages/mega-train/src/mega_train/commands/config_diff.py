@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from mega_model.distributed.mesh import World
-from mega_schema.app.config import keys, load
+from mega_schema.app.config import config_keys, load_config
 from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import RUN_CONFIG
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import Family, ModelSpec, preset
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.foreign_checkpoint import find_conversion, inspect_model, load_copy
@@ -96,7 +96,7 @@ def derived(plan: Plan) -> dict[str, object]:
     layout, rate = plan.layout, plan.rate
     return {
         **{f"model.{name}": value for name, value in plan.spec.to_dict().items()},
-        "parameters": count(table(plan.spec)),
+        "parameters": count_params(table(plan.spec)),
         **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "dp")},
         "dropout": _dropout(plan.run.train),
         "optimizer": _optimizer(plan.run.optimizer),
@@ -174,8 +174,8 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
         if not file.is_file():
             raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
-    run = load(Run, file, {})
-    said = {key.dotted: getattr(getattr(run, key.section), key.name) for key in keys(Run)}
+    run = load_config(Run, file, {})
+    said = {key.dotted: getattr(getattr(run, key.section), key.name) for key in config_keys(Run)}
     alone = replace(
         run,
         checkpoint=replace(run.checkpoint, load=None, pretrained=None),
@@ -199,7 +199,7 @@ def side(path: Path, family: Family | None, world: int | None) -> Side:
 
 
 _UNSAID = frozenset({None, False})
-_MODEL_KEYS = frozenset(key.dotted for key in keys(Run) if key.section == "model")
+_MODEL_KEYS = frozenset(key.dotted for key in config_keys(Run) if key.section == "model")
 
 
 def differences(one: Side, other: Side) -> Iterator[tuple[str, Any, Any]]:

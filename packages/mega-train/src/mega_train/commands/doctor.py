@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from mega_model.fp8 import missing
-from mega_model.kernels.dispatch import PACKAGES, choose, found
-from mega_model.kernels.verify import Checked, checked, checked_fp8
-from mega_model.matmul_precision import computing_dtype
+from mega_model.fp8 import why_unsupported
+from mega_model.kernels.dispatch import PACKAGES, choose_kernels, installed_version
+from mega_model.kernels.verify import KernelCheck, check_fp8, check_kernels
+from mega_model.matmul_precision import matmul_dtype
 from mega_train.config.training import Kernels
 from mega_train.optim.factory import adam, checked_adam
 
@@ -33,27 +33,27 @@ def examined(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[s
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     began, where = time.perf_counter(), torch.device(device)
-    choice = choose(kernels, where)
+    choice = choose_kernels(kernels, where)
     adamw = adam(kernels, where)
     results = [
         _result(result, str(dtype).removeprefix("torch."))
         for dtype in (torch.float32, torch.bfloat16)
-        for result in checked(choice.kernels, where, dtype)
+        for result in check_kernels(choice.kernels, where, dtype)
     ]
     results.append(_result(checked_adam(adamw.kind, where), "float32"))
-    taken = {name: {"whose": whose, "why": choice.why[name]} for name, whose in choice.whose.items()}
+    taken = {name: {"whose": whose, "why": choice.reasons[name]} for name, whose in choice.sources.items()}
     taken["adamw"] = {"whose": adamw.whose, "why": adamw.why}
     taken["fp8"] = {"whose": "torch", "why": "--fp8-format" + ", slower than bfloat16" * (device == "cpu")}
-    if lacking := missing(where):
+    if lacking := why_unsupported(where):
         taken["fp8"] = {"whose": "none", "why": f"{lacking} has no such products"}
     else:
-        results.append(_result(checked_fp8(where), "bfloat16"))
+        results.append(_result(check_fp8(where), "bfloat16"))
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "devices": _devices(),
         "c_compiler": c_compiler(),
-        "packages": {name: found(name) for name in (*PACKAGES, *_ALSO)},
+        "packages": {name: installed_version(name) for name in (*PACKAGES, *_ALSO)},
         "device": device,
         "kernels": taken,
         "tests": results,
@@ -80,7 +80,7 @@ def _describe_compiler(path: str | None) -> str:
     return f"none: {cause}; Triton's kernels on a GPU need one; hint: apt-get install gcc libc6-dev"
 
 
-def _result(result: Checked, dtype: str) -> dict[str, Any]:
+def _result(result: KernelCheck, dtype: str) -> dict[str, Any]:
     return {
         "kernel": result.name,
         "dtype": dtype,
@@ -92,7 +92,7 @@ def _result(result: Checked, dtype: str) -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-    own = computing_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
+    own = matmul_dtype(torch.empty(0, dtype=torch.bfloat16)) == torch.bfloat16
     half = "bfloat16 in hardware" if own else "no bfloat16 in hardware, computed in float32"
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     devices = [f"cpu: {platform.machine()}, {cores}, {half}"]

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from mega_schema.app.config import Key, keys
+from mega_schema.app.config import ConfigKey, config_keys
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import PRESETS
 from mega_train.compat.flag_translation import SIMILAR, refusal_of
 from mega_train.compat.megatron_flags import find_flag, flag_table
@@ -26,7 +26,7 @@ def explain(word: str) -> Iterator[str]:
     Raises:
         ConfigError: nothing has that name.
     """
-    found = [key for key in keys(Run) if word in _names(key)]
+    found = [key for key in config_keys(Run) if word in _names(key)]
     if found:
         for key in found:
             yield from _of_key(key)
@@ -35,7 +35,7 @@ def explain(word: str) -> Iterator[str]:
     if lines := list(_of_theirs(flag)):
         yield from lines
         return
-    known = [name for key in keys(Run) for name in (key.dotted, *key.declared.split("/"))]
+    known = [name for key in config_keys(Run) for name in (key.dotted, *key.declared.split("/"))]
     known += flag_table().names
     close = get_close_matches(word, known, 1, SIMILAR) or get_close_matches(flag, known, 1, SIMILAR)
     hint = f"did you mean {close[0]}?" if close else ""
@@ -45,7 +45,7 @@ def explain(word: str) -> Iterator[str]:
 def everything() -> Iterator[str]:
     """A line for every key, section by section."""
     section = ""
-    for key in keys(Run):
+    for key in config_keys(Run):
         if key.section != section:
             section = key.section
             yield f"[{section}]"
@@ -56,15 +56,15 @@ def presets() -> Iterator[str]:
     """A line for every named model."""
     for name, spec in PRESETS.items():
         shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.context} tokens"
-        yield f"{name:16} {spec.family:6} {count(table(spec)) / 1e9:8.2f} billion   {shape}"
+        yield f"{name:16} {spec.family:6} {count_params(table(spec)) / 1e9:8.2f} billion   {shape}"
 
 
-def _names(key: Key) -> set[str]:
+def _names(key: ConfigKey) -> set[str]:
     flags = key.declared.split("/")
     return {key.dotted, key.name, *flags, *(flag.removeprefix("--") for flag in flags)}
 
 
-def _of_key(key: Key) -> Iterator[str]:
+def _of_key(key: ConfigKey) -> Iterator[str]:
     words = str(key.field.metadata["help"])
     yield f"{key.dotted}   {key.declared}"
     yield f"  {words[:1].upper()}{words[1:]}."
@@ -90,7 +90,7 @@ def _of_theirs(flag: str) -> Iterator[str]:
         yield f"{flag}   is refused: {str(refusal).removeprefix(f'{flag}: ')}"
 
 
-def _default(key: Key) -> str:
+def _default(key: ConfigKey) -> str:
     default = key.field.default
     if default is None or default == ():
         return "not given by default"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import click
 
-from mega_schema.app.config import keys
+from mega_schema.app.config import config_keys
 from mega_train.compat.compatible_command import Familiar
 from mega_train.config import Run
 
@@ -71,7 +71,7 @@ class GroupedHelp(Familiar):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the everyday options and a line for each section, or with --help-all every option."""
-        sections = {key.parameter: key.section for key in keys(Run)}
+        sections = {key.parameter: key.section for key in config_keys(Run)}
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         own = [option for option in options if option.name not in sections and _flag(option) not in _COMMON]
         common = [option for option in options if _flag(option) in _COMMON]

@@ -8,7 +8,7 @@ from typing import Literal
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.params import count, is_layers_matrix
+from mega_schema.params import count_params, is_layer_matrix
 from mega_schema.spec import Family, ModelSpec, preset
 from mega_train.config import Curriculum, Data, Evaluation, Log, Optimizer, Parallel, Recomputation, Run, Save
 from mega_train.planning.estimate import Estimate, estimate
@@ -116,7 +116,7 @@ def precision(run: Run, spec: ModelSpec) -> Precision:
     moments = {
         "adam": 8.0,
         "sgd": 4.0,
-        "muon": 8 - 4 * count(row for row in rows if is_layers_matrix(row)) / count(rows),
+        "muon": 8 - 4 * count_params(row for row in rows if is_layer_matrix(row)) / count_params(rows),
     }
     return replace(precision, moments=moments[run.optimizer.name])
 
@@ -159,7 +159,7 @@ def words(job: Job) -> str:
         "--overlap-grad-reduce": "" if job.zero and job.software.overlaps_reduce else None,
         "--overlap-param-gather": "" if job.zero and job.software.overlaps_gather else None,
         "--recompute-granularity": again.granularity,
-        "--recompute-modules": " ".join(again.modules) if again.chosen else None,
+        "--recompute-modules": " ".join(again.modules) if again.is_custom else None,
         "--recompute-method": again.method if full else None,
         "--recompute-num-layers": again.layers if full else None,
     }

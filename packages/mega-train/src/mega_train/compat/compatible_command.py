@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mega_schema.app.config import Wordy
+from mega_schema.app.config import MultiValueCommand
 from mega_schema.errors import ConfigError, MegaError
 from mega_train.compat.flag_translation import (
     DROPOUT_FLAGS,
@@ -26,7 +26,7 @@ from mega_train.fault_tolerance.error_reporting import own_rank
 _TRANSLATION = "mega_train.translation"
 
 
-class Familiar(Wordy):
+class Familiar(MultiValueCommand):
     """A command that knows what a Megatron user meant."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

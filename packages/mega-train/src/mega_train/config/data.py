@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.app.config import Words, option, words
+from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """What is read."""
 
-    path: Words = words(
+    path: WordList = multi_option(
         "--data-path", "prefix of an indexed dataset (its path without .bin); several, each behind its weight"
     )
     path_file: Path | None = option("--data-args-path", None, "a file with the words of --data-path")
@@ -22,17 +22,21 @@ class Data:
         False,
         "no corpus: documents that count up, of random length, the same as Megatron's mock data",
     )
-    train_path: Words = words("--train-data-path", "as --data-path, for training alone, whole datasets")
-    valid_path: Words = words("--valid-data-path", "as --train-data-path, for validation")
-    test_path: Words = words("--test-data-path", "as --train-data-path, for the test")
+    train_path: WordList = multi_option(
+        "--train-data-path", "as --data-path, for training alone, whole datasets"
+    )
+    valid_path: WordList = multi_option("--valid-data-path", "as --train-data-path, for validation")
+    test_path: WordList = multi_option("--test-data-path", "as --train-data-path, for the test")
     split_paths_file: Path | None = option(
         "--per-split-data-args-path", None, "JSON with the words of these three as train, valid and test"
     )
-    train_group: Words = words(
+    train_group: WordList = multi_option(
         "--train-weighted-split-paths", "'NAME: WEIGHT START:END PREFIX, ...', START and END shares of 1"
     )
-    valid_groups: Words = words("--valid-weighted-split-paths", "the same, several times for several")
-    test_groups: Words = words("--test-weighted-split-paths", "the same, several times for several")
+    valid_groups: WordList = multi_option(
+        "--valid-weighted-split-paths", "the same, several times for several"
+    )
+    test_groups: WordList = multi_option("--test-weighted-split-paths", "the same, several times for several")
     train_group_file: Path | None = option(
         "--train-weighted-split-paths-path", None, "a file with the words of --train-weighted-split-paths"
     )
@@ -105,7 +109,7 @@ class Tokenizer:
     tiktoken_specials: int = option(
         "--tiktoken-num-special-tokens", 1000, "ids kept for special tokens of a TikTokenizer"
     )
-    tiktoken_names: Words = words("--tiktoken-special-tokens", "names of the first of them")
+    tiktoken_names: WordList = multi_option("--tiktoken-special-tokens", "names of the first of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

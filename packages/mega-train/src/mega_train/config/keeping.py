@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.app.config import Words, option, words
+from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Profile:
     )
     start: int = option("--profile-step-start", 10, "begin when so many steps are done")
     end: int = option("--profile-step-end", 12, "end when so many are")
-    ranks: Words = words("--profile-ranks", "the ranks that do; the first if not given")
+    ranks: WordList = multi_option("--profile-ranks", "the ranks that do; the first if not given")
 
     @property
     def numbers(self) -> tuple[int, ...]:

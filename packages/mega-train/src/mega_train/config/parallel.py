@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.app.config import Words, option, words
+from mega_schema.app.config import WordList, multi_option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Recomputation:
     granularity: Literal["full", "selective"] | None = option(
         "--recompute-granularity", None, "selective recomputes --recompute-modules, full whole layers"
     )
-    modules: Words = words(
+    modules: WordList = multi_option(
         "--recompute-modules",
         "of selective: core_attn (attention), layernorm, mlp_act (the feed-forward's activation); "
         "core_attn if not given",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mega_schema.app.config import Words, option, words
+from mega_schema.app.config import WordList, multi_option, option
 from mega_train.schedules.lr import AnnealStyle, IncreaseStyle, Style
 
 Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
@@ -62,7 +62,7 @@ class Train:
     samples: int | None = option("--train-samples", None, "the same, as samples")
     skip: bool = option("--skip-train", False, "validate the loaded model, and leave")
     evaluation_only: bool = option("--eval-only", False, "the same as --skip-train")
-    passed_over: Words = words(
+    passed_over: WordList = multi_option(
         "--skip-train-iteration-range",
         "FIRST-LAST, or several: the samples of these steps are passed over, as where the loss goes up",
     )

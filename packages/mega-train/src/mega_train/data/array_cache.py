@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mega_schema.atomic_io import on_disk, sync_folder
+from mega_schema.atomic_io import disk_errors, sync_folder
 from mega_schema.errors import MegaError
 
 Arrays = dict[str, NDArray[Any]]
@@ -123,7 +123,7 @@ def _make(folder: Path, entry: str, text: str, make: Callable[[Path], None]) -> 
         shutil.rmtree(left, ignore_errors=True)
     partial = folder / f".{entry}.{os.getpid()}{_PARTIAL}"
     try:
-        with on_disk(folder):
+        with disk_errors(folder):
             partial.mkdir()
             make(partial)
             (partial / MADE_OF).write_text(text, "utf-8")

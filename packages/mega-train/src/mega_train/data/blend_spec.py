@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.errors import ConfigError
 from mega_train.config import Data
 from mega_train.data.blend import Rule as BlendRule
@@ -211,7 +211,7 @@ def _blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ..
                 raise ConfigError(flag, "not a weight", found=word, wanted="a number above 0")
         return [Path(word.strip()) for word in words[1::2]], tuple(weights)
     for place, number in enumerate(numbers):
-        if number is not None and not beside(Path(words[place]), ".idx").exists():
+        if number is not None and not sibling(Path(words[place]), ".idx").exists():
             _unpaired(flag, words, numbers)
     return [Path(word.strip()) for word in words], None
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mega_schema.dataset.dataset_info import beside
+from mega_schema.dataset.dataset_info import sibling
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer.identity import TokenizerIdentity, check_same
+from mega_schema.tokenizer.identity import TokenizerIdentity, check_same_tokenizer
 from mega_train.config import Data
 from mega_train.data.blend_spec import Sources, sources
 from mega_train.data.mock import MockDataset
@@ -70,7 +70,7 @@ class Corpora:
     @property
     def tokenizer(self) -> Path | None:
         """A folder of the tokenizer's files, where one lies beside a dataset."""
-        folders = (beside(prefix, ".tokenizer") for prefix in self.opened)
+        folders = (sibling(prefix, ".tokenizer") for prefix in self.opened)
         return next((folder for folder in folders if folder.is_dir()), None)
 
     def _told(self) -> list[tuple[Path, TokenizerIdentity]]:
@@ -79,7 +79,7 @@ class Corpora:
     def _check_tokenizers(self) -> None:
         for prefix, identity in (told := self._told()):
             try:
-                check_same(identity, told[0][1], prefix)
+                check_same_tokenizer(identity, told[0][1], prefix)
             except FormatError as error:
                 what = f"was made with another tokenizer than {told[0][0]}"
                 hint = "leave one out, or preprocess its text again with the other's tokenizer"

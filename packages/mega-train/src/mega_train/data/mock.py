@@ -37,7 +37,7 @@ class MockDataset(IndexedDataset):
         """
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
-        self.prefix, self.form, self.shift, self.modes, self.info = PREFIX, "mock", 0, None, None
+        self.prefix, self.index_format, self.shift, self.modes, self.info = PREFIX, "mock", 0, None, None
         self.vocab, self.eod = vocab, eod
         self.dtype = np.dtype(np.int64)
         generator = np.random.default_rng(seed=_SEED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mega_schema.app import path_hints
-from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
+from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import FormatError
 
 
@@ -20,11 +20,11 @@ def open_dataset(prefix: Path) -> IndexedDataset:
     try:
         return IndexedDataset(prefix)
     except FormatError as error:
-        if error.hint or beside(prefix, ".idx").is_file() or not (hint := suggest(prefix)):
+        if error.hint or sibling(prefix, ".idx").is_file() or not (hint := suggest(prefix)):
             raise
         raise FormatError(error.where, error.what, hint=hint) from None
 
 
 def suggest(prefix: Path) -> str:
     """A hint for a prefix without an index; empty where nothing is near."""
-    return path_hints.suggest(prefix, "--data-path")
+    return path_hints.suggest_dataset(prefix, "--data-path")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, beside
+from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_train.config import Data
@@ -38,7 +38,7 @@ class Pairs:
         Raises:
             FormatError: a dataset is not there or damaged, or they do not belong together.
         """
-        self.prompts, self.answers = (IndexedDataset(beside(prefix, f"_{key}_document")) for key in keys)
+        self.prompts, self.answers = (IndexedDataset(sibling(prefix, f"_{key}_document")) for key in keys)
         self.prefix = self.prompts.prefix
         counts = [len(part.documents) - 1 for part in (self.prompts, self.answers)]
         if counts[0] != counts[1]:
@@ -85,7 +85,7 @@ class Pairs:
     @property
     def tokenizer(self) -> Path | None:
         """The folder of the tokenizer's files, where it lies beside the prompts."""
-        folder = beside(self.prefix, ".tokenizer")
+        folder = sibling(self.prefix, ".tokenizer")
         return folder if folder.is_dir() else None
 
     def __len__(self) -> int:
@@ -226,6 +226,6 @@ def _at(part: IndexedDataset, sequence: Ints, *, last: bool, token: int) -> Ints
     full = np.flatnonzero(part.documents[1:] > part.documents[:-1])
     these = sequence[full]
     places = part.pointers[these] // part.dtype.itemsize + (part.lengths[these] - 1 if last else 0)
-    ids = part.between(0, part.tokens)
+    ids = part.view_range(0, part.tokens)
     found[full] = ids[places] == token
     return found

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.tokenizer.files import TIK_SPECIAL
+from mega_schema.tokenizer.files import TIKTOKEN_SPECIAL
 from mega_schema.tokenizer.identity import TokenizerIdentity
-from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_tokenizer
+from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer
 from mega_train.config import Run
 from mega_train.config import Tokenizer as Said
 
@@ -44,7 +44,7 @@ def named(run: Run) -> tuple[Run, Tokenizer | None]:
         vocab_extra_ids=said.extra_ids,
         tiktoken_pattern=said.tiktoken_pattern,
         tiktoken_num_special_tokens=said.tiktoken_specials,
-        tiktoken_special_tokens=said.tiktoken_names or TIK_SPECIAL,
+        tiktoken_special_tokens=said.tiktoken_names or TIKTOKEN_SPECIAL,
     )
     if tokenizer.identity.type == "NullTokenizer":
         run = replace(run, model=replace(run.model, vocab=tokenizer.identity.vocab_size))
@@ -74,7 +74,7 @@ def check_said(said: TokenizerIdentity, made: TokenizerIdentity) -> None:
         ConfigError: ids, vocabulary or end of document differ.
     """
     try:
-        check_same(made, said, "--tokenizer-type")
+        check_same_tokenizer(made, said, "--tokenizer-type")
     except FormatError as error:
         raise ConfigError(
             "--tokenizer-type",

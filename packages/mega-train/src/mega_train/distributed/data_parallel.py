@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from mega_model.build import parameters
 from mega_model.decoder import Decoder
-from mega_model.distributed.mesh import Awaited, Axis
+from mega_model.distributed.mesh import AsyncTensor, Axis
 from mega_model.runtime import Runtime
 from mega_model.weight_gradients import WeightGradients
 from mega_schema.params import Param
@@ -108,7 +108,7 @@ class _Weights:
         self._replicas, self._overlap = replicas, overlap
         self._sharded = owners != (0, 1)
         self._bucket_of = {weight: place.bucket for (_, weight), place in zip(held, placed, strict=True)}
-        self._coming: dict[int, Awaited] = {}
+        self._coming: dict[int, AsyncTensor] = {}
         first = held[0][1]
         self._whole = [torch.zeros(b.length, dtype=first.dtype, device=first.device) for b in buckets]
         for (_, weight), place in zip(held, placed, strict=True):
@@ -176,13 +176,13 @@ class _Gradients:
         self._of = [_in(self._own, place) for place in placed]
         self._ready = [0] * len(buckets)
         self._turns = self._turn = 0
-        self._coming: list[tuple[int, Awaited]] = []
+        self._coming: list[tuple[int, AsyncTensor]] = []
         self._sums: list[Tensor] = []
         for (_, weight), place in zip(held, placed, strict=True):
             main = partial(self._view, place.bucket, place.begin, weight)
-            gradients.into(weight, main)
+            gradients.register_main_grad(weight, main)
             weight.register_post_accumulate_grad_hook(partial(self._take, main))
-        gradients.ready = self._complete
+        gradients.on_grad_ready = self._complete
 
     @property
     def _numbers(self) -> range:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from mega_model.build import chunks
+from mega_model.build import build_chunks
 from mega_model.distributed.mesh import Axis, Mesh
 from mega_model.runtime import Runtime
 from mega_schema.params import Param
@@ -41,7 +41,7 @@ class FullyShard:
             reduce_dtype: in which gradients are added up over the replicas.
         """
         # nothing is made whole: neither here nor when `main` is filled
-        self.models = chunks(replace(rt, dtype=torch.float32, device=torch.device("meta")), mesh)
+        self.models = build_chunks(replace(rt, dtype=torch.float32, device=torch.device("meta")), mesh)
         group = mesh.replicas.group
         assert group is not None
         policy = MixedPrecisionPolicy(

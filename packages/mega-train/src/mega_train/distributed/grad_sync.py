@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
-from mega_schema.params import Param, count
+from mega_schema.params import Param, count_params
 from mega_train.distributed.bucket_layout import Stretch
 from mega_train.distributed.kv_replication import add_up, answered
 
@@ -75,7 +75,7 @@ class Gradients:
         """
         self.shards, self.mesh, self.rows = shards, mesh, [stretch.row for stretch in shards.stretches]
         self.names = [row.name for row in table]
-        self.elements = count(table)
+        self.elements = count_params(table)
         self.shared = tied_over_stages(table, mesh)
         self.of: Sequence[Tensor] = ()
 
@@ -102,7 +102,7 @@ class Gradients:
         parts = [
             gradient
             for row, gradient in zip(self.rows, self.of, strict=True)
-            if row.of_heads or (self.mesh.tp.sequence and row.split is None)
+            if row.is_per_head or (self.mesh.tp.sequence and row.split is None)
         ]
         if parts:  # a stage that is an embedding and no layer has none
             together = self.mesh.tp.reduce(torch.cat(parts))

@@ -23,11 +23,11 @@ def add_up(gradients: Iterable[Part], tp: Axis) -> None:
     for this; it happens once a step.
     """
     for row, begin, gradient in gradients:
-        if (repeated := row.repeated(tp.size)) is None:
+        if (repeated := row.replicated_range(tp.size)) is None:
             continue
         part = gradient[_inside(begin, repeated.begin) : _inside(begin, repeated.end)]
-        rooms = part.new_zeros((tp.size // repeated.holders, part.numel()))
-        mine = rooms[tp.rank // repeated.holders]
+        rooms = part.new_zeros((tp.size // repeated.head_replicas, part.numel()))
+        mine = rooms[tp.rank // repeated.head_replicas]
         mine.copy_(part)
         tp.reduce(rooms)
         part.copy_(mine)
@@ -37,10 +37,10 @@ def answered(gradients: Iterable[Part], tp: Axis) -> list[Tensor]:
     """The parts of them that this rank answers for: over tp, every element once, of tied parameters none."""
     found: list[Tensor] = []
     for row, begin, gradient in gradients:
-        repeated = row.repeated(tp.size)
+        repeated = row.replicated_range(tp.size)
         if row.tied_to is not None or (row.split is None and tp.rank != 0):
             continue
-        if repeated is None or tp.rank % repeated.holders == 0:
+        if repeated is None or tp.rank % repeated.head_replicas == 0:
             found.append(gradient)
         else:
             before, after = _inside(begin, repeated.begin), _inside(begin, repeated.end)

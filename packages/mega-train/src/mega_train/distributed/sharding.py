@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mega_model.build import chunks
+from mega_model.build import build_chunks
 from mega_model.distributed.mesh import Mesh
 from mega_model.runtime import Runtime
 from mega_train.distributed.bucket_layout import Sharing
@@ -19,7 +19,7 @@ def build_sharding(rt: Runtime, mesh: Mesh, sharing: Sharing) -> Shards:
         from mega_train.distributed.fsdp import FullyShard
 
         return FullyShard(rt, mesh, torch.bfloat16 if sharing.reduce_bf16 else torch.float32)
-    models = chunks(rt, mesh)
+    models = build_chunks(rt, mesh)
     alone = tied_over_stages(rt.table.values(), mesh)
     return Buckets(
         ordered_params(models, rt), mesh.replicas, rt.weight_gradients, sharing, alone=alone, models=models

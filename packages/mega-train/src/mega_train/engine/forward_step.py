@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mega_model.attention_backends import Attend, Packed, documents
-from mega_model.context_parallel import places
+from mega_model.attention_backends import AttentionBackend, PackedAttention, document_positions
+from mega_model.context_parallel import token_positions
 from mega_model.decoder import Decoder
 from mega_model.distributed.mesh import Mesh
-from mega_model.dropout import Dropout, keep, token_keys
+from mega_model.dropout import Dropout, no_dropout, token_keys
 from mega_model.loss import IGNORED
-from mega_model.recompute import Recomputed
+from mega_model.recompute import RecomputedAttention
 from mega_train.config import Data
 from mega_train.data.sft import EXAMPLE, LEARNT, POSITION, TOKEN
 from mega_train.optim.loss_scaler import scaled
@@ -52,7 +52,7 @@ class MicroBatches:
         self.models, self.plan, self.mesh, self.batches, self.scale = models, plan, mesh, batches, scale
         self.samples = samples
         self.length = batches[0].shape[-1] - 1
-        self.place_s = places(self.length, mesh.cp, device=mesh.device)
+        self.place_s = token_positions(self.length, mesh.cp, device=mesh.device)
         # Megatron tells positions that begin again to a table alone: rotary ones are places in the sample
         begins_again = plan.run.data.reset_positions and plan.spec.positions != "rope"
         self.data = replace(plan.run.data, reset_positions=begins_again)
@@ -73,7 +73,7 @@ class MicroBatches:
         token_BS, target_BS, position_BS, document_BS = self._rows(micro)
         dropout = self._dropout(micro)
         rows, length = token_BS.shape
-        attend: Attend = Packed(
+        attend: AttentionBackend = PackedAttention(
             rows,
             length,
             document_BS,
@@ -84,9 +84,9 @@ class MicroBatches:
         )
         x = self._own(token_BS) if received is None else received
         if self.plan.recompute.recomputes("core_attn"):
-            attend = Recomputed(attend)
-        given = x, self._own(position_BS), attend, dropout or keep
-        if not model.stage.last:
+            attend = RecomputedAttention(attend)
+        given = x, self._own(position_BS), attend, dropout or no_dropout
+        if not model.stage.is_last:
             return model(*given)
         counted = self.counted
         if counted is None:
@@ -108,7 +108,7 @@ class MicroBatches:
         if self.samples is None or not (train.hidden_dropout or train.attention_dropout):
             return None
         key_T = token_keys(train.seed, self.samples[micro], self.place_s)
-        kernel = self.models[0].kernels.add_dropped
+        kernel = self.models[0].kernels.dropout_add
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp, kernel)
 
     def _rows(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -135,6 +135,6 @@ def of_samples(batch: Tensor, data: Data, eod: int | None) -> tuple[Tensor, Tens
     if not (data.reset_positions or data.reset_attention):
         return token_BS, target_BS, position_BS, None
     assert eod is not None
-    document_BS, place_BS = documents(token_BS, eod)
+    document_BS, place_BS = document_positions(token_BS, eod)
     apart_BS = document_BS if data.reset_attention else None
     return token_BS, target_BS, place_BS if data.reset_positions else position_BS, apart_BS

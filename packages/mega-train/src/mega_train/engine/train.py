@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from mega_model.distributed.mesh import Mesh, World
-from mega_model.fp8 import missing
-from mega_model.kernels.dispatch import Choice, choose
+from mega_model.fp8 import why_unsupported
+from mega_model.kernels.dispatch import KernelChoice, choose_kernels
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import Family, ModelSpec, preset
-from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_folder
+from mega_schema.tokenizer.tokenizer import Tokenizer, check_same_tokenizer, open_tokenizer_folder
 from mega_train.checkpointing import resume
 from mega_train.checkpointing.changed_settings import Change, describe_changes, find_changes
 from mega_train.config import Run
@@ -116,7 +116,9 @@ def prepare(
         identity = said.identity
     if checkpoint is not None and (checkpoint.folder / TOKENIZER).is_dir():
         if identity is not None:
-            check_same(identity, open_folder(checkpoint.folder / TOKENIZER).identity, "--data-path")
+            check_same_tokenizer(
+                identity, open_tokenizer_folder(checkpoint.folder / TOKENIZER).identity, "--data-path"
+            )
         tokenizer = tokenizer or checkpoint.folder / TOKENIZER
     plan = resolve(
         run,
@@ -152,7 +154,7 @@ def _check_machine(plan: Plan, world: World) -> None:
         )
     if plan.run.train.deterministic and plan.device == "cuda" and world.size > 1:
         check_algorithm(os.environ)
-    if plan.run.train.fp8 and (lacking := missing(torch.device(plan.device))):
+    if plan.run.train.fp8 and (lacking := why_unsupported(torch.device(plan.device))):
         raise ConfigError(
             "--fp8-format",
             "no products in FP8 here",
@@ -160,7 +162,9 @@ def _check_machine(plan: Plan, world: World) -> None:
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
             hint="--bf16 alone",
         )
-    choose(plan.run.train.kernels, torch.device(plan.device))  # what cannot be had is said before ranks meet
+    choose_kernels(
+        plan.run.train.kernels, torch.device(plan.device)
+    )  # what cannot be had is said before ranks meet
 
 
 def _corpora(run: Run, said: Tokenizer | None, loaded: ModelSpec | None) -> Corpora | Pairs:
@@ -221,7 +225,7 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
         device=plan.device,
         sequence=plan.run.parallel.sequence,
         fused=plan.run.parallel.tp_overlap,
-        meet=meet,
+        init_method=meet,
         timeout_minutes=plan.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
     )
     prepared = _agreed(prepared, mesh)
@@ -244,7 +248,7 @@ def _train_on(prepared: Prepared, world: World, watch: Observers, meet: str) -> 
             if prepared.changes and prepared.checkpoint is not None:
                 watch.see(Said(describe_changes(prepared.changes, prepared.checkpoint)))
             reason = Loop(trainer, watch, leaving=Leaving(plan, mesh, told=told, began=started)).run()
-    mesh.leave()
+    mesh.destroy()
     return reason.code
 
 
@@ -319,7 +323,7 @@ def began(trainer: Trainer) -> Began:
         iterations=plan.iterations,
         consumed_samples=trainer.consumed,
         family=plan.spec.family,
-        parameters=count(trainer.rt.table.values()),
+        parameters=count_params(trainer.rt.table.values()),
         layout={axis: getattr(layout, axis) for axis in ("tp", "pp", "vp", "cp", "dp")},
         world=layout.world,
         global_batch_size=trainer.samples,
@@ -332,7 +336,7 @@ def began(trainer: Trainer) -> Began:
     )
 
 
-def taken(run: Run, choice: Choice, device: torch.device) -> str:
+def taken(run: Run, choice: KernelChoice, device: torch.device) -> str:
     """Whose kernels a run computes with, whose AdamW where it is not torch's, and whether it uses FP8."""
     its = adam(run.train.kernels, device).whose
     named = f", {its} (adamw)" if its != "torch" and run.optimizer.name != "sgd" else ""

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mega_model.distributed.mesh import Mesh
 from mega_model.init import initial_values
-from mega_model.kernels.dispatch import choose
+from mega_model.kernels.dispatch import choose_kernels
 from mega_model.runtime import Runtime
 from mega_schema.app.config import to_toml
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.checkpoint.writer import described, texts
+from mega_schema.checkpoint.writer import manifest_header, text_files
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import FormatError, MegaError
 from mega_train.checkpointing import state_dict
@@ -87,8 +87,8 @@ class Trainer:
         self.plan, self.mesh, self.tokenizer = plan, mesh, tokenizer
         self.loaded = None if checkpoint is None else checkpoint.folder
         self.dtype, self.scale = weights_dtype(plan.run.train), LossScale.of(plan.run.train)
-        self.choice = choose(plan.run.train.kernels, mesh.device)
-        self.rt = Runtime.on(
+        self.choice = choose_kernels(plan.run.train.kernels, mesh.device)
+        self.rt = Runtime.from_mesh(
             mesh,
             plan.spec,
             dtype=self.dtype,
@@ -258,8 +258,8 @@ class Trainer:
             "datasets": self._identities,
         }
         commit = {
-            "described": described(self.rt.spec, self.mesh.layout),
-            "texts": texts(trainer, to_toml(self._recorded())),
+            "described": manifest_header(self.rt.spec, self.mesh.layout),
+            "texts": text_files(trainer, to_toml(self._recorded())),
             "tokenizer": str(self.tokenizer) if self.tokenizer else None,
             "last": kept.keep_last or int(kept.keep_every is not None),
             "every": kept.keep_every,
@@ -284,7 +284,7 @@ class Trainer:
         losses = run(
             self._table(micros, train=train),
             work,
-            mesh.lines,
+            mesh.channels,
             self.rt.weight_gradients,
             dtype=self.dtype,
             device=mesh.device,

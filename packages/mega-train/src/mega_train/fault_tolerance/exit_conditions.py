@@ -93,4 +93,4 @@ class Leaving:
         return None
 
     def _agreed(self, mine: Reason | None) -> Reason | None:
-        return mine if self._alone else _REASONS[self._mesh.largest(_REASONS.index(mine))]
+        return mine if self._alone else _REASONS[self._mesh.all_reduce_max(_REASONS.index(mine))]

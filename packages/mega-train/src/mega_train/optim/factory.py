@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mega_model.distributed.mesh import Mesh
-from mega_model.kernels.verify import Checked
+from mega_model.kernels.verify import KernelCheck
 from mega_schema.params import ONES, Param
 from mega_train.config import Run
 from mega_train.config.training import Kernels
@@ -62,7 +62,7 @@ def optimizer(run: Run, shards: Shards, mesh: Mesh) -> Optimizer:
     )
 
 
-def checked_adam(kind: type[AdamW], device: torch.device) -> Checked:
+def checked_adam(kind: type[AdamW], device: torch.device) -> KernelCheck:
     """Three steps of it against arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
     random, began = torch.Generator().manual_seed(1), time.perf_counter()
     rows = (Param("matrix", (33, 65), 0, ONES), Param("norm", (65,), 0, ONES, decay=False))
@@ -77,14 +77,14 @@ def checked_adam(kind: type[AdamW], device: torch.device) -> Checked:
         got = [main.cpu().double() for main in mains]
     except Exception as error:  # whatever a package's kernel can raise is the answer
         failure = f"{type(error).__name__}: {error}"
-        return Checked("adamw", time.perf_counter() - began, float("inf"), failure)
+        return KernelCheck("adamw", time.perf_counter() - began, float("inf"), failure)
     seconds, worst = time.perf_counter() - began, 0.0
     for number, (row, main) in enumerate(zip(rows, start, strict=True)):
         wanted = _adamw(main.double(), [each[number].double() for each in given], 0.1 * row.decay)
         allowed = _LEEWAY * torch.finfo(torch.float32).eps * float(wanted.abs().max())
         share = float((got[number] - wanted).abs().max()) / allowed
         worst = max(worst, share if share == share else float("inf"))
-    return Checked("adamw", seconds, worst)
+    return KernelCheck("adamw", seconds, worst)
 
 
 def _adamw(weight: Tensor, gradients: list[Tensor], decay: float) -> Tensor:

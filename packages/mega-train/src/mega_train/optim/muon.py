@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mega_model.distributed.mesh import Axis
-from mega_schema.checkpoint.flat_ranges import Fragment, fragments
-from mega_schema.params import is_layers_matrix
+from mega_schema.checkpoint.flat_ranges import FlatFragment, fragments
+from mega_schema.params import is_layer_matrix
 from mega_schema.sharding import Slab
 from mega_train.distributed.bucket_layout import Stretch
 from mega_train.optim.adamw import MOMENTUM, AdamW, Fill
@@ -54,8 +54,8 @@ class Matrix:
 
     shape: tuple[int, int]
     number: int
-    brought: tuple[Fragment, ...]
-    held: tuple[Fragment, ...]
+    brought: tuple[FlatFragment, ...]
+    held: tuple[FlatFragment, ...]
 
     @property
     def size(self) -> int:
@@ -64,12 +64,12 @@ class Matrix:
     def put(self, stretch: Tensor, whole: Tensor) -> None:
         """Copy what this rank answers for into the whole matrix."""
         for part in self.brought:
-            whole[part.slab.in_global] = stretch[part.in_stretch].view(part.block)[part.slab.in_local]
+            whole[part.slab.in_global] = stretch[part.in_range].view(part.block)[part.slab.in_local]
 
     def take(self, whole: Tensor, stretch: Tensor) -> None:
         """Copy this rank's part of the whole matrix."""
         for part in self.held:
-            stretch[part.in_stretch].view(part.block)[part.slab.in_local] = whole[part.slab.in_global]
+            stretch[part.in_range].view(part.block)[part.slab.in_local] = whole[part.slab.in_global]
 
 
 def matrices(stretches: Sequence[Stretch], tp: Axis) -> Iterator[Matrix]:
@@ -79,7 +79,7 @@ def matrices(stretches: Sequence[Stretch], tp: Axis) -> Iterator[Matrix]:
         rows, columns = row.shape
         runs = row.split.blocks if row.split and row.split.blocks else (rows,)
         shape, ends = row.local_shape(tp.size), (stretch.begin, stretch.end)
-        brought = list(fragments(row.owned(tp.rank, tp.size), shape, *ends))
+        brought = list(fragments(row.saved_boxes(tp.rank, tp.size), shape, *ends))
         held = list(fragments(row.slabs(tp.rank, tp.size), shape, *ends))
         begin = 0
         for run in runs:
@@ -88,12 +88,12 @@ def matrices(stretches: Sequence[Stretch], tp: Axis) -> Iterator[Matrix]:
             begin += run
 
 
-def _of(parts: Sequence[Fragment], begin: int, end: int) -> Iterator[Fragment]:
+def _of(parts: Sequence[FlatFragment], begin: int, end: int) -> Iterator[FlatFragment]:
     """The parts within a run of rows, counted from its first; a box is never of two runs."""
     for part in parts:
         top, *rest = part.slab.start
         if begin <= top < end:
-            yield replace(part, slab=Slab((top - begin, *rest), part.slab.shape, part.slab.at))
+            yield replace(part, slab=Slab((top - begin, *rest), part.slab.shape, part.slab.local_start))
 
 
 class Muon:
@@ -125,8 +125,8 @@ class Muon:
         """
         self.momentum, self.tp, self.replicas, self.sharded = momentum, tp, replicas, sharded
         self.dtype, self.steps = dtype, 0
-        self._ours = [number for number, stretch in enumerate(stretches) if is_layers_matrix(stretch.row)]
-        self._rest = [number for number, stretch in enumerate(stretches) if not is_layers_matrix(stretch.row)]
+        self._ours = [number for number, stretch in enumerate(stretches) if is_layer_matrix(stretch.row)]
+        self._rest = [number for number, stretch in enumerate(stretches) if not is_layer_matrix(stretch.row)]
         self.stretches, self.main = self._mine(stretches), self._mine(main)
         self._buffers = [torch.zeros_like(each) for each in self.main]
         self._matrices = list(matrices(self.stretches, tp))

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mega_model.distributed.pipeline_p2p import Line, Lines, Message
+from mega_model.distributed.pipeline_p2p import P2PChannel, PendingMessage, PipelineChannels
 from mega_model.weight_gradients import WeightGradients
 from mega_train.pipeline.schedules import (
     Action,
@@ -51,7 +51,7 @@ class Work(Protocol):
 def run(
     table: Sequence[Action],
     work: Work,
-    lines: Lines,
+    lines: PipelineChannels,
     weights: WeightGradients,
     *,
     dtype: torch.dtype,
@@ -88,7 +88,7 @@ class _Execution:
         self,
         table: Sequence[Action],
         work: Work,
-        lines: Lines,
+        lines: PipelineChannels,
         weights: WeightGradients,
         dtype: torch.dtype,
         device: torch.device,
@@ -103,7 +103,7 @@ class _Execution:
         self.losses: list[Tensor] = []
         self.output, self.input_gradient = _End(lines.output), _End(lines.input_gradient)
         self.input, self.output_gradient = _End(lines.input), _End(lines.output_gradient)
-        self.coming: dict[Action, Message] = {}
+        self.coming: dict[Action, PendingMessage] = {}
 
     def do(self, action: Action) -> None:
         which = action.chunk, action.micro
@@ -124,11 +124,11 @@ class _Execution:
             case Backward():
                 self._backward(which)
             case BackwardInput():
-                with self.weights.deferred(which):
+                with self.weights.defer(which):
                     self._backward(which)
             case BackwardWeight():
                 with self.timed("backward-compute"):
-                    self.weights.run(which)
+                    self.weights.run_deferred(which)
 
     def end(self) -> list[Tensor]:
         """Wait until all is sent; the losses."""
@@ -157,7 +157,7 @@ class _Execution:
         with self.timed("backward-compute"):
             self.outputs.pop(which).backward(gradient)
 
-    def _arrived(self, message: Message, phase: str) -> Tensor:
+    def _arrived(self, message: PendingMessage, phase: str) -> Tensor:
         with self.timed(phase):
             return message.wait()
 
@@ -165,12 +165,12 @@ class _Execution:
 class _End:
     """An end of a line on which one message at a time is on its way."""
 
-    def __init__(self, line: Line | None) -> None:
+    def __init__(self, line: P2PChannel | None) -> None:
         self.line = line
-        self.now: Message | None = None
+        self.now: PendingMessage | None = None
         self.emptied: Tensor | None = None
 
-    def begin(self, x: Tensor, *, emptied: bool = False) -> Message:
+    def begin(self, x: Tensor, *, emptied: bool = False) -> PendingMessage:
         """Send `x`, or receive into it, once the message before has arrived.
 
         Args:

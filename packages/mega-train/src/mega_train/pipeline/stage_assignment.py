@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.parallel_layout import FIRST, LAST, VIRTUAL, Layout, deal
+from mega_schema.parallel_layout import FIRST, LAST, VIRTUAL, Layout, split_layers
 from mega_train.config import Parallel
 
 
@@ -26,7 +26,7 @@ def dealt(parallel: Parallel, layers: int, layout: Layout) -> Layout:
         if counted[1] and given[1] is not None:
             raise ConfigError(counted[0], f"excludes {given[0]}", found="both", wanted="one of them")
     vp = _virtual(parallel, layers, layout.pp)
-    sizes = deal(
+    sizes = split_layers(
         layers,
         pp=layout.pp,
         vp=vp,
@@ -35,8 +35,8 @@ def dealt(parallel: Parallel, layers: int, layout: Layout) -> Layout:
         embedding=parallel.count_embedding,
         head=parallel.count_head,
     )
-    even = sizes == deal(layers, pp=layout.pp, vp=vp) if layers >= layout.pp * vp else False
-    return replace(layout, vp=vp, dealt=() if even else sizes)
+    even = sizes == split_layers(layers, pp=layout.pp, vp=vp) if layers >= layout.pp * vp else False
+    return replace(layout, vp=vp, layers_per_stage=() if even else sizes)
 
 
 def _virtual(parallel: Parallel, layers: int, pp: int) -> int:

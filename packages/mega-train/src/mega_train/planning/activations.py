@@ -27,7 +27,7 @@ statistics out; its other 2 are masks of dropout, which ours does not keep.
 
 from __future__ import annotations
 
-from mega_schema.loss_chunking import loss_tokens
+from mega_schema.loss_chunking import max_chunk_tokens
 from mega_schema.parallel_layout import Stage
 from mega_train.planning.workload import Job
 
@@ -35,7 +35,7 @@ from mega_train.planning.workload import Job
 def layers_bytes(job: Job, stage: Stage) -> float:
     """Of the layers of a stage; of a group of them that is computed again only what enters it."""
     entering = job.outer_tokens * job.spec.hidden * job.precision.weight
-    if job.recompute.cut:
+    if job.recompute.distribute_saved:
         entering //= job.layout.tp
     groups = job.recompute.groups(stage.layers)
     kept = sum(entering if again else len(layers) * layer_bytes(job) for layers, again in groups)
@@ -83,7 +83,7 @@ def _norm_bytes(job: Job) -> int:
 def _around_core(job: Job) -> float:
     """Queries, keys and values as attention is given them, and its output."""
     e, shares = job.precision.weight, job.cut.shares
-    turns = job.spec.qk_norm or (job.spec.turning and not job.software.fused)
+    turns = job.spec.qk_norm or (job.spec.rotary_dim and not job.software.fused)
     joint, turned = shares.queries + 2 * shares.keys, shares.queries + shares.keys if turns else 0
     normed = 0.0
     if job.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
@@ -155,5 +155,5 @@ def working_bytes(job: Job, *, last: bool) -> float:
         "full": layer_bytes(job) * (job.recompute.layers if job.recompute.method == "uniform" else 1),
     }[job.recompute.granularity]
     rows, width = job.cut.shares.head if last else (0, 0)
-    at_once = job.tokens if job.software.whole_logits else min(job.tokens, loss_tokens(width, e))
+    at_once = job.tokens if job.software.whole_logits else min(job.tokens, max_chunk_tokens(width, e))
     return max(inner + outer + again, at_once * rows * e)

@@ -26,12 +26,12 @@ def traffic(job: Job) -> Traffic:
         again = job.again(stages)
         whole = again if job.recompute.granularity == "full" else 0
         passes = (layers + whole) * halves.layer + layers * halves.layer_back
-        passes += stages[0].first * (halves.embedding + halves.embedding_back)
-        passes += stages[-1].last * (halves.head + halves.head_back)
+        passes += stages[0].is_first * (halves.embedding + halves.embedding_back)
+        passes += stages[-1].is_last * (halves.head + halves.head_back)
         tp = max(tp, job.micros * passes * half_bytes(job))
         cp = max(cp, job.micros * (2 * layers + again) * key_bytes(job))
-        sends = sum((not stage.last) + (not stage.first) for stage in stages)
-        tied = tie_bytes(job) if stages[0].first or stages[-1].last else 0.0
+        sends = sum((not stage.is_last) + (not stage.is_first) for stage in stages)
+        tied = tie_bytes(job) if stages[0].is_first or stages[-1].is_last else 0.0
         pp = max(pp, job.micros * sends * stage_bytes(job) + tied)
     return Traffic(tp=tp, cp=cp, pp=pp, dp=sum(data_parallel_bytes(job)))
 

@@ -117,7 +117,7 @@ def estimate(job: Job, hardware: Hardware) -> Estimate:
 
 def _kind(job: Job, place: int) -> tuple[int, int, bool, bool]:
     stages = job.cut.stages[place]
-    return job.cut.depth[place], job.again(stages), stages[0].first, stages[-1].last
+    return job.cut.depth[place], job.again(stages), stages[0].is_first, stages[-1].is_last
 
 
 def _passes(job: Job, work: Work, place: int) -> tuple[Pass, Pass]:

@@ -8,14 +8,14 @@ with f = 4h, the 72·B·s·L·h²·(1 + s/6h + V/12hL) of arXiv:2205.05198 eq. 7
 from __future__ import annotations
 
 from mega_schema.arch import table
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_train.planning.workload import Job
 
 
 def parameters(spec: ModelSpec) -> int:
     """Of the whole model, a tied one counted once, padding not counted."""
-    return count(table(spec))
+    return count_params(table(spec))
 
 
 def model_flops(job: Job) -> float:

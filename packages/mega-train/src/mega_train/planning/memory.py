@@ -39,7 +39,7 @@ def memory(job: Job, place: int) -> Memory:
     weights, gradients, state = job.precision.kept(job.zero, job.replicas)
     flying = in_flight(job, place)
     kept = sum(
-        flying[i] * (layers_bytes(job, stage) + (embedding_bytes(job) if stage.first else 0))
+        flying[i] * (layers_bytes(job, stage) + (embedding_bytes(job) if stage.is_first else 0))
         for i, stage in enumerate(stages)
     )
     return Memory(
@@ -47,8 +47,8 @@ def memory(job: Job, place: int) -> Memory:
         gradients=math.ceil(held * gradients + _unreduced(job, place)),
         optimizer=math.ceil(held * state),
         activations=round(kept),
-        loss=round(loss_bytes(job)) if stages[-1].last else 0,
-        buffers=round(working_bytes(job, last=stages[-1].last) + _gathered(job, place)),
+        loss=round(loss_bytes(job)) if stages[-1].is_last else 0,
+        buffers=round(working_bytes(job, last=stages[-1].is_last) + _gathered(job, place)),
     )
 
 

@@ -152,7 +152,9 @@ def kept(job: Job) -> str:
     """What is computed again, in a word or two."""
     recompute = job.recompute
     if recompute.granularity != "full":
-        return " ".join((recompute.granularity or "none", *(recompute.modules if recompute.chosen else ())))
+        return " ".join(
+            (recompute.granularity or "none", *(recompute.modules if recompute.is_custom else ()))
+        )
     return f"{recompute.method} {recompute.layers}"
 
 

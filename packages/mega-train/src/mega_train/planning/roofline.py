@@ -230,7 +230,7 @@ def _stream(job: Job, hardware: Hardware, *, back: bool) -> float:
     if m.gated and job.software.eager:
         act = 13 if back else 5  # its SiLU and product apart, and, going back, both halves joined
     queries, keys = job.cut.shares.queries, job.cut.shares.keys
-    turned = 2 * (queries + keys) if m.turning else 0
+    turned = 2 * (queries + keys) if m.rotary_dim else 0
     if job.software.eager:
         turned *= 5  # four products, two sums and the halves joined
     joined = 2 * (queries + 2 * keys) if back else 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mega_schema.errors import MegaError
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
@@ -101,7 +101,7 @@ def _meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> Itera
 
 def _fitting(job: Job, memory: float) -> Job | None:
     """The job with as little computed again as fits: nothing, attention, the fewest layers of a stage."""
-    for some in (KEEP_ALL, Recompute("selective")):
+    for some in (KEEP_ALL, RecomputePolicy("selective")):
         if (made := _fits(job, some, memory)) is not None:
             return made
     least, most = 1, max(len(stage.layers) for stages in job.cut.stages for stage in stages)
@@ -116,11 +116,11 @@ def _fitting(job: Job, memory: float) -> Job | None:
     return found
 
 
-def _block(layers: int) -> Recompute:
-    return Recompute("full", "block", layers)
+def _block(layers: int) -> RecomputePolicy:
+    return RecomputePolicy("full", "block", layers)
 
 
-def _fits(job: Job, recompute: Recompute, memory: float) -> Job | None:
+def _fits(job: Job, recompute: RecomputePolicy, memory: float) -> Job | None:
     made = dataclasses.replace(job, recompute=recompute)
     return made if fullest(made).total <= memory else None
 

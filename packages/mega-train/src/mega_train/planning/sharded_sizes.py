@@ -9,7 +9,7 @@ from functools import cached_property
 
 from mega_schema.arch import table
 from mega_schema.parallel_layout import Layout, Stage
-from mega_schema.sharding import runs
+from mega_schema.sharding import run_lengths
 from mega_schema.spec import ModelSpec
 
 Stages = tuple[Stage, ...]
@@ -54,7 +54,7 @@ class Shares:
                     matrices.append((shape[0], shape[1]))
                 if row.name == "layers.0.qkv.weight":
                     assert row.split is not None
-                    queries, keys, _ = runs(row.name, row.shape, row.split, tp)
+                    queries, keys, _ = run_lengths(row.name, row.shape, row.split, tp)
             else:
                 ends["tied" if row.tied_to else row.stage] += math.prod(shape)
                 if row.stage == "last" and len(shape) == 2:
@@ -72,7 +72,7 @@ class Shares:
 
     def held(self, stages: Sequence[Stage]) -> int:
         """Elements that the rank with these stages holds."""
-        first, last = stages[0].first, stages[-1].last
+        first, last = stages[0].is_first, stages[-1].is_last
         ends = first * self.first + last * (self.last + (0 if first else self.tied))
         return ends + sum(self.layers[i] for stage in stages for i in stage.layers)
 
@@ -115,7 +115,7 @@ class Cut:
         """
         seen: dict[tuple[object, ...], int] = {}
         for place, stages in enumerate(self.stages):
-            kind = (stages[0].first, stages[-1].last, *(len(stage.layers) for stage in stages))
+            kind = (stages[0].is_first, stages[-1].is_last, *(len(stage.layers) for stage in stages))
             seen.setdefault(kind, place)
         return tuple(seen.values())
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import Layout, Stage
-from mega_schema.recompute_policy import KEEP_ALL, Recompute
+from mega_schema.recompute_policy import KEEP_ALL, RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.planning.sharded_sizes import Cut
 
@@ -133,7 +133,7 @@ class Job:
     global_samples: int
     precision: Precision = BF16
     sequence: bool = False
-    recompute: Recompute = KEEP_ALL
+    recompute: RecomputePolicy = KEEP_ALL
     zero: int = 0
     schedule: Schedule = "1f1b"
     bucket: int = 40_000_000

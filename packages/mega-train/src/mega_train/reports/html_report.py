@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mega_schema.app.html_page import page, table
-from mega_schema.atomic_io import replacing
+from mega_schema.app.html_page import render_page, render_table
+from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, is_page
 from mega_train.reports.run_history import History, Over
@@ -51,14 +51,14 @@ def write(run: Path, against: Path | None, output: Path, over: Over = "iteration
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
     check_output("--output", output, "file", is_ours=is_page)
     runs = [History.of(folder) for folder in (run, against) if folder is not None]
-    with replacing(output) as partial:
+    with atomic_write(output) as partial:
         partial.write_text(document(runs, over), "utf-8")
 
 
 def document(runs: Sequence[History], over: Over) -> str:
     """The page as HTML."""
     names = name_runs([run.folder for run in runs])
-    body = [table(("", *names), _overview(runs), names)]
+    body = [render_table(("", *names), _overview(runs), names)]
     if len(runs) == 2:
         body.append(_compared(runs[0], runs[1], names))
     for title, figure in _charts(runs, names, over):
@@ -67,7 +67,7 @@ def document(runs: Sequence[History], over: Over) -> str:
     body += ["<h2>Where the time of a step goes</h2>", _phases(runs, names)]
     body += ["<h2>Configuration</h2>", _configuration(runs, names)]
     title = f"{names[0]} against {names[1]}" if len(runs) == 2 else names[0]
-    return page(title, "".join(body), _STYLE)
+    return render_page(title, "".join(body), _STYLE)
 
 
 def _overview(runs: Sequence[History]) -> list[str]:
@@ -215,7 +215,7 @@ def _phases(runs: Sequence[History], names: Sequence[str]) -> str:
         rows.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     head = ["phase", *(cell for name in names for cell in (f"{name}, ms", ""))]
     note = "<p>Medians of the first rank. forward-backward holds reading, computing and waiting.</p>"
-    return table(head, rows, [f"{name}, ms" for name in names]) + note
+    return render_table(head, rows, [f"{name}, ms" for name in names]) + note
 
 
 def _configuration(runs: Sequence[History], names: Sequence[str]) -> str:
@@ -232,12 +232,12 @@ def _configuration(runs: Sequence[History], names: Sequence[str]) -> str:
             for key in shown
         ]
 
-    whole = f"<details><summary>everything</summary>{table(('key', *names), rows(keys))}</details>"
+    whole = f"<details><summary>everything</summary>{render_table(('key', *names), rows(keys))}</details>"
     if len(runs) == 1:
         given = [key for key in keys if flat[0][key] not in (None, False)]
-        return table(("key", *names), rows(given)) + whole
+        return render_table(("key", *names), rows(given)) + whole
     differ = [key for key in keys if flat[0].get(key) != flat[1].get(key)]
-    said = table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
+    said = render_table(("key", *names), rows(differ)) if differ else "<p>The two are alike.</p>"
     return f"<p>Where they differ:</p>{said}{whole}"
 
 

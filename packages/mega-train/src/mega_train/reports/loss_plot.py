@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mega_schema.app.install_hint import install_hint
-from mega_schema.atomic_io import replacing
+from mega_schema.atomic_io import atomic_write
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output, is_image
 from mega_train.reports.run_names import is_test, name_runs
@@ -46,7 +46,7 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     axes.set(xlabel="iteration", ylabel="loss (nats per token)", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    with replacing(output) as partial:
+    with atomic_write(output) as partial:
         FigureCanvasAgg(figure).print_png(partial)
 
 

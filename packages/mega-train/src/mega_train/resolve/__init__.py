@@ -12,9 +12,9 @@ from typing import Literal
 
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, MegaError
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import Recompute
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import Family, ModelSpec
 from mega_schema.tokenizer.tokenizer import TokenizerIdentity
 from mega_train.config import Run
@@ -85,7 +85,7 @@ def resolve(
     if only_validates(run):
         run = evaluated(run)
     parallel = run.parallel
-    layout = refused.attempt(Layout.of, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
+    layout = refused.attempt(Layout.from_world_size, world, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
     spec = refused.attempt(
         with_flag_names,
         run.model,
@@ -180,8 +180,8 @@ class _Cut:
     layout: Layout
     length: int
     lengths: Lengths
-    recompute: Recompute
-    fp8: Recipe | None
+    recompute: RecomputePolicy
+    fp8: Fp8Recipe | None
 
 
 def _cut(refused: Refusals, run: Run, spec: ModelSpec, layout: Layout) -> _Cut | None:

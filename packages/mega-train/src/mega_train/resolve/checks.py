@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mega_schema.errors import ConfigError, LayoutError, MegaError
 from mega_schema.outputs import check_output
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import MODULES, Module, Recompute
+from mega_schema.recompute_policy import MODULES, Module, RecomputePolicy
 from mega_train.config import Data, Parallel, Run, Save, Train
 from mega_train.data.splits import shares
 
@@ -130,7 +130,7 @@ def check_dropout(train: Train) -> Iterator[MegaError]:
             yield ConfigError(flag, "not a probability to drop with", found=probability, wanted=wanted)
 
 
-def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
+def recomputation(run: Run, layout: Layout, tokens: int) -> RecomputePolicy:
     """What backward computes again, from the flags that say it.
 
     Args:
@@ -164,13 +164,13 @@ def recomputation(run: Run, layout: Layout, tokens: int) -> Recompute:
         raise ConfigError("--recompute-num-layers", "not a count", found=said.layers, wanted="1 or more")
     if said.cut:
         _check_share(run.parallel.sequence, layout.tp, tokens)
-    return Recompute(asked, said.method or "uniform", said.layers or 1, said.cut, modules)
+    return RecomputePolicy(asked, said.method or "uniform", said.layers or 1, said.cut, modules)
 
 
 def _recomputed_modules(run: Run, granularity: str | None) -> tuple[Module, ...]:
     flag, words = "--recompute-modules", " ".join(run.recompute.modules).split()  # a file may have one text
     if not words:
-        return Recompute().modules
+        return RecomputePolicy().modules
     if granularity != "selective":
         found, hint = granularity or "no recomputation", "--recompute-granularity selective"
         raise ConfigError(flag, "is of selective recomputation", found=found, hint=hint)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from mega_schema.app.config import keys
+from mega_schema.app.config import config_keys
 from mega_schema.errors import MegaError
 from mega_train.config import Model, Run
 
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _FIELD = re.compile(r"\bmodel\.(\w+)")
 _FLAGS: Mapping[str, str] = MappingProxyType(
-    {key.name: key.flag for key in keys(Run) if key.section == "model" and key.name != "family"}
+    {key.name: key.flag for key in config_keys(Run) if key.section == "model" and key.name != "family"}
     | {
         "tied": "--untie-embeddings-and-output-weights",
         "bias": "--disable-bias-linear",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from mega_schema.arch import table
 from mega_schema.errors import ConfigError, LayoutError
-from mega_schema.fp8_recipe import MULTIPLE, Recipe
+from mega_schema.fp8_recipe import MULTIPLE, Fp8Recipe
 from mega_schema.parallel_layout import Layout
-from mega_schema.params import is_layers_matrix
+from mega_schema.params import is_layer_matrix
 from mega_schema.spec import ModelSpec
 from mega_train.config import Run
 
 _FLAG = "--fp8-format"
 
 
-def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Recipe | None:
+def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Fp8Recipe | None:
     """How the products of every layer are made in FP8; None where that is not asked for.
 
     Raises:
@@ -33,7 +33,7 @@ def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Recipe | None:
         raise ConfigError(
             _FLAG, "excludes --tp-comm-overlap, whose products are bfloat16's", hint="leave one of them out"
         )
-    for row in filter(is_layers_matrix, table(spec)):
+    for row in filter(is_layer_matrix, table(spec)):
         shape = row.local_shape(layout.tp)
         if any(size % MULTIPLE for size in shape):
             raise LayoutError(
@@ -43,4 +43,4 @@ def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Recipe | None:
                 wanted=f"multiples of {MULTIPLE}",
                 hint="other widths, another --tensor-model-parallel-size, or --bf16 alone",
             )
-    return Recipe(train.fp8, not train.fp8_no_weight_gradients)
+    return Fp8Recipe(train.fp8, not train.fp8_no_weight_gradients)

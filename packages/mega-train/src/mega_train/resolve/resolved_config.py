@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mega_schema.fp8_recipe import Recipe
+from mega_schema.fp8_recipe import Fp8Recipe
 from mega_schema.parallel_layout import Layout
-from mega_schema.recompute_policy import Recompute
+from mega_schema.recompute_policy import RecomputePolicy
 from mega_schema.spec import ModelSpec
 from mega_train.config import Run
 from mega_train.distributed.bucket_layout import Sharing
@@ -45,8 +45,8 @@ class Plan:
     passed_over: tuple[range, ...]
     courses: Courses
     eod: int | None
-    recompute: Recompute
-    fp8: Recipe | None
+    recompute: RecomputePolicy
+    fp8: Fp8Recipe | None
     device: Literal["cpu", "cuda"]
 
     @property

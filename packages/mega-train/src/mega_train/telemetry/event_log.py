@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_schema.checkpoint.checkpoint_dir import EVENTS as EVENTS
-from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.errors import FormatError
 from mega_train.telemetry.events import Event, Said, Stepped
 
@@ -71,7 +71,7 @@ def only_run(folder: Path | None) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / EVENTS).touch()
-    with hold_run_folder(folder):
+    with lock_run_folder(folder):
         yield
 
 

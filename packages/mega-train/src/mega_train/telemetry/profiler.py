@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mega_schema.atomic_io import replacing
+from mega_schema.atomic_io import atomic_write
 from mega_train.config import Run
 
 # the observers' threads, which wait for events: in the table they would come before what computes
@@ -83,7 +83,7 @@ class Profiler:
         trace.parent.mkdir(parents=True, exist_ok=True)
         made.export_chrome_trace(f"{trace}.json")
         by = "self_cuda_time_total" if self._cuda else "self_cpu_time_total"
-        with replacing(trace.with_suffix(".txt")) as partial:
+        with atomic_write(trace.with_suffix(".txt")) as partial:
             rows = made.key_averages()
             rows[:] = [row for row in rows if not row.key.startswith(_WAITING)]
             partial.write_text(rows.table(sort_by=by, row_limit=30), "utf-8")

@@ -32,7 +32,7 @@ from mega_ckpt.formats.megatron import args as megatron_args
 from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_ckpt.torch_files.pickle_reader import Record, Unpickler
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_COMPANION_BYTES, read_foreign
 from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.spec import GATED, ModelSpec
@@ -96,7 +96,7 @@ def _folder(load: Path) -> Path:
     if not latest.is_file():
         wanted = f"{_LATEST}, or {_LAYER.format(1, 0)}"
         raise FormatError(load, "is no checkpoint of Megatron-DeepSpeed", wanted=wanted)
-    name = read_foreign(latest, MOST_BESIDE).decode("utf-8", "replace").strip()
+    name = read_foreign(latest, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
         raise FormatError(latest, "is no name of a step", found=repr(name[:40]), wanted=_STEP)
     if not (load / name).is_dir():

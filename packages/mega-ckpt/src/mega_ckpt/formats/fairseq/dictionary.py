@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_TOKENIZER_BYTES, read_foreign
 from mega_schema.errors import FormatError
 
 FILE: Final = "dict.txt"
@@ -63,7 +63,7 @@ def id_order(path: Path, rows: int) -> np.ndarray:
 
 def _words(path: Path) -> Sequence[str]:
     try:
-        lines = read_foreign(path, MOST_TOKENIZER).decode("utf-8").splitlines()
+        lines = read_foreign(path, MAX_TOKENIZER_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise FormatError(

@@ -25,7 +25,7 @@ from mega_ckpt.formats.fairseq.names import EMBEDDING, part_tensors
 from mega_ckpt.formats.interface import Format, ReadOptions
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_ckpt.torch_files.pickle_reader import PickleFile, Unpickler
-from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, check_foreign
+from mega_schema.checkpoint.foreign_files import MAX_TOKENIZER_BYTES, check_foreign
 from mega_schema.checkpoint.reader import DTYPES, MODEL
 from mega_schema.errors import FormatError, LayoutError
 from mega_schema.sharding import Slab
@@ -167,8 +167,8 @@ def _tokenizer(folder: Path, reading: ReadOptions, spec: ModelSpec) -> Tokenizer
         return user_overrides.load_tokenizer(reading.tokenizer, spec)
     for vocab, merges in ((folder / vocab, folder / merges) for vocab, merges in _TOKENIZERS):
         if vocab.is_file() and merges.is_file():
-            check_foreign(vocab, MOST_TOKENIZER)
-            check_foreign(merges, MOST_TOKENIZER)
+            check_foreign(vocab, MAX_TOKENIZER_BYTES)
+            check_foreign(merges, MAX_TOKENIZER_BYTES)
             tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
             return user_overrides.check_fits(tokenizer, spec, vocab, hint=user_overrides.NO_TOKENIZER)
     return None

@@ -11,7 +11,7 @@ from typing import Any
 from mega_ckpt.formats.huggingface import tokenizer as hf_tokenizer
 from mega_ckpt.formats.huggingface.folder import has_tokenizer
 from mega_ckpt.formats.huggingface.tokenizer import GENERATION, repeats_config
-from mega_schema.tokenizer.files import BESIDE, read_beside
+from mega_schema.tokenizer.files import COMPANION_FILES, read_companion
 from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 # key -> the rate that transformers takes where the key is missing
@@ -46,12 +46,12 @@ def dropped_items(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer 
     for key, missing in _DROPOUT.items():
         if key in config and (config[key] or config[key] != missing):
             yield _describe(key, config[key])
-    carried_files = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    carried_files = tokenizer.companions if isinstance(tokenizer, FastTokenizer) else {}
     alone = tokenizer is None and has_tokenizer(folder)  # the other files belong to the tokenizer
-    for name in (GENERATION,) if alone else BESIDE:
+    for name in (GENERATION,) if alone else COMPANION_FILES:
         if name in carried_files or not (folder / name).is_file():
             continue
-        if name != GENERATION or not repeats_config(read_beside(folder / name)):
+        if name != GENERATION or not repeats_config(read_companion(folder / name)):
             yield name
 
 

@@ -21,10 +21,15 @@ from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.mapped_tensor import MappedTensor, tensors_equal
 from mega_ckpt.torch_files.pickle_reader import Unpickler
-from mega_schema.atomic_io import on_disk
+from mega_schema.atomic_io import disk_errors
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
-from mega_schema.checkpoint.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
-from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.checkpoint.foreign_files import (
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    check_foreign,
+    read_foreign,
+)
+from mega_schema.dataset.atomic_dataset import atomic_folder
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.sentencepiece import MODEL
@@ -90,7 +95,7 @@ def read_tokenizer(folder: Path, spec: ModelSpec) -> Tokenizer | None:
         FormatError: it is damaged, or has ids that the model has not.
     """
     for name in (TOKENIZER_JSON, VOCAB, MERGES, MODEL):
-        check_foreign(folder / name, MOST_TOKENIZER)
+        check_foreign(folder / name, MAX_TOKENIZER_BYTES)
     if (folder / TOKENIZER_JSON).is_file():
         tokenizer = open_tokenizer("HuggingFaceTokenizer", model=folder)
     elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
@@ -122,7 +127,7 @@ def write_folder(
     """
     special = _special_ids(tokenizer)
     torch_name = _TORCH_NAMES[dtype]
-    with on_disk(folder), replacing_folder(folder, contains_file(CONFIG)) as new:
+    with disk_errors(folder), atomic_folder(folder, contains_file(CONFIG)) as new:
         weights(new)
         # transformers 4 reads torch_dtype, 5 reads dtype
         _write_json(new / CONFIG, {**config, **special, "dtype": torch_name, "torch_dtype": torch_name})
@@ -187,7 +192,7 @@ def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = read_foreign(path, MOST_JSON)
+    content = read_foreign(path, MAX_JSON_BYTES)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ from mega_ckpt.tensors import dtypes
 from mega_ckpt.tensors.row_stream import RowChunk
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -88,7 +88,7 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     )
     has_files = (folder / TOKENIZER_CONFIG).exists()
     size = sum(weight.header.bytes for weight in weights)
-    return WriteResult(folder, count(rows.values()), size, has_files)
+    return WriteResult(folder, count_params(rows.values()), size, has_files)
 
 
 FORMAT = Format(read, check_target, write, streams_rows=True)

@@ -25,7 +25,7 @@ from mega_ckpt.tensors import safetensors_io
 from mega_ckpt.tensors.parallel_map import Progress, UpdateProgress, parallel_map
 from mega_ckpt.tensors.row_stream import RowChunk, as_bytes
 from mega_ckpt.tensors.safetensors_io import TensorHeader
-from mega_schema.atomic_io import begin_flush, on_disk, write_at, write_text
+from mega_schema.atomic_io import begin_flush, disk_errors, write_at, write_text
 from mega_schema.checkpoint.reader import DTYPES
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -73,7 +73,7 @@ def write_weights(
                 for place in places[ours]:
                     update(place.put(band))
 
-    with on_disk(folder), contextlib.ExitStack() as opened:
+    with disk_errors(folder), contextlib.ExitStack() as opened:
         files = [opened.enter_context((folder / name).open("wb", buffering=0)) for name in names]
         for file, shard in zip(files, shards, strict=True):
             header, begins = safetensors_io.build_header(

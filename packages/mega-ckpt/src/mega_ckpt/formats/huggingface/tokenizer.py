@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mega_ckpt.checkpoint.output_dir import check_output_dir, contains_file
-from mega_schema.atomic_io import on_disk, write_text
+from mega_schema.atomic_io import disk_errors, write_text
 from mega_schema.checkpoint.reader import Checkpoint
-from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.dataset.atomic_dataset import atomic_folder
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.sentencepiece import MODEL, SentencePiece
-from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_folder
+from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer, open_tokenizer_folder
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, GENERATION = "special_tokens_map.json", "generation_config.json"
@@ -30,7 +30,7 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
         FormatError: the checkpoint has no tokenizer, or one that Hugging Face's libraries have not.
     """
     stored = checkpoint.tokenizer_folder
-    tokenizer = open_folder(stored)
+    tokenizer = open_tokenizer_folder(stored)
     check_output_dir(
         folder, mark=TOKENIZER_CONFIG, what="a tokenizer", force=force, inputs=[checkpoint.folder]
     )
@@ -42,7 +42,7 @@ def export_tokenizer(checkpoint: Checkpoint, folder: Path, *, force: bool = Fals
             wanted=f"one with a {TOKENIZER_JSON}, or a {_LLAMA}",
             hint=f"{stored / MODEL} is the model itself" if (stored / MODEL).is_file() else "",
         )
-    with on_disk(folder), replacing_folder(folder, contains_file(TOKENIZER_CONFIG)) as new:
+    with disk_errors(folder), atomic_folder(folder, contains_file(TOKENIZER_CONFIG)) as new:
         write_tokenizer(new, tokenizer, checkpoint.spec.context)
         return sorted(file.name for file in new.iterdir())
 
@@ -78,7 +78,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
     roles = {key: names[number] for key, number in special.items() if number in names}
     files = {TOKENIZER_CONFIG: config | roles, SPECIAL: roles}
     defaults = {name: json.dumps(content, indent=2).encode() + b"\n" for name, content in files.items()}
-    originals = tokenizer.beside if isinstance(tokenizer, FastTokenizer) else {}
+    originals = tokenizer.companions if isinstance(tokenizer, FastTokenizer) else {}
     for name, content in {**({} if TOKENIZER_CONFIG in originals else defaults), **originals}.items():
         if name != GENERATION:
             (folder / name).write_bytes(content)
@@ -89,7 +89,7 @@ def generation_config(tokenizer: Tokenizer | None) -> bytes | None:
 
     One that was derived from a config.json is written anew with more content.
     """
-    original = tokenizer.beside.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
+    original = tokenizer.companions.get(GENERATION) if isinstance(tokenizer, FastTokenizer) else None
     return None if original is None or repeats_config(original) else original
 
 

@@ -27,7 +27,7 @@ from mega_ckpt.tensors.mapped_tensor import MappedTensor
 from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import ConfigError, FormatError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec, llama
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
@@ -121,7 +121,7 @@ def _header(load: Path) -> tuple[int, ModelSpec]:
 def _parameters(spec: ModelSpec) -> int:
     """Count the model's parameters without building a table of the layers that the header claims."""
     rows = table(replace(spec, layers=1))
-    return count(rows) + (spec.layers - 1) * count(row for row in rows if row.stage == 0)
+    return count_params(rows) + (spec.layers - 1) * count_params(row for row in rows if row.stage == 0)
 
 
 def _names(version: int, spec: ModelSpec) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mega_schema.checkpoint.foreign_files import MOST_TOKENIZER, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_TOKENIZER_BYTES, read_foreign
 from mega_schema.errors import FormatError
 from mega_schema.tokenizer.identity import content_sha256
 from mega_schema.tokenizer.tokenizer import FastTokenizer, TokenizerIdentity
@@ -43,7 +43,7 @@ def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
     Raises:
         FormatError: it is truncated, or is no tokenizer of `vocab` ids.
     """
-    pieces, scores = _pieces(path, read_foreign(path, MOST_TOKENIZER), vocab)
+    pieces, scores = _pieces(path, read_foreign(path, MAX_TOKENIZER_BYTES), vocab)
     content = _content(pieces, scores)
     bos, eod = _SPECIAL.index("<s>"), _SPECIAL.index("</s>")
     identity = TokenizerIdentity("HuggingFaceTokenizer", vocab, eod, bos, None, content_sha256(content))

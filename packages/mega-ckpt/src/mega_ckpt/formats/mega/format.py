@@ -23,8 +23,8 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.checkpoint_dir import TOKENIZER, TRAINER
 from mega_schema.checkpoint.reader import MODEL, Checkpoint
 from mega_schema.errors import FormatError
-from mega_schema.params import count
-from mega_schema.tokenizer.tokenizer import Tokenizer, open_folder
+from mega_schema.params import count_params
+from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer_folder
 
 
 def read(load: Path, reading: ReadOptions) -> CheckpointSource:
@@ -62,7 +62,7 @@ def _tokenizer(checkpoint: Checkpoint, reading: ReadOptions, *, has: bool) -> To
     """Load the tokenizer of --tokenizer, or the checkpoint's."""
     if reading.tokenizer is not None:
         return user_overrides.load_tokenizer(reading.tokenizer, checkpoint.spec)
-    return open_folder(checkpoint.folder / TOKENIZER) if has and not reading.no_tokenizer else None
+    return open_tokenizer_folder(checkpoint.folder / TOKENIZER) if has and not reading.no_tokenizer else None
 
 
 def check_target(source: CheckpointSource, run: Path, target: WriteOptions) -> None:
@@ -96,7 +96,7 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
             run_config=source.run_config,
             replace=target.force,
         )
-    return WriteResult(folder, count(table(source.spec)), written, tokenizer is not None)
+    return WriteResult(folder, count_params(table(source.spec)), written, tokenizer is not None)
 
 
 FORMAT = Format(

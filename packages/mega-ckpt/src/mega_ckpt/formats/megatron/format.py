@@ -29,7 +29,7 @@ from mega_schema.arch import table
 from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError, FormatError, LayoutError
 from mega_schema.parallel_layout import Layout
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
@@ -50,8 +50,8 @@ def read(load: Path, reading: ReadOptions) -> CheckpointSource:
     if spec.vocab > padded:
         wanted = f"{spec.vocab} or more"
         raise FormatError(f"{first.file}: vocabulary", "has fewer rows", found=padded, wanted=wanted)
-    if spec.layers != sum(layout.dealt):
-        raise FormatError(load, "layers in the files", found=sum(layout.dealt), wanted=spec.layers)
+    if spec.layers != sum(layout.layers_per_stage):
+        raise FormatError(load, "layers in the files", found=sum(layout.layers_per_stage), wanted=spec.layers)
     tensors = [tensor for shard in shards for chunk in shard.chunks for tensor in chunk.values()]
     check_width(first.file, spec, sum(math.prod(tensor.shape) for tensor in tensors))
     collector = _WeightCollector(spec, names, layout, padded // layout.tp)
@@ -243,7 +243,7 @@ def _write(source: CheckpointSource, run: Path, target: WriteOptions, *, core: b
     names = CORE_FUSED if core else LEGACY
     writing = megatron_writer.MegatronWriter(source, target.layout, names, spaces, core)
     folder, size = writing.write(run, target.progress, force=target.force)
-    return WriteResult(folder, count(table(source.spec)), size, tokenizer=False)
+    return WriteResult(folder, count_params(table(source.spec)), size, tokenizer=False)
 
 
 FORMAT = Format(read, check_target, write, frozenset({"optimizer", "schedule"}))

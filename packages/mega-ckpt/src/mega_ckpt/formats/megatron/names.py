@@ -150,11 +150,11 @@ def chunk_tensors(
     stage = layout.stage(pp, spec.layers, chunk)
     order = rank_order(spec, layout.tp, version)
     for row in _module_order(spec, names):
-        if row.on(stage):
+        if row.is_on(stage):
             local = foreign_name(names, row.name, stage.layers.start)
             mixed = order if ".qkv." in row.name else None
             yield TensorAlias(local, row.name, order=mixed).rank_shard(pad_vocab(row, rows), tp, layout.tp)
-    if spec.tied and stage.last and not stage.first and layout.pp > 1:
+    if spec.tied and stage.is_last and not stage.is_first and layout.pp > 1:
         row = table(spec)[0]
         yield TensorAlias(names[COPY].format(kind="weight"), row.name).rank_shard(
             pad_vocab(row, rows), tp, layout.tp

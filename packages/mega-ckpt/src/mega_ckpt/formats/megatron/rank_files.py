@@ -119,7 +119,7 @@ def read_layout(shards: list[RankFile]) -> Layout:
         for number, chunk in enumerate(shard.chunks):
             if shard.tp == 0:
                 dealt[number * pp + shard.pp] = len(set(_layers(chunk)))
-    return Layout(tp=tp, pp=pp, vp=vp, dealt=tuple(dealt))
+    return Layout(tp=tp, pp=pp, vp=vp, layers_per_stage=tuple(dealt))
 
 
 def _layers(chunk: Mapping[str, MappedTensor]) -> Iterator[str]:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mega_ckpt.checkpoint.output_dir import other_checkpoints_error
-from mega_schema.atomic_io import on_disk, replacing, sync_folder, sync_tree
+from mega_schema.atomic_io import atomic_write, disk_errors, sync_folder, sync_tree
 from mega_schema.checkpoint.checkpoint_dir import LATEST as TRACKER
 from mega_schema.checkpoint.checkpoint_dir import MANIFEST
-from mega_schema.checkpoint.foreign_files import MOST_BESIDE, read_foreign
-from mega_schema.checkpoint.run_lock import hold_run_folder
+from mega_schema.checkpoint.foreign_files import MAX_COMPANION_BYTES, read_foreign
+from mega_schema.checkpoint.run_lock import lock_run_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output
 
@@ -39,7 +39,7 @@ def find_checkpoint_dir(load: Path, has: Callable[[Path], bool], wanted: str) ->
     if ours or not tracker.is_file():
         hint = "--from mega" if ours else ""
         raise FormatError(load, "holds no such checkpoint", wanted=f"{TRACKER}, or {wanted}", hint=hint)
-    text = read_foreign(tracker, MOST_BESIDE).decode("utf-8", "replace").strip()
+    text = read_foreign(tracker, MAX_COMPANION_BYTES).decode("utf-8", "replace").strip()
     if text != RELEASE and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise FormatError(tracker, "is not an iteration", found=text[:40], wanted=f"a number, or {RELEASE}")
     name = checkpoint_dir_name(None if text == RELEASE else int(text))
@@ -103,9 +103,9 @@ def atomic_checkpoint_dir(run: Path, iteration: int | None, *, force: bool) -> I
         MegaError: the disk is full, or would not write for another reason.
     """
     is_new = not run.exists()
-    with on_disk(run):
+    with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        with hold_run_folder(run):  # before what others left half-written is removed
+        with lock_run_folder(run):  # before what others left half-written is removed
             try:
                 check_run_dir(run, iteration, force=force)
                 with _atomic_dir_locked(run, iteration) as partial:
@@ -135,7 +135,7 @@ def _atomic_dir_locked(run: Path, iteration: int | None) -> Iterator[Path]:
             final.rename(replaced)
         partial.rename(final)
         sync_folder(run)
-        with replacing(run / TRACKER) as tracker:
+        with atomic_write(run / TRACKER) as tracker:
             tracker.write_text(RELEASE if iteration is None else str(iteration), "utf-8")
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:  # an interruption too must leave nothing behind

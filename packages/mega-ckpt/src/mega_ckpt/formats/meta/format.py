@@ -37,12 +37,17 @@ from mega_ckpt.tensors.safetensors_io import TensorHeader
 from mega_ckpt.torch_files import zip_writer
 from mega_ckpt.torch_files.pickle_reader import Unpickler
 from mega_schema.arch import table
-from mega_schema.atomic_io import on_disk
-from mega_schema.checkpoint.foreign_files import MOST_JSON, MOST_TOKENIZER, check_foreign, read_foreign
+from mega_schema.atomic_io import disk_errors
+from mega_schema.checkpoint.foreign_files import (
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    check_foreign,
+    read_foreign,
+)
 from mega_schema.checkpoint.reader import MODEL
-from mega_schema.dataset.atomic_dataset import replacing_folder
+from mega_schema.dataset.atomic_dataset import atomic_folder
 from mega_schema.errors import ConfigError, FormatError, LayoutError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.spec import ModelSpec
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
@@ -116,8 +121,8 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
     trees = [{name: announced(foreign) for name, foreign in part.items()} for part in parts]
     size = sum(tensor.bytes for tree in trees for tensor in set(tree.values()))
     with (
-        on_disk(folder),
-        replacing_folder(folder, output_dir.contains_file(PARAMS)) as new,
+        disk_errors(folder),
+        atomic_folder(folder, output_dir.contains_file(PARAMS)) as new,
         target.progress(size) as update,
     ):
         for rank, (part, tree) in enumerate(zip(parts, trees, strict=True)):
@@ -133,7 +138,7 @@ def write(source: CheckpointSource, folder: Path, target: WriteOptions) -> Write
             out.write("\n")
             out.flush()
             os.fsync(out.fileno())
-    return WriteResult(folder, count(table(spec)), size, False)
+    return WriteResult(folder, count_params(table(spec)), size, False)
 
 
 def _as_llama(source: CheckpointSource) -> CheckpointSource:
@@ -146,7 +151,7 @@ def _params(path: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = "--from hf" if path.with_name("config.json").is_file() else ""
         raise FormatError(path.parent, f"has no {PARAMS}", wanted="a folder of Meta's Llama", hint=hint)
-    content = read_foreign(path, MOST_JSON)
+    content = read_foreign(path, MAX_JSON_BYTES)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -182,7 +187,7 @@ def _tokenizer(load: Path, reading: ReadOptions, spec: ModelSpec) -> Tokenizer |
         return user_overrides.load_tokenizer(reading.tokenizer, spec)
     for path in (load / TOKENIZER, load.parent / TOKENIZER):
         if path.is_file():
-            check_foreign(path, MOST_TOKENIZER)
+            check_foreign(path, MAX_TOKENIZER_BYTES)
             with path.open("rb") as file:
                 sentencepiece = file.read(1) == b"\n"  # the tag of its first field
             if not sentencepiece:

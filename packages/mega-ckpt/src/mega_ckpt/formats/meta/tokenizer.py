@@ -16,7 +16,7 @@ from typing import Final
 
 from mega_ckpt.formats.user_overrides import NO_TOKENIZER
 from mega_schema.errors import FormatError
-from mega_schema.tokenizer.files import byte_level, content_of
+from mega_schema.tokenizer.files import byte_level, tokenizer_json
 from mega_schema.tokenizer.identity import content_sha256
 from mega_schema.tokenizer.tokenizer import FastTokenizer, TokenizerIdentity
 
@@ -50,7 +50,7 @@ def read_tokenizer(path: Path, vocab: int) -> FastTokenizer:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     begin = {"SpecialToken": {"id": _BEGIN, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    content = content_of(
+    content = tokenizer_json(
         special=special,
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]},
         post_processor={

@@ -48,7 +48,7 @@ from mega_ckpt.name_maps.alias import ForeignTensor
 from mega_ckpt.name_maps.boxes import select_box
 from mega_ckpt.tensors import dtypes
 from mega_ckpt.torch_files.pickle_reader import Unpickler
-from mega_schema.checkpoint.foreign_files import MOST_JSON, read_foreign
+from mega_schema.checkpoint.foreign_files import MAX_JSON_BYTES, read_foreign
 from mega_schema.checkpoint.reader import MODEL
 from mega_schema.errors import FormatError
 from mega_schema.spec import ModelSpec
@@ -139,7 +139,7 @@ def _check_backends(folder: Path) -> bool:
     file = folder / BACKENDS
     if not file.is_file():
         return False
-    content = read_foreign(file, MOST_JSON)
+    content = read_foreign(file, MAX_JSON_BYTES)
     try:
         metadata = dict(json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:

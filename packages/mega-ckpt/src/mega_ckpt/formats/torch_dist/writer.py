@@ -50,7 +50,7 @@ from mega_schema.arch import table
 from mega_schema.atomic_io import write_text
 from mega_schema.checkpoint.reader import MAIN, MODEL, OPTIMIZER
 from mega_schema.errors import ConfigError
-from mega_schema.params import count
+from mega_schema.params import count_params
 from mega_schema.sharding import Shape
 
 _RESHARDABLE = "fully_reshardable"
@@ -110,7 +110,7 @@ def write(source: CheckpointSource, run: Path, target: WriteOptions) -> WriteRes
         scale = grad_scaler_state(source.trainer)
         zip_writer.write(folder / COMMON, _common_tree(writing), lambda _: [scale[0]] if scale else [])
         write_text(folder / BACKENDS, json.dumps(dict(WRITTEN_BY)))
-    return WriteResult(run / checkpoint_dir_name(iteration), count(table(spec)), size, tokenizer=False)
+    return WriteResult(run / checkpoint_dir_name(iteration), count_params(table(spec)), size, tokenizer=False)
 
 
 def _common_tree(writing: MegatronWriter) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-// Attention, forward and backward, as flash-attention has it (arXiv:2307.08691): a block of queries
-// meets all keys that it sees while their scores lie in the cache; scores, softmax and sums are float32; backward
-// makes the probabilities again. With s queries and S keys, query i sees the keys up to i + S - s.
+// Attention, forward and backward, as in flash-attention (arXiv:2307.08691): the scores of a block of queries and all
+// keys that it sees stay in the cache; scores, softmax and sums are float32; backward recomputes the probabilities.
+// With s queries and S keys, causal query i sees the keys up to i + S - s.
 
 #include <limits>
 
@@ -18,7 +18,7 @@ struct Matrix {
 };
 
 template <typename Item>
-struct Tensor {  // (B, heads, tokens, width), the width dense
+struct Tensor {  // (B, heads, tokens, width), the width contiguous
     Item* at;
     const long* strides;
     Matrix<Item> of(long b, long head) const { return {at + b * strides[0] + head * strides[1], strides[2]}; }
@@ -26,7 +26,7 @@ struct Tensor {  // (B, heads, tokens, width), the width dense
 
 long up(long count, long unit) { return (count + unit - 1) / unit * unit; }
 
-// the transpose of a matrix in panels of 64 of its rows: panel[word of a row][64]
+// pack the transpose of a matrix in panels of 64 of its rows: panel[word of a row][64]
 template <typename Item, typename Word = typename Words<Item>::Word>
 void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width) {
     const long words = width / Words<Item>::PER;
@@ -34,20 +34,20 @@ void pack_transposed(Word* panels, const Matrix<Item>& x, long rows, long width)
         ::pack_transposed<WIDE>(panels, x.row(begin), x.stride, rows - begin, words);
 }
 
-// words that so many numbers along a sum fill
+// number of words for `count` numbers along the summed dimension
 template <typename Item>
 long words(long count) {
     return (count + Words<Item>::PER - 1) / Words<Item>::PER;
 }
 
-// a matrix in panels of 64 of its columns: panel[word of a column][64]
+// pack a matrix in panels of 64 of its columns: panel[word of a column][64]
 template <typename Item, typename Word = typename Words<Item>::Word>
 void pack_rows(Word* panels, const Matrix<Item>& x, long rows, long width) {
     for (long c = 0; c < width; c += WIDE, panels += words<Item>(rows) * WIDE)
         pack<WIDE>(panels, x.at + c, x.stride, rows, width - c);
 }
 
-// out = a b, or out += a b: float32, of `rows` rows and whole panels of b; the words of a's rows as `multiply` has them
+// out = a b, or out += a b: float32, of `rows` rows and whole panels of b; a is addressed as in `multiply`
 template <bool ADD, typename Word>
 void product(float* out, long stride, long rows, const Word* a, long row_step, long word_step, const Word* b,
              long b_words, long words, long columns) {
@@ -71,12 +71,12 @@ struct Shape {
     long each() const { return heads / key_heads; }
     long wide() const { return up(width, WIDE); }
     long padded() const { return up(keys, WIDE); }
-    // queries of a block: their scores are to stay in the second cache
+    // queries per block: their scores fit in the L2 cache
     long block() const { return padded() <= 1024 ? 96 : padded() <= 4096 ? 48 : 24; }
     long seen(long query) const { return causal ? query + 1 + keys - queries : keys; }
 };
 
-// what a block of queries is computed in
+// buffers for one block of queries
 template <typename Item>
 struct Block {
     std::unique_ptr<float, Freed> score, grad;
@@ -97,7 +97,7 @@ const typename Words<Item>::Word* as_words(const Item* x) {
     return reinterpret_cast<const typename Words<Item>::Word*>(x);
 }
 
-// rows of a matrix beside each other, and zeros for the rows that a tile has beyond them
+// copy rows of a matrix to contiguous memory, padded with zero rows to whole tiles
 template <typename Item>
 void gather(Item* to, const Matrix<Item>& from, long begin, long count, long width) {
     for (long r = 0; r < count; ++r) std::copy_n(from.row(begin + r), width, to + r * width);
@@ -110,7 +110,7 @@ void scale_into(Item* to, const float* from, float scale, long width) {
         store(to + c, _mm512_mul_ps(_mm512_loadu_ps(from + c), _mm512_set1_ps(scale)), lanes(width - c));
 }
 
-// one row of scores to probabilities, in place and rounded; zeros after the keys that are seen
+// softmax of one row of scores, in place and rounded to Item; zeros for hidden keys
 template <typename Item>
 void softmax(float* score, Item* rounded, long seen, long end, float scale) {
     __m512 largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
@@ -132,7 +132,7 @@ void softmax(float* score, Item* rounded, long seen, long end, float scale) {
     }
 }
 
-// p (grad - sum of p grad) over the keys, rounded
+// gradient of the scores: p (grad - sum of p grad) over the keys, rounded to Item
 template <typename Item>
 void softmax_backward(const float* p, const float* grad, Item* rounded, long end) {
     __m512 sum = _mm512_setzero_ps();
@@ -144,7 +144,8 @@ void softmax_backward(const float* p, const float* grad, Item* rounded, long end
     }
 }
 
-// the probabilities of queries begin to begin + count, in `score` and `rounded`; returns the columns, whole panels
+// compute the probabilities of queries begin to begin + count in `score` and `rounded`; returns the columns, a multiple
+// of the panel width
 template <typename Item, typename Word = typename Words<Item>::Word>
 long probabilities(const Block<Item>& block, const Shape& shape, const Matrix<Item>& q, const Word* keys, long begin,
                    long count) {
@@ -191,7 +192,7 @@ int forward(Item* out, Item* q, Item* k, Item* v, const long* strides, const Sha
     return failed;
 }
 
-// a block of rows, of which each column is to be a row of a product's first factor
+// a block of rows whose columns are the rows of a product's first factor
 template <typename Item>
 struct Turned {
     using Word = typename Words<Item>::Word;
@@ -199,7 +200,7 @@ struct Turned {
     const Word* words;
     long step;
 
-    // pairs of rows beside each other, in `room`
+    // interleave pairs of rows in `room`
     static Turned of(const Matrix<Bf16>& x, long count, long columns, Pair* room) {
         for (long p = 0; p < count; p += 2)
             for (long c = 0; c < columns; c += 16)
@@ -242,7 +243,7 @@ int backward(Item* grad_q, Item* grad_k, Item* grad_v, Item* grad, Item* q, Item
                         const long count = std::min(most, shape.queries - begin);
                         const Matrix<Item> rounded{block.rounded.get(), padded};
                         const Matrix<Item> from = of_q.of(b, head), grads = of_grad.of(b, head);
-                        // sum[key] += sum over the queries of what is rounded there, times a row of theirs
+                        // sum[key] += sum over the block's queries of rounded[query][key] * rows[query]
                         const auto add = [&](float* sum, const Matrix<Item>& rows, long end) {
                             const auto turned = Turned<Item>::of(rounded, count, end, paired.get());
                             pack_rows(packed_rows.get(), Matrix<Item>{rows.row(begin), rows.stride}, count, width);
@@ -274,7 +275,7 @@ int backward(Item* grad_q, Item* grad_k, Item* grad_v, Item* grad, Item* q, Item
 
 }  // namespace
 
-// of bfloat16 the width is even; `strides` has those of rows, heads and tokens of each tensor, in their order
+// With bfloat16 the width must be even. `strides` holds the strides of batch, head and token of each tensor, in order.
 #define MEGA_ATTENTION(ITEM, NAME)                                                                                   \
     extern "C" int mega_attention_##NAME(ITEM* out, ITEM* q, ITEM* k, ITEM* v, const long* strides, long batch,      \
                                          long heads, long key_heads, long queries, long keys, long width,            \

@@ -1,4 +1,5 @@
-// u / (1 + exp(-2 y)) with y = sqrt(2 / pi) (u + 0.044715 u^3) and u = x + bias: GELU by tanh (arXiv:1606.08415).
+// GELU with the tanh approximation (arXiv:1606.08415): u / (1 + exp(-2 y)), y = sqrt(2 / pi) (u + 0.044715 u^3),
+// u = x + bias.
 
 #include "vectors.h"
 
@@ -22,7 +23,7 @@ Gelu gelu(__m512 u) {
     return {value, slope};
 }
 
-// the sum is rounded, as torch rounds it before it takes GELU
+// x + bias, rounded to Item like torch's input of GELU
 template <typename Item>
 __m512 biased(const Item* x, const Item* bias, long c, __mmask16 mask) {
     const __m512 values = load(x + c, mask);
@@ -40,13 +41,13 @@ int forward(Item* out, const Item* x, const Item* bias, long rows, long columns,
     return 0;
 }
 
-// grad_x, and its sum over the rows where there is a bias. Each thread takes a range of columns, so that a column's
-// numbers are added in the order of the rows whatever the number of threads; it walks along the rows, as a walk down
-// the columns would touch another page of memory at every step.
+// grad_x, and with a bias its sum over the rows. Each thread takes a range of columns, so that a column is summed in
+// the order of the rows for any number of threads. It walks along the rows: down the columns, every step would touch
+// another page of memory.
 template <typename Item>
 int backward(Item* grad_x, float* grad_bias, const Item* grad, const Item* x, const Item* bias, long rows, long columns,
              int threads) {
-    constexpr long LINE = 128;  // columns; a multiple of what a cache line holds, so that no two threads write to one
+    constexpr long LINE = 128;  // columns; a multiple of a cache line, so that no two threads write to the same line
     const long lines = (columns + LINE - 1) / LINE, width = (lines + threads - 1) / threads * LINE;
     if (grad_bias != nullptr) std::fill(grad_bias, grad_bias + columns, 0.0f);
 #pragma omp parallel for schedule(static) num_threads(threads)

@@ -1,4 +1,4 @@
-"""The kernels in C++, compiled where the CPU has their instructions."""
+"""Compile and load the C++ kernels, if the CPU has their instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from mega_schema import cpp_library
-from mega_schema.cpp_library import NotCompiled
+from mega_schema.cpp_library import CompileError
 
 INSTRUCTIONS: Final = ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl", "avx512_bf16")
 _FLAGS: Final = (
@@ -22,13 +22,13 @@ _FLAGS: Final = (
 
 
 @cache
-def load() -> ctypes.CDLL:
-    """The library; compiling takes two seconds, once on a machine.
+def load_kernels() -> ctypes.CDLL:
+    """Return the compiled library; the first call on a machine compiles it in two seconds.
 
     Raises:
-        NotCompiled: the CPU lacks the instructions, or as `cpp_library.load`.
+        CompileError: the CPU lacks the instructions, or as `cpp_library.load_library`.
     """
-    has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    if platform.system() != "Linux" or not all(has.get(name) for name in INSTRUCTIONS):
-        raise NotCompiled("this CPU has no AVX-512 products of bfloat16")
-    return cpp_library.load(os.path.dirname(__file__), _FLAGS)  # noqa: PTH120 - the model knows no files
+    capabilities: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    if platform.system() != "Linux" or not all(capabilities.get(name) for name in INSTRUCTIONS):
+        raise CompileError("this CPU has no AVX-512 products of bfloat16")
+    return cpp_library.load_library(os.path.dirname(__file__), _FLAGS)  # noqa: PTH120 - the model knows no files

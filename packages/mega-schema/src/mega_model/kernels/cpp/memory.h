@@ -1,4 +1,4 @@
-// Memory of a kernel's own, which is freed where its scope ends.
+// Scratch memory of a kernel, freed at the end of its scope.
 
 #pragma once
 

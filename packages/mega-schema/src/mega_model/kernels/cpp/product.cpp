@@ -1,10 +1,10 @@
-// Products of two matrices into a float32 one, which is written over or added to:
+// Products of two matrices into a float32 matrix, overwriting it or adding to it:
 //
 //   weight gradient   main[o][i] += sum over t of grad[t][o] * x[t][i]       bfloat16 or float32
 //   linear            y[t][o]     = sum over i of x[t][i] * weight[o][i]     float32
 //   its input's grad  grad_x[t][i] = sum over o of grad[t][o] * weight[o][i]  float32
 //
-// Of bfloat16 factors torch makes the first by way of bfloat16 outputs or float32 factors. The loops are those of
+// torch computes the first, for bfloat16 factors, with a bfloat16 output or float32 factors. The loops are those of
 // Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): panels of both factors are
 // packed so that the innermost loop reads memory in order, and a tile of the sum stays in registers over a panel.
 
@@ -12,27 +12,26 @@
 
 namespace {
 
-constexpr long ROWS = 8, VECTORS = 3;  // of a tile: 24 sums, 3 of b and one of a fit in 32 registers
+constexpr long ROWS = 8, VECTORS = 3;  // tile size: 24 sums, 3 vectors of b and one of a fit in 32 registers
 constexpr long COLUMNS = 16 * VECTORS;
-constexpr long BLOCK = 64;             // rows of a packed at once: with a panel of b they stay in the second cache
-constexpr long LONGEST = 1024;         // words of the sum in a packed panel
+constexpr long BLOCK = 64;             // rows of a packed at once: with a panel of b they fit in the L2 cache
+constexpr long LONGEST = 1024;         // words of a packed panel along the sum
 constexpr long WIDEST = 32 * COLUMNS;  // columns of b packed at once: with LONGEST 6 MiB
 
-// A factor in memory. The numbers that lie beside each other are either those of one place in the sum (`across`), or
-// those that follow each other along the sum.
+// A factor in memory. Contiguous numbers are either at one position of the sum (`across`), or consecutive along it.
 template <typename Item>
 struct Factor {
     const Item* at;
     long stride;
     bool across;
 
-    // from this row or column of the product, and this place in the sum on
+    // address of this row or column of the product, at this position of the sum
     const Item* from(long line, long place) const {
         return across ? at + place * stride + line : at + line * stride + place;
     }
 };
 
-// two panels of 8 rows of a from 16
+// pack 16 rows of a into two panels of 8 rows
 void pack_rows(Pair* panels, long panel_size, const Factor<Bf16>& a, long row, long begin, long places, long rows) {
     for (long p = 0; p < places; p += 2) {
         const Bf16* first = a.from(row, begin + p);
@@ -96,7 +95,7 @@ template <typename Item>
 int add_product(const Sum& out, const Factor<Item>& a, const Factor<Item>& b, long places, int threads) {
     using Word = typename Words<Item>::Word;
     constexpr long PER = Words<Item>::PER;
-    // rounding needs the whole sum; else as many places at once as leave their panels in the caches
+    // rounding needs the whole sum at once; otherwise split the sum so that its panels fit in the caches
     const long most = out.round ? places : LONGEST * PER;
     const long parts = std::max(1L, (places + most - 1) / most);
     const long step = ((places + parts - 1) / parts + PER - 1) / PER * PER;
@@ -110,7 +109,7 @@ int add_product(const Sum& out, const Factor<Item>& a, const Factor<Item>& b, lo
         failed = !packed_a;
         for (long left = 0; left < out.columns; left += WIDEST) {
             const long panels = (std::min(WIDEST, out.columns - left) + COLUMNS - 1) / COLUMNS;
-            // where blocks of rows are few for so many threads, the panels are dealt out too
+            // with fewer blocks of rows than threads can use, distribute the panels too
             const long groups = std::clamp((4L * threads + blocks - 1) / blocks, 1L, panels);
             for (long begin = 0; begin < places; begin += step) {
                 const long some = std::min(step, places - begin), words = (some + PER - 1) / PER;
@@ -158,7 +157,7 @@ extern "C" int mega_add_weight_gradient_f32(float* main, long main_stride, const
     return add_product<float>(sum, {grad, grad_stride, true}, {x, x_stride, true}, tokens, threads);
 }
 
-// weight[o][i] lies at o * weight_stride + i, or with `transposed` at i * weight_stride + o
+// weight[o][i] is at o * weight_stride + i, or with `transposed` at i * weight_stride + o
 extern "C" int mega_linear_f32(float* y, long y_stride, const float* x, long x_stride, const float* weight,
                                long weight_stride, long tokens, long out, long in, int overwrite, int transposed,
                                int threads) {

@@ -1,6 +1,6 @@
-// softmax over rows in place, and the logarithm of each row's sum. A row stays in the second cache: one pass finds the
-// largest logit, one stores the exponentials and adds them up, one divides. The exponentials are kept in float32, which
-// rounds as if they were computed twice and takes half the time.
+// Softmax over rows in place, and the logarithm of each row's sum. A row stays in the L2 cache: one pass finds the
+// largest logit, one stores the exponentials and sums them, one divides. The exponentials are stored in float32: the
+// result is rounded as if they were computed twice, in half the time.
 
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ float row_softmax(Item* z, float* exps, long columns, float scale) {
     }
     const float most = _mm512_reduce_max_ps(largest);
     const __m512 shift = _mm512_set1_ps(most);
-    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};  // two chains of additions overlap
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};  // two independent chains of additions overlap
     for (long c = 0; c < columns; c += 32)
         for (int i = 0; i < 2; ++i) {
             const long at = c + 16 * i;

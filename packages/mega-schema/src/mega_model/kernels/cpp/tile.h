@@ -1,6 +1,6 @@
-// A tile of a product of two matrices, in registers: sums[r][c] = sum over p of a[r][p] * b[p][c], where a and b
-// hold words of 32 bits. A word is a float32 number, or a pair of bfloat16 numbers that follow each other along the
-// sum, for VDPBF16PS multiplies pairs.
+// A tile of a matrix product in registers: sums[r][c] = sum over p of a[r][p] * b[p][c]. a and b hold words of 32
+// bits: a float32 number, or a pair of bfloat16 numbers that are consecutive along the sum, because VDPBF16PS
+// multiplies pairs.
 
 #pragma once
 
@@ -24,7 +24,7 @@ struct Words<float> {
 
 using Pair = Words<Bf16>::Word;
 
-// 16 columns of two rows, each pair in one number; the second row may be absent
+// interleave 16 columns of two rows, a pair per 32-bit word; the second row may be null, for zeros
 inline __m512i interleaved(const Bf16* a, const Bf16* b, long columns) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(columns), a));
     if (b == nullptr) return low;
@@ -32,7 +32,7 @@ inline __m512i interleaved(const Bf16* a, const Bf16* b, long columns) {
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-// rows of a matrix as panel[pair of rows][WIDTH], zeros where there are no more columns
+// pack rows of a matrix as panel[pair of rows][WIDTH], with zeros for missing columns
 template <long WIDTH>
 void pack(Pair* panel, const Bf16* from, long stride, long rows, long columns) {
     for (long r = 0; r < rows; r += 2, panel += WIDTH) {
@@ -50,7 +50,7 @@ void pack(float* panel, const float* from, long stride, long rows, long columns)
             _mm512_store_ps(panel + c, load(from + r * stride + c, lanes(columns - c)));
 }
 
-// 16 lines of words, of which fewer may be there, as vectors across them: of the 16 next words
+// load the next 16 words of up to 16 lines, transposed: one vector per word, across the lines
 template <typename Item>
 void load_across(__m512 (&v)[16], const Item* from, long stride, long lines, long words) {
     for (long r = 0; r < 16; ++r)
@@ -58,7 +58,7 @@ void load_across(__m512 (&v)[16], const Item* from, long stride, long lines, lon
     transpose(v);
 }
 
-// the transpose of a matrix as panel[word of a row][WIDTH], zeros where there are no more rows
+// pack the transpose of a matrix as panel[word of a row][WIDTH], with zeros for missing rows
 template <long WIDTH, typename Item, typename Word = typename Words<Item>::Word>
 void pack_transposed(Word* panel, const Item* from, long stride, long rows, long words) {
     for (long r = 0; r < WIDTH; r += 16)
@@ -77,7 +77,7 @@ inline __m512 add_products(__m512 sum, float a, const float* b) {
     return _mm512_fmadd_ps(_mm512_set1_ps(a), _mm512_load_ps(b), sum);
 }
 
-// a[r][p] lies at a + r * row_step + p * word_step; b in a panel of its own
+// a[r][p] is at a + r * row_step + p * word_step; b is a packed panel
 template <long ROWS, long VECTORS, typename Word>
 [[gnu::always_inline]] inline void multiply(__m512 (&sums)[ROWS][VECTORS], const Word* a, long row_step, long word_step,
                                             const Word* b, long words) {

@@ -9,7 +9,7 @@
 
 using Bf16 = uint16_t;
 
-// the lanes that hold columns, of those that are left
+// mask of the lanes that hold one of the `left` remaining columns
 inline __mmask16 lanes(long left) {
     return left >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << std::max(left, 0L)) - 1);
 }
@@ -28,17 +28,17 @@ inline void store(Bf16* to, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16
 
 inline void store(float* to, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(to, mask, x); }
 
-// x as memory of that kind would give it back
+// x rounded to the type of the pointer, and back to float32
 inline __m512 rounded(const Bf16*, __m512 x) { return widened(narrowed(x)); }
 inline __m512 rounded(const float*, __m512 x) { return x; }
 
-// exp(x) within one unit in the last place: 2^n times the Taylor polynomial of degree 7 of what is left, which is
-// at most ln 2 / 2; infinity above the largest number
+// exp(x) within one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(x) = 2^n times the Taylor
+// polynomial of degree 7 in r; infinity on overflow
 inline __m512 exp(__m512 x) {
-    // of infinities no multiple of ln 2 can be taken off; where a number is none, these give their second one
+    // clamp: infinity minus a multiple of ln 2 is not a number; for NaN, max and min return their second argument
     x = _mm512_min_ps(_mm512_set1_ps(200.0f), _mm512_max_ps(_mm512_set1_ps(-200.0f), x));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    // ln 2 as a sum of two numbers, of which n times the first is exact
+    // ln 2 as a sum of two numbers; n times the first is exact
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
     __m512 p = _mm512_set1_ps(1.0f / 5040);
@@ -47,14 +47,14 @@ inline __m512 exp(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// the 16 rows of words become the columns
+// transpose a 16 x 16 matrix of words
 inline void transpose(__m512 (&v)[16]) {
     __m512 w[16];
     for (int i = 0; i < 16; i += 2) {
         w[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
         w[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
     }
-    // v[4i + j] has columns j, j + 4, j + 8, j + 12 of rows 4i to 4i + 3, each in a quarter
+    // v[4i + j] then holds columns j, j + 4, j + 8, j + 12 of rows 4i to 4i + 3, one per 128-bit lane
     for (int i = 0; i < 16; i += 4)
         for (int j = 0; j < 2; ++j) {
             const __m512d a = _mm512_castps_pd(w[i + j]), b = _mm512_castps_pd(w[i + j + 2]);

@@ -1,7 +1,7 @@
-"""Our own kernels, written in Triton; each is held against its definition (`kernels.reference`).
+"""Our Triton kernels; each is checked against its reference (`kernels.reference`).
 
-Importing this needs `triton`, which comes with torch for CUDA. With TRITON_INTERPRET=1 set before, the
-kernels run on a CPU, slowly: for tests.
+Importing this needs `triton`, which comes with torch for CUDA. With TRITON_INTERPRET=1 set before the import,
+the kernels run on a CPU, slowly: for tests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TRITON = Kernels(
     add_layer_norm=norm.add_layer_norm,
     bias_gelu=feedforward.bias_gelu,
     swiglu=feedforward.swiglu,
-    rotate=rotary.rotate,
-    rotate_packed=rotary.rotate_packed,
+    apply_rotary=rotary.apply_rotary,
+    apply_rotary_packed=rotary.apply_rotary_packed,
     masked_softmax=probability.masked_softmax,
-    attention=reference.attention,  # torch has others' fused attention
+    attention=reference.attention,  # torch includes fused attention
     cross_entropy=probability.cross_entropy,
-    add_dropped=dropout.add_dropped,
+    dropout_add=dropout.dropout_add,
     linear=products.linear,
-    add_product=products.add_product,  # cuBLAS adds to float32 itself
+    add_product=products.add_product,  # cuBLAS accumulates in float32
 )

@@ -1,4 +1,6 @@
-"""Dropout and addition at once, with the choice of `mega_model.dropout`: a hash of the element.
+"""Dropout and the residual addition in one kernel.
+
+The mask is that of `mega_model.dropout`: a hash of the element.
 
 Legend: T tokens, D hidden.
 """
@@ -17,8 +19,8 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _dropped(x, residual, key, y, width, least, factor, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """Half a word of `mega_model.dropout._uniform` for an element, in unsigned numbers of 32 bits."""
+def _dropout_add_kernel(x, residual, key, y, width, least, factor, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute an element's half word of `mega_model.dropout._uniform_int16`, in unsigned 32-bit numbers."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -30,39 +32,41 @@ def _dropped(x, residual, key, y, width, least, factor, ADD: tl.constexpr, BLOCK
     word = word ^ (word >> 16)
     half = tl.where(column % 2 == 0, word & 0xFFFF, word >> 16).to(tl.int32)
     half = tl.where(half >= 32768, half - 65536, half)
-    given = tl.load(x + row * width + column, inside, 0.0)
-    value = tl.where(half >= least, (given.to(tl.float32) * factor).to(given.dtype).to(tl.float32), 0.0)
+    loaded = tl.load(x + row * width + column, inside, 0.0)
+    value = tl.where(half >= least, (loaded.to(tl.float32) * factor).to(loaded.dtype).to(tl.float32), 0.0)
     if ADD:
         value += tl.load(residual + row * width + column, inside, 0.0).to(tl.float32)
-    tl.store(y + row * width + column, value.to(given.dtype), inside)
+    tl.store(y + row * width + column, value.to(loaded.dtype), inside)
 
 
-def _run(x: Tensor, residual: Tensor | None, key_T: Tensor, probability: float) -> Tensor:
+def _launch(x: Tensor, residual: Tensor | None, key_T: Tensor, probability: float) -> Tensor:
     x, y = x.contiguous(), x.new_empty(x.shape)
-    rows, width = key_T.numel(), x.shape[-1]
+    rows = key_T.numel()
+    width = x.shape[-1]
     steps = min(round(probability * 65536), 65535)
-    _dropped[(rows, triton.cdiv(width, _BLOCK))](
+    _dropout_add_kernel[(rows, triton.cdiv(width, _BLOCK))](
         x, x if residual is None else residual.contiguous(), key_T.contiguous().view(torch.int32), y,
         width, steps - 32768, 65536 / (65536 - steps), ADD=residual is not None, BLOCK=_BLOCK,
     )  # fmt: skip
     return y
 
 
-def add_dropped(x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
-    """As `mega_model.dropout.add_dropped`."""
-    y: Tensor = _AddDropped.apply(x, residual, key, probability)
+def dropout_add(x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
+    """Drop elements of x and add the residual, as `mega_model.dropout.dropout_add`."""
+    y: Tensor = _DropoutAdd.apply(x, residual, key, probability)
     return y
 
 
-class _AddDropped(torch.autograd.Function):
+class _DropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, key: Tensor, probability: float) -> Tensor:
         ctx.save_for_backward(key)
-        ctx.probability, ctx.add = probability, residual is not None
-        return _run(x, residual, key, probability)
+        ctx.probability = probability
+        ctx.add = residual is not None
+        return _launch(x, residual, key, probability)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (key,) = ctx.saved_tensors
-        return _run(grad, None, key, ctx.probability), grad if ctx.add else None, None, None
+        return _launch(grad, None, key, ctx.probability), grad if ctx.add else None, None, None

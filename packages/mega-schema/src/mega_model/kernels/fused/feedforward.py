@@ -1,6 +1,6 @@
-"""What stands between the products of a feed-forward: bias and GELU, and SwiGLU.
+"""Elementwise kernels between the products of a feed-forward: bias and GELU, and SwiGLU.
 
-Legend: T tokens, F this rank's width, P programs of a strip of columns.
+Legend: T tokens, F this rank's width, P programs per strip of columns.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _BLOCK = 1024
-_MOST_ROWS = 64  # programs that share the rows of a strip
+_MOST_ROWS = 64  # programs that share the rows of one strip of columns
 
 
 @triton.jit
 def _gelu_parts(u, TANH: tl.constexpr):
-    """Φ(u) and its derivative, by erf or by the tanh of arXiv:1606.08415."""
+    """Return Φ(u) and its derivative, by erf or by the tanh approximation of arXiv:1606.08415."""
     if TANH:
         inner = 0.7978845608028654 * (u + 0.044715 * u * u * u)
         tanh = 2 * tl.sigmoid(2 * inner) - 1
@@ -32,74 +32,76 @@ def _gelu_parts(u, TANH: tl.constexpr):
 
 
 @triton.jit
-def _bias_gelu(x, bias, y, rows, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
+def _bias_gelu_kernel(
+    x, bias, y, rows, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr
+):
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     for row in range(tl.program_id(1), rows, tl.num_programs(1)):
-        at = tl.cast(row, tl.int64) * width + column
-        given = tl.load(x + at, inside, 0.0)
-        u = given.to(tl.float32)
+        offset = tl.cast(row, tl.int64) * width + column
+        loaded = tl.load(x + offset, inside, 0.0)
+        u = loaded.to(tl.float32)
         if HAS_BIAS:
-            u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(given.dtype).to(tl.float32)
+            u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(loaded.dtype).to(tl.float32)
         share, _ = _gelu_parts(u, TANH)
-        tl.store(y + at, (u * share).to(given.dtype), inside)
+        tl.store(y + offset, (u * share).to(loaded.dtype), inside)
 
 
 @triton.jit
-def _bias_gelu_back(x, bias, grad_y, grad_x, part_bias, rows, width,
+def _bias_gelu_backward_kernel(x, bias, grad_y, grad_x, part_bias, rows, width,
                     HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros((BLOCK,), tl.float32)
     for row in range(tl.program_id(1), rows, tl.num_programs(1)):
-        at = tl.cast(row, tl.int64) * width + column
-        given = tl.load(x + at, inside, 0.0)
-        u = given.to(tl.float32)
+        offset = tl.cast(row, tl.int64) * width + column
+        loaded = tl.load(x + offset, inside, 0.0)
+        u = loaded.to(tl.float32)
         if HAS_BIAS:
-            u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(given.dtype).to(tl.float32)
+            u = (u + tl.load(bias + column, inside, 0.0).to(tl.float32)).to(loaded.dtype).to(tl.float32)
         share, slope = _gelu_parts(u, TANH)
-        back = tl.load(grad_y + at, inside, 0.0).to(tl.float32) * (share + u * slope)
-        total += back
-        tl.store(grad_x + at, back.to(given.dtype), inside)
+        grad = tl.load(grad_y + offset, inside, 0.0).to(tl.float32) * (share + u * slope)
+        total += grad
+        tl.store(grad_x + offset, grad.to(loaded.dtype), inside)
     if HAS_BIAS:
         tl.store(part_bias + tl.program_id(1) * width + column, total, inside)
 
 
 @triton.jit
-def _swiglu(x, y, width, BLOCK: tl.constexpr):
+def _swiglu_kernel(x, y, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    given = tl.load(x + 2 * row * width + column, inside, 0.0)
-    gate = given.to(tl.float32)
+    loaded = tl.load(x + 2 * row * width + column, inside, 0.0)
+    gate = loaded.to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + column, inside, 0.0).to(tl.float32)
-    silu = (gate * tl.sigmoid(gate)).to(given.dtype).to(tl.float32)  # as the definition rounds
-    tl.store(y + row * width + column, (silu * up).to(given.dtype), inside)
+    silu = (gate * tl.sigmoid(gate)).to(loaded.dtype).to(tl.float32)  # rounded like the reference
+    tl.store(y + row * width + column, (silu * up).to(loaded.dtype), inside)
 
 
 @triton.jit
-def _swiglu_back(x, grad_y, grad_x, width, BLOCK: tl.constexpr):
+def _swiglu_backward_kernel(x, grad_y, grad_x, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    given = tl.load(x + 2 * row * width + column, inside, 0.0)
-    gate = given.to(tl.float32)
+    loaded = tl.load(x + 2 * row * width + column, inside, 0.0)
+    gate = loaded.to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + column, inside, 0.0).to(tl.float32)
     grad = tl.load(grad_y + row * width + column, inside, 0.0).to(tl.float32)
     share = tl.sigmoid(gate)
-    back = grad * up * share * (1 + gate * (1 - share))
-    tl.store(grad_x + 2 * row * width + column, back.to(given.dtype), inside)
-    tl.store(grad_x + (2 * row + 1) * width + column, (grad * gate * share).to(given.dtype), inside)
+    grad_gate = grad * up * share * (1 + gate * (1 - share))
+    tl.store(grad_x + 2 * row * width + column, grad_gate.to(loaded.dtype), inside)
+    tl.store(grad_x + (2 * row + 1) * width + column, (grad * gate * share).to(loaded.dtype), inside)
 
 
 def bias_gelu(x_TF: Tensor, bias_F: Tensor | None, approximate: Literal["none", "tanh"]) -> Tensor:
-    """As `reference.bias_gelu`."""
+    """Add the bias and apply GELU, as `reference.bias_gelu`."""
     y: Tensor = _BiasGelu.apply(x_TF, bias_F, approximate == "tanh")
     return y
 
 
 def swiglu(x_TF: Tensor) -> Tensor:
-    """As `reference.swiglu`."""
+    """Compute silu(gate) · up, as `reference.swiglu`."""
     y: Tensor = _SwiGLU.apply(x_TF)
     return y
 
@@ -109,9 +111,10 @@ class _BiasGelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, bias)
-        ctx.tanh, ctx.grid = tanh, (triton.cdiv(x.shape[1], _BLOCK), min(x.shape[0], _MOST_ROWS))
+        ctx.tanh = tanh
+        ctx.grid = (triton.cdiv(x.shape[1], _BLOCK), min(x.shape[0], _MOST_ROWS))
         y = torch.empty_like(x)
-        _bias_gelu[ctx.grid](
+        _bias_gelu_kernel[ctx.grid](
             x, x if bias is None else bias, y, *x.shape, HAS_BIAS=bias is not None, TANH=tanh, BLOCK=_BLOCK
         )
         return y
@@ -122,7 +125,7 @@ class _BiasGelu(torch.autograd.Function):
         x, bias = ctx.saved_tensors
         grad_x = torch.empty_like(x)
         part = grad_x if bias is None else x.new_empty((ctx.grid[1], x.shape[1]), dtype=torch.float32)
-        _bias_gelu_back[ctx.grid](
+        _bias_gelu_backward_kernel[ctx.grid](
             x, x if bias is None else bias, grad_y.contiguous(), grad_x, part, *x.shape,
             HAS_BIAS=bias is not None, TANH=ctx.tanh, BLOCK=_BLOCK,
         )  # fmt: skip
@@ -134,16 +137,18 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        rows, width = x.shape[0], x.shape[1] // 2
+        rows = x.shape[0]
+        width = x.shape[1] // 2
         y = x.new_empty((rows, width))
-        _swiglu[(rows, triton.cdiv(width, _BLOCK))](x, y, width, BLOCK=_BLOCK)
+        _swiglu_kernel[(rows, triton.cdiv(width, _BLOCK))](x, y, width, BLOCK=_BLOCK)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        grad_x, width = torch.empty_like(x), x.shape[1] // 2
+        grad_x = torch.empty_like(x)
+        width = x.shape[1] // 2
         grid = (x.shape[0], triton.cdiv(width, _BLOCK))
-        _swiglu_back[grid](x, grad_y.contiguous(), grad_x, width, BLOCK=_BLOCK)
+        _swiglu_backward_kernel[grid](x, grad_y.contiguous(), grad_x, width, BLOCK=_BLOCK)
         return grad_x

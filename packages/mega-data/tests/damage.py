@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_data.inspect import verify
+from mega_data.inspect import verify_dataset
 from mega_data.length_histogram import histogram
 from mega_data.preprocess import Options, preprocess
 from mega_schema.dataset.indexed_dataset import (
@@ -79,7 +79,7 @@ def datasets(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
 
 
 def read_all(data: IndexedDataset) -> None:
-    verify(data)
+    verify_dataset(data)
     histogram(data)
     for i in range(len(data)):
         assert len(data[i]) == data.lengths[i]
@@ -100,7 +100,7 @@ def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
         path.write_bytes(b"\n".join(rows) + b"\n")
         done = preprocess([path], prefix, tokenizer, Options(skip=True))
         data = open_dataset(done.prefixes[0])
-        verify(data)
+        verify_dataset(data)
         assert done.skipped + done.documents == 100
         refused, kept = refused + done.skipped, kept + done.documents
         if done.skipped:

@@ -167,10 +167,10 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
 
 
 def test_progress_in_a_log_is_a_line_at_times(capsys):
-    from mega_data.commands.common import _Lines
+    from mega_data.commands.common import _LogProgress
 
     clock = iter([0.0, 1.0, 3.0, 11.0, 12.0, 21.0])
-    progress = _Lines("encoding", 40_000_000, lambda: next(clock))
+    progress = _LogProgress("encoding", 40_000_000, lambda: next(clock))
     progress(4_000_000, 1000)  # by an earlier run: not of this one's rate
     for _ in range(4):
         progress(5_000_000, 1234)
@@ -181,10 +181,10 @@ def test_progress_in_a_log_is_a_line_at_times(capsys):
 
 
 def test_progress_of_what_has_neither_documents_nor_an_end_names_neither(capsys):
-    from mega_data.commands.common import _Lines
+    from mega_data.commands.common import _LogProgress
 
     clock = iter([0.0, 1.0, 11.0])
-    progress = _Lines("reading", 0, lambda: next(clock))
+    progress = _LogProgress("reading", 0, lambda: next(clock))
     progress(1_000_000)
     progress(20_000_000)
     assert capsys.readouterr().err.splitlines() == ["reading: 21.0 MB, 2.0 MB/s"]

@@ -20,16 +20,16 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.dedup.band_store import column, documents, picked, writing_columns
-from mega_data.dedup.candidates import pairs
-from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, signatures
+from mega_data.dedup.band_store import count_documents, open_column_writer, read_column, take
+from mega_data.dedup.candidates import candidate_pairs
+from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, minhash_signatures
 from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS, Preset
 from mega_data.dedup.shingles import HASH_BITS, Shingles
-from mega_data.dedup.union_find import BACK, join, join_alike, root
+from mega_data.dedup.union_find import MAX_COMPARED, find_root, union, union_similar
 from mega_data.executors.local import run
-from mega_data.jsonl_shards import lines, shards
-from mega_data.task_stages import Stage
+from mega_data.jsonl_shards import find_shards, read_lines
+from mega_data.task_stages import TaskStage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 
@@ -70,7 +70,7 @@ def kept(output: Path) -> list[str]:
 
 
 def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int = 1) -> list[str]:
-    job = Deduplication(tuple(shards(inputs)), output, output / ".work", preset, memory=1 << 14)
+    job = Deduplication(tuple(find_shards(inputs)), output, output / ".work", preset, memory=1 << 14)
     job.begin()
     run(job.stages(), job.work, workers=workers)
     return kept(output)
@@ -140,7 +140,7 @@ def test_signature_values_agree_as_often_as_the_sets_overlap(size: int) -> None:
         hashes = rng.integers(0, 1 << HASH_BITS, 3 * size, dtype=np.uint64)
         one, other = hashes[: 2 * size], hashes[size:]
         second = other | np.uint64(1 << HASH_BITS)
-        table = signatures([np.sort(np.concatenate([one, second]))], 2, bins)
+        table = minhash_signatures([np.sort(np.concatenate([one, second]))], 2, bins)
         agreed += float(np.mean(table[0] == table[1])) / trials
     assert agreed == pytest.approx(1 / 3, abs=0.08)
 
@@ -165,11 +165,15 @@ def test_a_text_has_the_same_shingles_whatever_the_size_of_its_pieces(name: str,
     rng, preset = random.Random(seed), PRESETS[name]
     texts = ["".join(rng.choices(PARTS, k=rng.choice((0, 1, 5, 200)))) for _ in range(12)]
     shingles = Shingles(preset)
-    whole, table = shingles.keys(texts), signatures([shingles.keys(texts)], len(texts), preset.bins)
+    whole, table = shingles.keys(texts), minhash_signatures([shingles.keys(texts)], len(texts), preset.bins)
     for piece in (1, 2, 7, 50, 1000):
-        assert (signatures(shingles.in_pieces(texts, piece), len(texts), preset.bins) == table).all()
-        assert sorted(np.concatenate([*shingles.in_pieces(texts, piece)]).tolist()) == sorted(whole.tolist())
-        assert np.unique(shingles.sets(texts, piece)).tolist() == np.unique(whole).tolist()
+        assert (
+            minhash_signatures(shingles.keys_in_pieces(texts, piece), len(texts), preset.bins) == table
+        ).all()
+        assert sorted(np.concatenate([*shingles.keys_in_pieces(texts, piece)]).tolist()) == sorted(
+            whole.tolist()
+        )
+        assert np.unique(shingles.shingle_sets(texts, piece)).tolist() == np.unique(whole).tolist()
 
 
 MEASURE = """
@@ -197,7 +201,7 @@ def test_a_document_of_20_megabytes_needs_memory_for_its_text_and_its_shingle_se
 
 
 def test_a_document_without_shingles_has_no_key() -> None:
-    table = signatures([np.array([1 << HASH_BITS], np.uint64)], 3, 10)
+    table = minhash_signatures([np.array([1 << HASH_BITS], np.uint64)], 3, 10)
     assert (table[0] == EMPTY).all()
     assert (table[1] == 0).all()
     assert band_keys(table, 5)[[0, 2]].tolist() == [[NO_KEY] * 5] * 2
@@ -209,12 +213,12 @@ def test_groups_are_the_connected_parts_with_their_smallest_member_as_root(seed:
     edges = [(rng.randrange(count), rng.randrange(count)) for _ in range(rng.randrange(1, 60))]
     parents = np.arange(count, dtype=np.uint64)
     for at in range(0, len(edges), 7):
-        join(parents, np.array(edges[at : at + 7], np.uint64))
+        union(parents, np.array(edges[at : at + 7], np.uint64))
     smallest = list(range(count))
     for _ in range(count):
         for a, b in edges:
             smallest[a] = smallest[b] = min(smallest[a], smallest[b])
-    assert [root(parents, document) for document in range(count)] == smallest
+    assert [find_root(parents, document) for document in range(count)] == smallest
 
 
 @pytest.mark.parametrize("memory", [1 << 8, 1 << 30])
@@ -224,53 +228,57 @@ def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_pat
     keys[:5] = NO_KEY
     files = [tmp_path / str(n) for n in range(3)]
     for file, part in zip(files, np.array_split(keys, 3), strict=True):
-        with writing_columns(file, 2) as put:
+        with open_column_writer(file, 2) as put:
             put(np.stack([part[::-1], part], axis=1))
-    found = np.concatenate(list(pairs(files, 1, 2, memory)))
+    found = np.concatenate(list(candidate_pairs(files, 1, 2, memory)))
     assert (found[:, 0] < found[:, 1]).all()
     parents = np.arange(90, dtype=np.uint64)
-    join(parents, found)
+    union(parents, found)
     wanted = [n if k == NO_KEY else keys.tolist().index(k) for n, k in enumerate(keys.tolist())]
-    assert [root(parents, n) for n in range(90)] == wanted
+    assert [find_root(parents, n) for n in range(90)] == wanted
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 40])
 def test_a_column_is_read_as_it_was_written_whatever_the_batches(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_data.dedup.band_store.BLOCK", 7)
+    monkeypatch.setattr("mega_data.dedup.band_store.BLOCK_DOCUMENTS", 7)
     rng = np.random.default_rng(count)
     table = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
-    with writing_columns(tmp_path / "keys", 3) as put:
+    with open_column_writer(tmp_path / "keys", 3) as put:
         at = 0
         while at < count:
             size = int(rng.integers(1, 20))
             put(table[at : at + size])
             at += size
-    assert documents(tmp_path / "keys", 3) == count
+    assert count_documents(tmp_path / "keys", 3) == count
     for number in range(3):
-        read = [*column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
+        read = [*read_column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
         assert np.concatenate(read).tolist() == table[:, number].tolist()
         places = rng.integers(0, max(1, count), 9 if count else 0)
         if count:
-            assert picked(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
+            assert take(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_documents_of_one_key_are_joined_as_by_comparing_all_with_all(seed: int) -> None:
     rng = random.Random(seed)
-    points = [rng.random() for _ in range(BACK + 1)]  # of one key; alike are those that lie near each other
-    keys = [range(BACK + 1), sorted(rng.sample(range(BACK + 1), 9))]
+    points = [
+        rng.random() for _ in range(MAX_COMPARED + 1)
+    ]  # of one key; alike are those that lie near each other
+    keys = [range(MAX_COMPARED + 1), sorted(rng.sample(range(MAX_COMPARED + 1), 9))]
 
     def alike(one: int, other: int) -> bool:
         return abs(points[one] - points[other]) < 0.02
 
     parents = np.arange(len(points), dtype=np.uint64)
-    join_alike(parents, (np.array([(key[0], other) for other in key[1:]]) for key in keys), alike)
+    union_similar(parents, (np.array([(key[0], other) for other in key[1:]]) for key in keys), alike)
     edges = [pair for pair in itertools.combinations(range(len(points)), 2) if alike(*pair)]
     wanted = np.arange(len(points), dtype=np.uint64)
-    join(wanted, np.array(edges or np.empty((0, 2)), np.int64))
-    assert [root(parents, n) for n in range(len(points))] == [root(wanted, n) for n in range(len(points))]
+    union(wanted, np.array(edges or np.empty((0, 2)), np.int64))
+    assert [find_root(parents, n) for n in range(len(points))] == [
+        find_root(wanted, n) for n in range(len(points))
+    ]
 
 
 def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() -> None:
@@ -282,8 +290,8 @@ def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() ->
         return False
 
     count = 2000
-    join_alike(np.arange(count, dtype=np.uint64), [np.array([(0, n) for n in range(1, count)])], alike)
-    assert asked <= count * (BACK + 1)
+    union_similar(np.arange(count, dtype=np.uint64), [np.array([(0, n) for n in range(1, count)])], alike)
+    assert asked <= count * (MAX_COMPARED + 1)
 
 
 @pytest.mark.parametrize(("name", "cut"), [("megatron", characters), ("datatrove", word_shingles)])
@@ -332,7 +340,7 @@ def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", planted(4), 4)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
     job = Deduplication(
-        tuple(shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
+        tuple(find_shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
     )
     rng = random.Random(0)
     for _ in range(60):  # a process that ends at any task is one that did only some of them
@@ -443,7 +451,7 @@ def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: P
 
 
 def test_a_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
-    stage = Stage("fatal", 3, _kill_oneself)
+    stage = TaskStage("fatal", 3, _kill_oneself)
     with pytest.raises(MegaError, match="--workers: a process was killed: found fatal"):
         run([stage], tmp_path, workers=2)
 
@@ -499,4 +507,4 @@ def test_zstandard_frames_are_read_one_after_another(tmp_path: Path) -> None:
     text = b"".join(b"line %d\n" % n for n in range(60_000))
     packed = b"".join(zstandard.compress(text[at : at + 250_000]) for at in range(0, len(text), 250_000))
     (tmp_path / "a.zst").write_bytes(packed)
-    assert b"".join(lines(tmp_path / "a.zst")) == text
+    assert b"".join(read_lines(tmp_path / "a.zst")) == text

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
 from mega_data.error_limit import ErrorLimit, TooManyErrors
-from mega_data.resumable_output import Parts
+from mega_data.resumable_output import ResumableOutput
 from mega_schema.errors import ConfigError
 
 NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")
@@ -80,9 +80,11 @@ def test_a_run_above_its_limit_reads_no_row_again(tmp_path: Path, monkeypatch: p
     words = (*words_of("preprocess", corpus(tmp_path / "in"), tmp_path / "out"), "--on-error", "skip")
     assert call(*words, "--max-errors", "10%").exception is not None
     added = list[int]()
-    add = Parts.add
+    add = ResumableOutput.add
     monkeypatch.setattr(
-        Parts, "add", lambda parts, key, one: (added.append(len(one.sequences)), add(parts, key, one))
+        ResumableOutput,
+        "add",
+        lambda parts, key, one: (added.append(len(one.sequences)), add(parts, key, one)),
     )
     assert call(*words, "--max-errors", "50%").exit_code == 0
     assert sum(added) == 0  # the share is checked at the end, when all was noted

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.commands.common import Tasks
-from mega_data.executors.slurm import place
-from mega_data.output_folder import locked
-from mega_data.task_stages import Stage, plan
+from mega_data.commands.common import TaskProgress
+from mega_data.executors.slurm import array_element
+from mega_data.output_folder import lock_folder
+from mega_data.task_stages import TaskStage, open_run_folder
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
@@ -73,16 +73,16 @@ def test_the_elements_of_an_array_have_places_from_0_on(first: int, step: int) -
     array = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": str(first)}
     array["SLURM_ARRAY_TASK_STEP"] = str(step)
     numbers = range(first, first + 4 * step, step)
-    found = [place({**array, "SLURM_ARRAY_TASK_ID": str(number)}) for number in numbers]
+    found = [array_element({**array, "SLURM_ARRAY_TASK_ID": str(number)}) for number in numbers]
     assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 
 def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SLURM_ARRAY_TASK_ID: is not set.*sbatch --array"):
-        place({})
+        array_element({})
     gaps = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2"}
     with pytest.raises(ConfigError, match=r"element 7 of 2: the numbers have gaps"):
-        place(gaps)
+        array_element(gaps)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
     inputs, output = str(corpus(tmp_path / "in", 2)), tmp_path / "out"
     words = ["--input", f"{inputs}/*.jsonl", "--output", str(output), *more, "--executor", "slurm-array"]
     for others in (False, True):  # elements that began at the same time
-        lock = locked(output, shared=True) if others else nullcontext()
+        lock = lock_folder(output, shared=True) if others else nullcontext()
         with lock, pytest.raises(ConfigError) as refused:
             invoked(command, *words)
         assert str(refused.value) == (
@@ -150,20 +150,20 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
     for turn in range(20):
         folder, wanted = tmp_path / str(turn), {"inputs": [turn]}
         with ThreadPoolExecutor(8) as pool:
-            for begun in [pool.submit(plan, folder, wanted) for _ in range(8)]:
+            for begun in [pool.submit(open_run_folder, folder, wanted) for _ in range(8)]:
                 begun.result()
         assert [file.name for file in folder.iterdir()] == ["plan.json"]
         with pytest.raises(ConfigError, match="holds a run with other inputs"):
-            plan(folder, {"inputs": []})
+            open_run_folder(folder, {"inputs": []})
 
 
 def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
+    stage = TaskStage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
     for terminal in (False, True):
         clock = iter([100.0, 105.0, 110.0, 120.0])
-        told = Tasks("extract", stage, [1, 2, 3], lambda times=clock: next(times))
+        told = TaskProgress("extract", stage, [1, 2, 3], lambda times=clock: next(times))
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for size in (20_000_000, 10_000_000, 10_000_000):
             told({"read": size, "documents": 700})
@@ -181,11 +181,11 @@ def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_d
 def test_progress_of_tasks_whose_bytes_are_not_known_has_the_time_left_and_few_lines_in_a_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage("pairs", 14, lambda task: {})
+    stage = TaskStage("pairs", 14, lambda task: {})
     ends = [102.0, 104.0, 112.0, 113.0, 128.0, 129.0, 130.0]
     for terminal, shown in ((False, (2, 4, 6)), (True, range(7))):
         clock = iter([100.0, *ends])
-        told = Tasks("pairs", stage, range(7, 14), lambda times=clock: next(times))
+        told = TaskProgress("pairs", stage, range(7, 14), lambda times=clock: next(times))
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for _ in ends:
             told({"pairs": 1})

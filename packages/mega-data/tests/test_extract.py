@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.formats import Part, cut, form_of, pages, sources
+from mega_data.extract.formats import FileRange, detect_format, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import LONGEST_PAGE, Gap, Page
+from mega_data.extract.types import MAX_PAGE_BYTES, DamagedRange, Page
 from mega_data.extract.wikitext import Wikitext
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from tests.shared_data import SHARED, needs_shared
@@ -61,7 +61,7 @@ PAGE = b"""<html><head><title>A  page</title></head><body><nav><a href="/">Home<
 
 def read(path: Path, form: str = "auto") -> tuple[list[Page], Counter[str]]:
     found, reasons = list[Page](), Counter[str]()
-    for page in pages(Part(path), form):
+    for page in read_pages(FileRange(path), form):
         if isinstance(page, Page):
             found.append(page)
         else:
@@ -95,7 +95,7 @@ def read(path: Path, form: str = "auto") -> tuple[list[Page], Counter[str]]:
     ],
 )
 def test_wikitext_becomes_what_a_reader_sees(markup: str, text: str) -> None:
-    assert Wikitext(["Datei"]).plain(markup) == text
+    assert Wikitext(["Datei"]).to_text(markup) == text
 
 
 def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
@@ -106,7 +106,7 @@ def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
     for shape in [[mark] for mark in marks] + [rng.sample(marks, rng.randint(2, 4)) for _ in range(40)]:
         text = "".join(shape) * (150_000 // len("".join(shape)))
         for whole in (text, text + "".join(reversed(shape)) + "x"):
-            assert len(Wikitext().plain(whole)) <= len(whole)
+            assert len(Wikitext().to_text(whole)) <= len(whole)
 
 
 def test_a_dump_gives_its_articles_and_a_reason_for_every_other_page(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_folder_gives_the_files_of_known_names_in_order(tmp_path: Path) -> Non
     for name in [*names, "e.jsonl", ".f.xml", "g.xml.md5"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert sources([tmp_path]) == [tmp_path / name for name in names]
+    assert find_inputs([tmp_path]) == [tmp_path / name for name in names]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -228,9 +228,11 @@ def test_records_after_a_damaged_place_are_found_once_each(tmp_path: Path, kind:
     assert reasons["damaged"] == 1
     assert not kind or [page for page in found if page not in whole] == []
     (gap,) = [
-        part for part in pages(Part(file), "auto") if isinstance(part, Gap) and part.reason == "damaged"
+        part
+        for part in read_pages(FileRange(file), "auto")
+        if isinstance(part, DamagedRange) and part.reason == "damaged"
     ]
-    assert begin <= gap.at <= begin + len(hurt)
+    assert begin <= gap.start <= begin + len(hurt)
 
 
 def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_page_larger_than_any_is_left_out_whatever_it_unpacks_to(tmp_path: Path) -> None:
-    bomb = gzip.compress(b" " * (LONGEST_PAGE + 1))
+    bomb = gzip.compress(b" " * (MAX_PAGE_BYTES + 1))
     page = http(bomb, "text/html\r\nContent-Encoding: gzip")
     (tmp_path / "a.warc").write_bytes(record("response", page))
     assert read(tmp_path / "a.warc") == ([], {"too long": 1})
@@ -264,10 +266,10 @@ def test_the_form_is_seen_by_the_first_bytes(tmp_path: Path) -> None:
     held = {"wiki-dump": DUMP.encode(), "warc": record("warcinfo", b"x"), "html": PAGE}
     for form, data in held.items():
         (tmp_path / form).write_bytes(data)
-        assert form_of(tmp_path / form) == form
+        assert detect_format(tmp_path / form) == form
     (tmp_path / "other").write_text("just text")
     with pytest.raises(FormatError, match=r"begins like no form that is known.*--from"):
-        form_of(tmp_path / "other")
+        detect_format(tmp_path / "other")
 
 
 @needs_shared
@@ -336,7 +338,7 @@ def inputs(folder: Path) -> Path:
 
 
 def extracted(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
-    job = Extraction(cut(sources([folder])), output, output.with_name(f"{output.name}.work"))
+    job = Extraction(split_inputs(find_inputs([folder])), output, output.with_name(f"{output.name}.work"))
     job.begin()
     run(job.stages(), job.work, workers=workers)
     files = [output] if output.is_file() else sorted(output.iterdir())

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
-from mega_data.jsonl_shards import lines, output_name, shards
-from mega_data.readers.packed import opened
+from mega_data.jsonl_shards import find_shards, output_name, read_lines
+from mega_data.readers.packed import open_decompressed
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 TEXTS = ["one and the same", "another", "one and the same", "çok güzel", ""]
@@ -72,7 +72,7 @@ def test_what_a_table_holds_and_json_does_not_is_written_as_text(tmp_path: Path)
 
     row = {"text": "x", "raw": b"caf\xc3\xa9 \xff", "on": date(2020, 2, 1), "much": Decimal("1.50")}
     parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
-    (found,) = map(json.loads, lines(tmp_path / "a.parquet"))
+    (found,) = map(json.loads, read_lines(tmp_path / "a.parquet"))
     assert found == {"text": "x", "raw": "café \ufffd", "on": "2020-02-01", "much": "1.50"}
 
 
@@ -94,16 +94,23 @@ def test_shards_are_files_globs_folders_and_saved_datasets_but_not_stdin(tmp_pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     named = [tmp_path / "b.jsonl.gz", tmp_path / "*.txt", tmp_path / "saved", tmp_path / "a.parquet"]
-    names = [path.name for path in shards(named)]
+    names = [path.name for path in find_shards(named)]
     assert (
-        names == ["a.parquet", "b.jsonl.gz", "c.txt", "data-0.arrow"] == [p.name for p in shards(named[::-1])]
+        names
+        == ["a.parquet", "b.jsonl.gz", "c.txt", "data-0.arrow"]
+        == [p.name for p in find_shards(named[::-1])]
     )
-    assert [output_name(path) for path in shards(named)] == ["a.jsonl", "b.jsonl", "c.txt", "data-0.jsonl"]
+    assert [output_name(path) for path in find_shards(named)] == [
+        "a.jsonl",
+        "b.jsonl",
+        "c.txt",
+        "data-0.jsonl",
+    ]
     with pytest.raises(ConfigError, match="--input: stdin is read once"):
-        shards(["-"])
+        find_shards(["-"])
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(ConfigError, match="two files of one name"):
-        shards([tmp_path / "a.jsonl", tmp_path / "a.parquet"])
+        find_shards([tmp_path / "a.jsonl", tmp_path / "a.parquet"])
 
 
 def test_what_clean_kept_is_read_without_what_it_dropped(
@@ -116,7 +123,7 @@ def test_what_clean_kept_is_read_without_what_it_dropped(
     assert len(list((tmp_path / "kept").rglob("a.jsonl"))) == 3  # kept, dropped, set apart
     (tmp_path / "kept/.work").mkdir()
     jsonl(tmp_path / "kept/.work/half.jsonl", ["{"])
-    assert [path.name for path in shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
+    assert [path.name for path in find_shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
     again = done("dedup", "--input", tmp_path / "kept", "--output", tmp_path / "out", "--preset", "exact")
     assert "kept: read without dropped and quarantine and report.json" in caplog.text
     assert (tmp_path / "out/a.jsonl").read_text() == (tmp_path / "kept/a.jsonl").read_text()
@@ -130,10 +137,10 @@ def test_lz4_is_read_and_a_damaged_one_named(tmp_path: Path) -> None:
     packed = frame.compress(text[:4000]) + frame.compress(text[4000:])
     path = tmp_path / "a.jsonl.lz4"
     path.write_bytes(packed)
-    assert b"".join(lines(path)) == text
+    assert b"".join(read_lines(path)) == text
     for harm in (packed[:-30], b"nothing packed", packed[:90] + bytes(60) + packed[150:]):
         path.write_bytes(harm)
-        with pytest.raises(FormatError, match=r"a\.jsonl\.lz4: damaged"), opened(path) as file:
+        with pytest.raises(FormatError, match=r"a\.jsonl\.lz4: damaged"), open_decompressed(path) as file:
             file.read()
 
 
@@ -289,8 +296,8 @@ def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Pa
 
 
 def test_gopher_quality_without_a_least_count_takes_an_empty_document() -> None:
-    from mega_data.clean.registry import from_flag
+    from mega_data.clean.registry import step_from_flag
     from mega_data.clean.step import Row
 
-    work = from_flag("gopher-quality:fewest=0").step.start()
+    work = step_from_flag("gopher-quality:fewest=0").step.start()
     assert work(Row({"text": ""}, "text", 0, 1)) == "fewer than two stop words"

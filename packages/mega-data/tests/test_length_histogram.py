@@ -11,7 +11,13 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.inspect import PERCENTILES
-from mega_data.length_histogram import as_lines, at_percentiles, document_lengths, draw, histogram
+from mega_data.length_histogram import (
+    document_lengths,
+    format_histogram,
+    histogram,
+    lengths_at_percentiles,
+    plot_lengths,
+)
 from mega_schema.dataset.idx_content import CHUNK
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 from mega_schema.errors import ConfigError
@@ -42,7 +48,7 @@ def test_every_document_is_counted_once_where_it_belongs(seed, steps, tmp_path):
     if max(lengths, default=0):
         assert found.documents[0] > 0
         assert found.documents[-1] > 0
-        assert len(as_lines(found)) == len(found.documents)
+        assert len(format_histogram(found)) == len(found.documents)
 
 
 def test_lengths_of_more_documents_than_a_chunk_are_right(tmp_path):
@@ -59,7 +65,7 @@ def test_percentiles_are_numpys(seed):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 1 << rng.integers(1, 31), rng.integers(1, 300)).astype(np.int32)
     wanted = np.percentile(lengths, PERCENTILES, method="nearest").tolist()
-    assert list(at_percentiles(lengths, PERCENTILES)) == wanted
+    assert list(lengths_at_percentiles(lengths, PERCENTILES)) == wanted
 
 
 def test_the_bars_are_as_long_as_their_counts(tmp_path):
@@ -67,7 +73,7 @@ def test_the_bars_are_as_long_as_their_counts(tmp_path):
         for length in (0, 1, 2, 3, 5):
             writer.add(np.zeros(length, np.uint8))
             writer.end_document()
-    assert as_lines(histogram(IndexedDataset(tmp_path / "p"))) == [
+    assert format_histogram(histogram(IndexedDataset(tmp_path / "p"))) == [
         f"     1  {'█' * 20:40}  1",
         f"2 to 3  {'█' * 40}  2",
         f"4 to 7  {'█' * 20:40}  1",
@@ -86,4 +92,4 @@ def test_the_picture_is_a_png(documents, tmp_path, monkeypatch):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"--plot: needs matplotlib; hint: pip install .*mega-data\[plot\]"):
-        draw(IndexedDataset(tmp_path / "p"), tmp_path / "q.png")
+        plot_lengths(IndexedDataset(tmp_path / "p"), tmp_path / "q.png")

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.jsonl_shards import shards
+from mega_data.jsonl_shards import find_shards
 from mega_data.preprocess import preprocess
-from mega_data.readers.hub import Named
-from mega_data.readers.inputs import Input, form_of, found
-from mega_data.readers.streams import blocks
+from mega_data.readers.hub import HubDataset
+from mega_data.readers.inputs import InputFile, expand_inputs, format_of_name
+from mega_data.readers.streams import read_blocks
 from mega_schema.dataset.indexed_dataset import open_dataset
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -95,8 +95,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(word: str, start: int = 0, size: int = 1 << 20) -> list[str]:
-    (given,) = found([word])
-    texts = [block.rows(["text"]).texts for block in blocks(given, start, keys=["text"], size=size)]
+    (given,) = expand_inputs([word])
+    texts = [block.rows(["text"]).texts for block in read_blocks(given, start, keys=["text"], size=size)]
     return [str(text) for rows in texts for (text,) in rows]
 
 
@@ -105,12 +105,12 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
     assert read("hf:org/rows") == ROWS == read("hf:org/rows:config=en,revision=v1", size=900)
     assert read("hf:org/rows", start=2345) == ROWS[2345:]
     assert read("hf:org/rows:split=train[:10]", start=3) == ROWS[3:10]
-    (given,) = found(["hf:org/rows"])
-    made = list(blocks(given, keys=["text"], size=1000))
+    (given,) = expand_inputs(["hf:org/rows"])
+    made = list(read_blocks(given, keys=["text"], size=1000))
     assert len(made) > 5
     assert read("hf:org/rows", start=made[2].end) == ROWS[made[2].end :]
     assert (given.size, given.state()) == (0, ["hf:org/rows", "0123"])
-    assert Input(given.path, form_of(given.path)) == given
+    assert InputFile(given.path, format_of_name(given.path)) == given
 
 
 @pytest.mark.usefixtures("library")
@@ -141,18 +141,18 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
     with pytest.raises(
         ConfigError, match=r"hf:org/rows: no column 'body': found id, text; hint: see --json-keys"
     ):
-        list(Named.parse("hf:org/rows").batches(["body"], 0))
+        list(HubDataset.parse("hf:org/rows").batches(["body"], 0))
     with pytest.raises(
         ConfigError, match=r"this is a name: found hf:org/rows; hint: datasets\.load_dataset\('org"
     ):
-        shards(["hf:org/rows"])
+        find_shards(["hf:org/rows"])
 
 
 @pytest.mark.usefixtures("library")
 def test_a_network_that_breaks_off_leaves_what_was_read(tmp_path: Path) -> None:
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=3000)
     with pytest.raises(MegaError, match="goes on where this one ended"):
-        preprocess(found(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
+        preprocess(expand_inputs(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
     assert (tmp_path / "out.unfinished/journal.json").exists()
     assert not (tmp_path / "out_text_document.idx").exists()
 

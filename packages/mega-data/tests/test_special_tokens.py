@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.encode_worker import Encoder
-from mega_data.encoders import Plain
+from mega_data.encode_worker import BlockEncoder
+from mega_data.encoders import ReferenceEncoder
 from mega_data.preprocess import Options, preprocess
-from mega_data.readers.inputs import Input
-from mega_data.readers.streams import blocks
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.streams import read_blocks
 from mega_data.train_tokenizer import train
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
@@ -91,8 +91,8 @@ def test_added_tokens_are_around_each_sequence_and_eod_ends_the_document(tmp_pat
     added = post_processor_tokens(tokenizer)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": ["a", "", "b"]}\n{"text": ""}\n{"text": "c"}\n')
-    (block,) = blocks(Input(path, "jsonl"), keys=["text"])
-    encoder = Encoder(Plain(tokenizer), ("text",), np.dtype("<u2"), 7, added)
+    (block,) = read_blocks(InputFile(path, "jsonl"), keys=["text"])
+    encoder = BlockEncoder(ReferenceEncoder(tokenizer), ("text",), np.dtype("<u2"), 7, added)
     made = encoder((0, block)).keys[0]
     begin, end = added.prefix[0], added.suffix[0]
     a, b, c = (tokenizer.encode(text)[0] for text in "abc")

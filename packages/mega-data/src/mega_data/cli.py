@@ -44,23 +44,23 @@ def sample(
     """Write a corpus of real text that every Python carries: its own and its packages' documentation."""
     import os
 
-    from mega_data.python_docs_corpus import check_outputs, collect, write
+    from mega_data.python_docs_corpus import check_outputs, collect, write_documents
 
     check_outputs(output, held_out)
     size = int(megabytes * 1e6)
     with progress_bar("reading", size) as progress:
-        found = collect(
+        corpus = collect(
             size,
             held_out_share=held_out_share if held_out else 0.0,
             workers=workers or min(8, os.cpu_count() or 1),
             progress=progress,
         )
-    write(output, found.train)
-    click.echo(f"{output}: {len(found.train):,} documents, {found.train_bytes / 1e6:.2f} MB")
+    write_documents(output, corpus.train)
+    click.echo(f"{output}: {len(corpus.train):,} documents, {corpus.train_bytes / 1e6:.2f} MB")
     if held_out:
-        write(held_out, found.held_out)
-        click.echo(f"{held_out}: {len(found.held_out):,} documents, {found.held_out_bytes / 1e6:.2f} MB")
-    if found.train_bytes < size:
+        write_documents(held_out, corpus.held_out)
+        click.echo(f"{held_out}: {len(corpus.held_out):,} documents, {corpus.held_out_bytes / 1e6:.2f} MB")
+    if corpus.train_bytes < size:
         click.echo(f"note: {megabytes:g} MB were asked for; this Python has no more text", err=True)
 
 

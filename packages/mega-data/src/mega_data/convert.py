@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from mega_data.inspect import opened_tokenizer
+from mega_data.inspect import open_dataset_tokenizer
 from mega_schema.atomic_io import on_disk, sync_folder
 from mega_schema.dataset.indexed_dataset import IndexedDataset, beside
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
-def form_named(name: str) -> str:
+def canonical_format(name: str) -> str:
     """The form that Megatron's name means: lazy and cached are two ways to read one."""
     return "cached" if name == "lazy" else name
 
 
-def check_form(data: IndexedDataset, name: str) -> None:
+def check_index_format(data: IndexedDataset, name: str) -> None:
     """Refuse a dataset that is not of the form a person named; `auto` is any.
 
     Raises:
         FormatError: it is of another.
     """
-    if name != "auto" and form_named(name) != data.form:
+    if name != "auto" and canonical_format(name) != data.form:
         raise FormatError(
             beside(data.prefix, ".idx"), "form", found=data.form, wanted=name, hint="--from auto"
         )
@@ -62,39 +62,41 @@ def to_json_lines(
         FormatError: the dataset is damaged.
         MegaError: the disk is full.
     """
-    tokenizer = tokenizer or opened_tokenizer(data)
+    tokenizer = tokenizer or open_dataset_tokenizer(data)
     if tokenizer is None:
         found = f"no {beside(data.prefix, '.tokenizer')}"
         hint = "add --tokenizer-model FOLDER"
         raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    temporary, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
     try:
-        with on_disk(path), new.open("wb") as file:
-            for text, size in _texts(data, tokenizer):
+        with on_disk(path), temporary.open("wb") as file:
+            for text, size in _decode_documents(data, tokenizer):
                 file.write(orjson.dumps({key: text}) + b"\n")
                 documents += 1
                 progress(size)
             file.flush()
             os.fsync(file.fileno())
-        new.replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     finally:
-        new.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return documents
 
 
-def _texts(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+def _decode_documents(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
     """Each document's text, and the bytes of its ids."""
     eod, size = tokenizer.identity.eod, tokenizer.identity.vocab_size
     for first, last in zip(data.documents[:-1].tolist(), data.documents[1:].tolist(), strict=True):
         sequences = [data.read(i) for i in range(first, last)]
         count = sum(map(len, sequences))
-        for place, ids in enumerate(sequences, first):
-            if len(wrong := np.flatnonzero((ids < 0) | (ids >= size))):
-                path, found = beside(data.prefix, ".bin"), int(ids[wrong[0]])
+        for sequence, ids in enumerate(sequences, first):
+            if len(bad_ids := np.flatnonzero((ids < 0) | (ids >= size))):
+                path, found = beside(data.prefix, ".bin"), int(ids[bad_ids[0]])
                 wanted = f"0 to {size - 1}, the vocabulary"
-                raise FormatError(path, f"token {wrong[0]} of sequence {place}", found=found, wanted=wanted)
+                raise FormatError(
+                    path, f"token {bad_ids[0]} of sequence {sequence}", found=found, wanted=wanted
+                )
         if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
             sequences[-1] = sequences[-1][:-1]
         text = " ".join(tokenizer.decode(ids.tolist()) for ids in sequences)

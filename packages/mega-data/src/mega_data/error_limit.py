@@ -110,7 +110,7 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first, self.rows)
 
 
-def errors_of(count: int, first: str, rows: int) -> dict[str, Any]:
+def error_counts(count: int, first: str, rows: int) -> dict[str, Any]:
     """What the result of a task that reads an input says of the rows it has passed over.
 
     Args:

@@ -14,7 +14,7 @@ import click
 from mega_schema.app.cli_runner import INTERRUPTED, TERMINATED, Terminated
 
 T = TypeVar("T")
-SECONDS = 0.2  # between two looks at signals
+POLL_SECONDS = 0.2  # between two looks at signals
 
 
 def run_interruptible(work: Callable[[], T]) -> T:
@@ -38,18 +38,18 @@ def run_interruptible(work: Callable[[], T]) -> T:
     try:
         while True:
             try:
-                values, error = results.get(timeout=SECONDS)
+                values, error = results.get(timeout=POLL_SECONDS)
                 break
             except Empty:
                 continue
-    except KeyboardInterrupt as ended:
-        _leave(isinstance(ended, Terminated))
+    except KeyboardInterrupt as interrupt:
+        _exit_now(isinstance(interrupt, Terminated))
     if error is not None:
         raise error
     return values[0]
 
 
-def _leave(terminated: bool) -> NoReturn:
+def _exit_now(terminated: bool) -> NoReturn:
     click.echo("terminated" if terminated else "\ninterrupted", err=True)
     sys.stderr.flush()
     os._exit(TERMINATED if terminated else INTERRUPTED)

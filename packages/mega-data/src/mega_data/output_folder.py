@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from mega_data.jsonl_shards import output_name, shards
-from mega_data.readers.file_tree import read_folders
+from mega_data.jsonl_shards import find_shards, output_name
+from mega_data.readers.file_tree import scanned_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
-from mega_data.task_stages import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
+from mega_data.task_stages import FAILED, PLAN, REMOVED, finish_removal, remove_folder
 from mega_schema.atomic_io import reporting_full_disk, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output, has_keys
@@ -32,10 +32,10 @@ MARKER = ".mega-data.json"
 UNFINISHED = ".unfinished"
 WORK = ".work"
 FORMAT = 1
-PAGE = "report.html"
+REPORT_PAGE = "report.html"
 PAGE_KEYS = ("id", "url", "title", "text")  # of a line that `extract` writes
 log = logging.getLogger("mega.data")
-_OURS = frozenset(
+_OWN_NAMES = frozenset(
     {
         MARKER,
         UNFINISHED,
@@ -45,20 +45,20 @@ _OURS = frozenset(
         DROPPED,
         QUARANTINE,
         REPORT,
-        PAGE,
+        REPORT_PAGE,
     }
 )
 
 
-def checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
+def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
     """The files that the words of --input name, none of which is in the output or work folder.
 
     Raises:
         ConfigError: there are none, or a folder is refused.
     """
     words = [str(word) for word in inputs]
-    files = tuple(shards(words))
-    check_folder(output, work, files, read_folders(words, files))
+    files = tuple(find_shards(words))
+    check_folder(output, work, files, scanned_folders(words, files))
     check_stale(output, map(output_name, files))
     return files
 
@@ -75,7 +75,7 @@ def check_folder(
         ConfigError: one of them is refused.
     """
     check = partial(check_output, kind="folder", inputs=inputs, read_folders=read_folders)
-    check("--output", output, is_ours=is_ours)
+    check("--output", output, is_ours=is_own_folder)
     if work is None:
         return
     check("--work", work, is_ours=_is_work_folder)
@@ -93,13 +93,13 @@ def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
     check_output(option, output, "file", inputs=inputs, is_ours=has_keys(PAGE_KEYS))
 
 
-def is_ours(folder: Path) -> bool:
+def is_own_folder(folder: Path) -> bool:
     """Whether one of the commands wrote all that is in a folder, or has begun to."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(MARKER)}
-    return names <= _OURS | _shard_names(folder)
+    return names <= _OWN_NAMES | _published_names(folder)
 
 
-def _shard_names(folder: Path) -> set[str]:
+def _published_names(folder: Path) -> set[str]:
     """The files of the run that has finished in a folder."""
     try:
         values = json.loads((folder / MARKER).read_bytes())
@@ -110,7 +110,7 @@ def _shard_names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def locked(folder: Path, *, shared: bool) -> Iterator[None]:
+def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
     """Hold a folder, made if it is not there, so that no other run writes to it.
 
     Args:
@@ -119,22 +119,22 @@ def locked(folder: Path, *, shared: bool) -> Iterator[None]:
     Raises:
         ConfigError: another run holds it.
     """
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    number = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(number, folder, shared=shared)
+        _lock(descriptor, folder, shared=shared)
         yield
     finally:
-        os.close(number)
-        if made:
+        os.close(descriptor)
+        if is_new:
             with suppress(OSError):
                 folder.rmdir()  # where nothing is in it
 
 
-def _lock(number: int, folder: Path, *, shared: bool) -> None:
+def _lock(descriptor: int, folder: Path, *, shared: bool) -> None:
     try:
-        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         hint = "wait for it to end, or name another folder"
         raise ConfigError("--output", "another run writes there", found=folder, hint=hint) from None
@@ -142,22 +142,22 @@ def _lock(number: int, folder: Path, *, shared: bool) -> None:
         log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
 
 
-def staging(output: Path) -> Path:
+def staging_folder(output: Path) -> Path:
     """Where the tasks write the files of an output folder."""
     return output / UNFINISHED
 
 
-def mark(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
+def write_marker(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
     """Write into a folder which command its files are of.
 
     Args:
         files: of a run that is whole; None where one begins, which leaves the list of the run before.
     """
-    files = sorted(_shard_names(folder)) if files is None else sorted(files)
-    remove_folder_left(folder / WORK)
-    mine = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array begin at once
-    write_text(mine, json.dumps({"format": FORMAT, "command": command, "files": files}))
-    mine.replace(folder / MARKER)
+    files = sorted(_published_names(folder)) if files is None else sorted(files)
+    finish_removal(folder / WORK)
+    temporary = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array begin at once
+    write_text(temporary, json.dumps({"format": FORMAT, "command": command, "files": files}))
+    temporary.replace(folder / MARKER)
 
 
 def check_stale(output: Path, names: Iterable[str]) -> None:
@@ -169,7 +169,9 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
     Raises:
         ConfigError: there are such files.
     """
-    stale = sorted(name for name in _shard_names(output) - _OURS - set(names) if (output / name).exists())
+    stale = sorted(
+        name for name in _published_names(output) - _OWN_NAMES - set(names) if (output / name).exists()
+    )
     if stale:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
@@ -187,21 +189,21 @@ def publish(output: Path, command: str, work: Path) -> None:
 
     A process that was killed in the middle can be followed by another, which finds in `work` that it began.
     """
-    staged, begun = staging(output), work / ".publishing"
+    staging, started_marker = staging_folder(output), work / ".publishing"
     with reporting_full_disk(output):
-        if not begun.exists():
-            for name in (DROPPED, QUARANTINE, REPORT, PAGE):
+        if not started_marker.exists():
+            for name in (DROPPED, QUARANTINE, REPORT, REPORT_PAGE):
                 _remove(output / name)
-            begun.touch()
-        for path in sorted(staged.iterdir()) if staged.is_dir() else ():
+            started_marker.touch()
+        for path in sorted(staging.iterdir()) if staging.is_dir() else ():
             if path.is_dir():
                 _remove(output / path.name)
             if not path.name.startswith("."):  # a temporary file of a process that was killed
                 path.replace(output / path.name)
         names = [path.name for path in output.iterdir() if path.is_file() and not path.name.startswith(".")]
-        mark(output, command, names)
+        write_marker(output, command, names)
         sync_folder(output)
-    remove_folder(staged)
+    remove_folder(staging)
 
 
 def _remove(path: Path) -> None:
@@ -212,7 +214,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def keeping_good_shards(folder: Path, output: Path, *, alone: bool) -> Iterator[None]:
+def keep_finished_tasks(folder: Path, output: Path, *, whole_run: bool) -> Iterator[None]:
     """Around a run: after a wrong line, the tasks that are done stay for the next run, if there are any.
 
     Args:
@@ -222,11 +224,11 @@ def keeping_good_shards(folder: Path, output: Path, *, alone: bool) -> Iterator[
     try:
         yield
     except FormatError:
-        if alone and next(folder.glob("**/done/*/*.json"), None) is None:
-            for left in (folder, staging(output)):
-                remove_folder(left)
+        if whole_run and next(folder.glob("**/done/*/*.json"), None) is None:
+            for leftover in (folder, staging_folder(output)):
+                remove_folder(leftover)
             if output.is_dir() and [path.name for path in output.iterdir()] == [MARKER]:
                 (output / MARKER).unlink()
-        elif alone:
+        elif whole_run:
             (folder / FAILED).touch()
         raise

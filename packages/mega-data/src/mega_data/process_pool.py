@@ -21,14 +21,14 @@ from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self, TypeVar
 
-from mega_data.seed import AHEAD, SHELF, Failure, Question, taken
+from mega_data.seed import ITEMS_AHEAD, SHELF_BYTES, Failure, Question, receive_result
 from mega_schema.errors import MegaError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`map(work, items)`, on `workers` processes when that is more than one.
 
     `work` is sent once, so it may hold what is costly to make. Each process holds AHEAD items at a time, so
@@ -42,11 +42,11 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int
     Raises:
         MegaError: a process died, as when memory runs out.
     """
-    with Started(workers) as started:
-        yield from started.in_order(work, items)
+    with ProcessPool(workers) as pool:
+        yield from pool.map_in_order(work, items)
 
 
-class Started:
+class ProcessPool:
     """Processes for `in_order` that start before the work is known, so that both begin at the same time.
 
     Args:
@@ -55,26 +55,26 @@ class Started:
     """
 
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
-        self._ours: list[tuple[Connection, mmap.mmap]] = []
+        self._workers: list[tuple[Connection, mmap.mmap]] = []
         self._pids: list[int] = []
         self._prepared: object = None
         self._stack = ExitStack()
         if workers < 2:
             return
         self._orders, orders = Pipe()
-        given = list[tuple[int, int]]()
-        with ExitStack() as theirs:
-            theirs.callback(orders.close)
+        worker_ends = list[tuple[int, int]]()
+        with ExitStack() as worker_side:
+            worker_side.callback(orders.close)
             for _ in range(workers):
-                pipe, other = Pipe()
-                theirs.callback(other.close)
-                file = _memory(AHEAD * SHELF)
-                theirs.callback(os.close, file)
-                self._ours.append((pipe, mmap.mmap(file, AHEAD * SHELF)))
-                given.append((file, other.fileno()))
-            self._process = _seed(orders.fileno(), given, modules)
+                pipe, worker_pipe = Pipe()
+                worker_side.callback(worker_pipe.close)
+                file = _open_memory(ITEMS_AHEAD * SHELF_BYTES)
+                worker_side.callback(os.close, file)
+                self._workers.append((pipe, mmap.mmap(file, ITEMS_AHEAD * SHELF_BYTES)))
+                worker_ends.append((file, worker_pipe.fileno()))
+            self._process = _start_seed(orders.fileno(), worker_ends, modules)
         self._stack.callback(self._process.wait)
-        self._stack.callback(self._end)
+        self._stack.callback(self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class Started:
 
     def prepare(self, work: object) -> None:
         """Have what may become the work made ready. What goes wrong there is for `in_order` to find."""
-        if self._ours and work != self._prepared:
+        if self._workers and work != self._prepared:
             self._prepared = work
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._orders.send(work)
@@ -95,24 +95,24 @@ class Started:
         Args:
             question: picklable. What it changes of the work is lost where that is in another process.
         """
-        if not self._ours:
+        if not self._workers:
             return question(work)
         self.prepare(work)
-        with self._watched():
+        with self._report_dead_worker():
             self._orders.send(Question(question))
             answer: Any = self._orders.recv()
         if isinstance(answer, Failure):
             raise answer.error
-        found: Result = answer
-        return found
+        result: Result = answer
+        return result
 
-    def in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map_in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """As the function of that name; once."""
-        if not self._ours:
+        if not self._workers:
             yield from map(work, items)
             return
         queue = iter(items)
-        with self._watched():
+        with self._report_dead_worker():
             self.prepare(work)
             self._orders.send(None)
             answer = self._orders.recv()
@@ -120,34 +120,34 @@ class Started:
                 raise answer
             self._pids = answer
             busy: deque[int] = deque()
-            for number, item in zip(AHEAD * [*range(len(self._ours))], queue, strict=False):
-                self._ours[number][0].send(item)
+            for number, item in zip(ITEMS_AHEAD * [*range(len(self._workers))], queue, strict=False):
+                self._workers[number][0].send(item)
                 busy.append(number)
-            counts = [0] * len(self._ours)
+            counts = [0] * len(self._workers)
             while busy:  # the process that was first to get an item is the first we ask for its result
                 number = busy.popleft()
-                pipe, memory = self._ours[number]
-                shelf = memoryview(memory)[counts[number] % AHEAD * SHELF :][:SHELF]
+                pipe, memory = self._workers[number]
+                shelf = memoryview(memory)[counts[number] % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES]
                 counts[number] += 1
-                result = taken(pipe, shelf)
+                result = receive_result(pipe, shelf)
                 if isinstance(result, Failure):
                     raise result.error
                 yield result
                 for item in islice(queue, 1):  # only now: the worker will want the shelf again
                     pipe.send(item)
                     busy.append(number)
-            self._end()  # at once: the processes come down while the caller does what is left
+            self._stop()  # at once: the processes come down while the caller does what is left
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _report_dead_worker(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
             hint = "run it again; where the system had no memory left, fewer workers need less"
-            found = f"one of {len(self._ours)}, ended from outside"
+            found = f"one of {len(self._workers)}, ended from outside"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         """End the workers, which the seed has not waited for yet, so that their numbers are still theirs.
 
         Once: when the pipes are closed, the seed waits for the workers, and their numbers may be others'.
@@ -159,26 +159,28 @@ class Started:
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        for pipe in (self._orders, *(pipe for pipe, _ in self._ours)):
+        for pipe in (self._orders, *(pipe for pipe, _ in self._workers)):
             pipe.close()
 
 
-def _seed(orders: int, given: list[tuple[int, int]], modules: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_seed(
+    orders: int, worker_ends: list[tuple[int, int]], modules: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """A process that runs `mega_data.seed` with these pipes and files."""
     lines = (
         # Ctrl-C is for us; we end it
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)",
         f"sys.path[:] = {sys.path!r}",
-        f"from mega_data.seed import main; main({orders}, {given!r}, {tuple(modules)!r})",
+        f"from mega_data.seed import main; main({orders}, {worker_ends!r}, {tuple(modules)!r})",
     )
-    kept = (orders, *(file for pair in given for file in pair))
+    inherited = (orders, *(file for pair in worker_ends for file in pair))
     # -P: a file here that is called as a module is no module
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=kept
+        [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=inherited
     )
 
 
-def _memory(size: int) -> int:
+def _open_memory(size: int) -> int:
     """The number of an open file without a name, nowhere but in memory where the system has such."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("mega-data")

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import orjson
 
-from mega_data.process_pool import in_order
+from mega_data.process_pool import map_in_order
 from mega_schema.atomic_io import reporting_full_disk
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, has_keys
 
-SHORTEST = 100  # characters: below it a docstring is a label, not text
+MIN_CHARACTERS = 100  # characters: below it a docstring is a label, not text
 TOPICS = "pydoc_data.topics"
-_FILES_AT_A_TIME = 16
-_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+_FILES_PER_BATCH = 16
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CorpusSample:
     """What was found: training text, and text of other modules held out from it."""
 
     train: list[Document]
@@ -60,7 +60,7 @@ def collect(
     roots: Sequence[Path] | None = None,
     workers: int = 1,
     progress: Callable[[int], object] = lambda _: None,
-) -> Sample:
+) -> CorpusSample:
     """About `size` bytes of training text, or all there is.
 
     Whole modules are held out, chosen by their names, so that a text and its close relatives are on one side;
@@ -81,23 +81,25 @@ def collect(
         )
     train: dict[bytes, Document] = {}
     held_out: dict[bytes, Document] = {}
-    found = 0
-    for documents in in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
-        before = found
+    collected = 0
+    for documents in map_in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
+        collected_before = collected
         for document in documents:
             # not the hash that orders modules: by that one, those held out would all come first
-            held = int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+            is_held_out = (
+                int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+            )
             digest = _hash(document.text)
-            if held:
+            if is_held_out:
                 held_out.setdefault(digest, document)
             elif digest not in train:
                 train[digest] = document
-                found += len(document.text.encode())
-        progress(found - before)
-        if found >= size:
+                collected += len(document.text.encode())
+        progress(collected - collected_before)
+        if collected >= size:
             break
-    apart = {digest: document for digest, document in held_out.items() if digest not in train}
-    return Sample(_up_to(size, _by_hash(train)), _by_hash(apart))
+    held_out_only = {digest: document for digest, document in held_out.items() if digest not in train}
+    return CorpusSample(_first_bytes(size, _by_hash(train)), _by_hash(held_out_only))
 
 
 def check_outputs(output: Path, held_out: Path | None) -> None:
@@ -109,15 +111,15 @@ def check_outputs(output: Path, held_out: Path | None) -> None:
     for option, path in (("--output", output), ("--held-out", held_out)):
         if path is not None:
             check_output(option, path, "file", is_ours=has_keys(("text", "source")))
-    if held_out is not None and (held_out.resolve() == output.resolve() or _same(held_out, output)):
+    if held_out is not None and (held_out.resolve() == output.resolve() or _is_same_file(held_out, output)):
         raise ConfigError("--held-out", "is --output", found=held_out, hint="name another file")
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
-def write(path: Path, documents: Iterable[Document]) -> None:
+def write_documents(path: Path, documents: Iterable[Document]) -> None:
     """One JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -142,7 +144,7 @@ def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
     modules: dict[str, Path] = {}
     for root in roots:
         for folder, inner, files in os.walk(root):
-            inner[:] = sorted(name for name in inner if name.isidentifier() and name not in _SKIPPED)
+            inner[:] = sorted(name for name in inner if name.isidentifier() and name not in _SKIPPED_FOLDERS)
             for name in sorted(files):
                 path = Path(folder) / name
                 parts = path.relative_to(root).with_suffix("").parts
@@ -153,8 +155,8 @@ def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
 
 
 def _batches(modules: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:
-    for at in range(0, len(modules), _FILES_AT_A_TIME):
-        yield modules[at : at + _FILES_AT_A_TIME]
+    for start in range(0, len(modules), _FILES_PER_BATCH):
+        yield modules[start : start + _FILES_PER_BATCH]
 
 
 def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
@@ -194,20 +196,20 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def _is_text(text: str) -> bool:
     """Whether it is long enough, and UTF-8 can hold it: a literal may have half of a surrogate pair."""
-    return len(text) >= SHORTEST and not any("\ud800" <= char <= "\udfff" for char in text)
+    return len(text) >= MIN_CHARACTERS and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _by_hash(documents: dict[bytes, Document]) -> list[Document]:
     return [documents[digest] for digest in sorted(documents)]
 
 
-def _up_to(size: int, documents: list[Document]) -> list[Document]:
+def _first_bytes(size: int, documents: list[Document]) -> list[Document]:
     """The first documents, until they hold `size` bytes."""
-    held = 0
+    total = 0
     for count, document in enumerate(documents):
-        if held >= size:
+        if total >= size:
             return documents[:count]
-        held += len(document.text.encode())
+        total += len(document.text.encode())
     return documents
 
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from mega_data.worker_errors import portable_error
 
-AHEAD: Final = 2  # items a worker has: one it works on, one that waits for it
-SHELF: Final = 4 << 20  # bytes for the arrays of one result; those of a larger one go through the pipe
-ALIGNED: Final = 64  # bytes at whose multiples arrays begin
+ITEMS_AHEAD: Final = 2  # items a worker has: one it works on, one that waits for it
+SHELF_BYTES: Final = 4 << 20  # bytes for the arrays of one result; those of a larger one go through the pipe
+ALIGNMENT: Final = 64  # bytes at whose multiples arrays begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Question:
     ask: Callable[[Any], Any]
 
 
-def main(orders: int, given: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
+def main(orders: int, worker_ends: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
     """Make the work, then a worker of it for each pipe.
 
     Args:
@@ -54,21 +54,23 @@ def main(orders: int, given: Sequence[tuple[int, int]], modules: Sequence[str]) 
         with suppress(ImportError):  # not installed: the work says so where it needs it
             import_module(module)
     with suppress(EOFError, BrokenPipeError):  # who started us is gone
-        _run(Connection(orders), [(file, Connection(pipe)) for file, pipe in given])
+        _fork_workers(Connection(orders), [(file, Connection(pipe)) for file, pipe in worker_ends])
     sys.stderr.flush()
     os._exit(0)  # at once: to take down what was imported would keep waiting who waits for our end
 
 
-def _run(orders: Connection, given: list[tuple[int, Connection]]) -> None:
+def _fork_workers(orders: Connection, worker_ends: list[tuple[int, Connection]]) -> None:
     try:
-        work = _last_sent(orders)
+        work = _receive_work(orders)
     except EOFError:
         raise
     except Exception as error:
         orders.send(portable_error(error))
         os._exit(1)
-    pids = [pid for number in range(len(given)) if (pid := _forked(work, number, orders, given))]
-    for _, pipe in given:
+    pids = [
+        pid for number in range(len(worker_ends)) if (pid := _fork_worker(work, number, orders, worker_ends))
+    ]
+    for _, pipe in worker_ends:
         pipe.close()
     with suppress(EOFError):
         orders.send(pids)
@@ -77,31 +79,33 @@ def _run(orders: Connection, given: list[tuple[int, Connection]]) -> None:
         os.waitpid(pid, 0)
 
 
-def _last_sent(orders: Connection) -> Any:
+def _receive_work(orders: Connection) -> Any:
     """What comes last before None. What could not be made before it does not matter."""
-    work, failed = None, None
+    work, error_of_work = None, None
     while True:
-        sent = orders.recv_bytes()
+        data = orders.recv_bytes()
         try:
-            made = pickle.loads(sent)
+            message = pickle.loads(data)
         except Exception as error:
-            failed = error
+            error_of_work = error
             continue
-        if isinstance(made, Question):
-            _answer(orders, made, work, failed)
+        if isinstance(message, Question):
+            _answer_question(orders, message, work, error_of_work)
             continue
-        if made is None:
+        if message is None:
             break
-        work, failed = made, None
-    if failed is not None:
-        raise failed
+        work, error_of_work = message, None
+    if error_of_work is not None:
+        raise error_of_work
     return work
 
 
-def _answer(orders: Connection, question: Question, work: Any, failed: Exception | None) -> None:
+def _answer_question(
+    orders: Connection, question: Question, work: Any, error_of_work: Exception | None
+) -> None:
     """Tell in a process of its own: the libraries that answer start threads, and a fork must not have any."""
-    if failed is not None:
-        orders.send(Failure(portable_error(failed)))
+    if error_of_work is not None:
+        orders.send(Failure(portable_error(error_of_work)))
         return
     pid = os.fork()
     if not pid:
@@ -116,18 +120,20 @@ def _answer(orders: Connection, question: Question, work: Any, failed: Exception
         os._exit(1)  # it died without an answer, which who asked sees by our end
 
 
-def _forked(work: Any, number: int, orders: Connection, given: list[tuple[int, Connection]]) -> int:
+def _fork_worker(
+    work: Any, number: int, orders: Connection, worker_ends: list[tuple[int, Connection]]
+) -> int:
     """The number of a new process that serves a pipe; it does not return."""
     pid = os.fork()
     if pid:
         return pid
     try:
         orders.close()
-        for other, (_, pipe) in enumerate(given):
-            if other != number:  # else its end would not be seen while we live
+        for index, (_, pipe) in enumerate(worker_ends):
+            if index != number:  # else its end would not be seen while we live
                 pipe.close()
-        file, pipe = given[number]
-        _serve(work, pipe, mmap.mmap(file, AHEAD * SHELF))
+        file, pipe = worker_ends[number]
+        _serve(work, pipe, mmap.mmap(file, ITEMS_AHEAD * SHELF_BYTES))
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -154,35 +160,35 @@ def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> N
                 result = work(*item)
             except Exception as error:  # for the process that started us to raise
                 result = Failure(portable_error(error))
-            _give(pipe, memoryview(memory)[count % AHEAD * SHELF :][:SHELF], result)
+            _send_result(pipe, memoryview(memory)[count % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES], result)
             count += 1
 
 
-def _give(pipe: Connection, shelf: memoryview, result: object) -> None:
+def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
     """Send a result, its arrays by way of the shelf if they have room there."""
     arrays = list[memoryview]()
     head = pickle.dumps(result, 5, buffer_callback=lambda array: arrays.append(array.raw()))
     sizes = [array.nbytes for array in arrays]
-    if _places(sizes)[-1] > len(shelf):
+    if _array_offsets(sizes)[-1] > len(shelf):
         pipe.send((pickle.dumps(result, 5), None))
         return
-    for array, place in zip(arrays, _places(sizes), strict=False):
+    for array, place in zip(arrays, _array_offsets(sizes), strict=False):
         shelf[place : place + array.nbytes] = array
     pipe.send((head, sizes))
 
 
-def taken(pipe: Connection, shelf: memoryview) -> Any:
+def receive_result(pipe: Connection, shelf: memoryview) -> Any:
     """The result that `_give` sent."""
     head, sizes = pipe.recv()
     if sizes is None:
         return pickle.loads(head)
-    arrays = [shelf[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
+    arrays = [shelf[place : place + size] for place, size in zip(_array_offsets(sizes), sizes, strict=False)]
     return pickle.loads(head, buffers=arrays)
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
+def _array_offsets(sizes: Sequence[int]) -> list[int]:
     """Where arrays of these sizes begin, and where the one after them would."""
     places = [0]
     for size in sizes:
-        places.append(places[-1] + -(-size // ALIGNED) * ALIGNED)
+        places.append(places[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
     return places

@@ -24,12 +24,12 @@ from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
 
-LONGEST: Final = 1_000_000  # characters handed to Punkt at once, as Megatron does
-SAMPLE: Final = 2_000_000  # characters of the corpus to train on
+MAX_CHARACTERS: Final = 1_000_000  # characters handed to Punkt at once, as Megatron does
+SAMPLE_CHARACTERS: Final = 2_000_000  # characters of the corpus to train on
 
 
 @dataclass(frozen=True)
-class Splitter:
+class SentenceSplitter:
     """A function from a text to its sentences; sent to worker processes.
 
     Attributes:
@@ -45,8 +45,8 @@ class Splitter:
 
     def __call__(self, text: str) -> list[str]:
         sentences = list[str]()
-        for at in range(0, len(text), LONGEST):
-            sentences += self._cut(text[at : at + LONGEST])
+        for start in range(0, len(text), MAX_CHARACTERS):
+            sentences += self._split(text[start : start + MAX_CHARACTERS])
         return sentences
 
     @cached_property
@@ -59,7 +59,7 @@ class Splitter:
         parameters.ortho_context.update(cases)
         return punkt.PunktSentenceTokenizer(parameters, lang_vars=_language_vars(punkt))
 
-    def _cut(self, text: str) -> list[str]:
+    def _split(self, text: str) -> list[str]:
         spans = list(self._punkt.span_tokenize(text))
         if not self.keep_newlines:
             return [text[start:end] for start, end in spans]
@@ -74,7 +74,7 @@ class Splitter:
         self.__dict__.update(state)
 
 
-def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> Splitter:
+def make_splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> SentenceSplitter:
     """A splitter of the language, its model found or trained; which, is logged.
 
     Args:
@@ -95,27 +95,27 @@ def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = Fals
         hint = "nltk.download('punkt_tab') again, or unset NLTK_DATA to train a model on the input"
         raise ConfigError("NLTK_DATA: punkt_tab", "damaged", found=str(error), hint=hint) from None
     except (LookupError, OSError):
-        parameters = _trained(punkt, language, sample)
+        parameters = _train_parameters(punkt, language, sample)
         name = f"punkt trained on the corpus ({language})"
     else:
         name = f"punkt ({language})"
         log.info("splitting sentences with nltk's model of %s", language)
-    model = _model(parameters)
+    model = _sorted_model(parameters)
     digest = hashlib.sha256(json.dumps(model).encode()).hexdigest()
-    return Splitter(model, keep_newlines, f"{name}, sha256 {digest[:16]}")
+    return SentenceSplitter(model, keep_newlines, f"{name}, sha256 {digest[:16]}")
 
 
-def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
-    texts, held = list[str](), 0
+def _train_parameters(punkt: Any, language: str, sample: Iterable[str]) -> Any:
+    texts, characters = list[str](), 0
     for text in sample:
-        texts.append(text[: SAMPLE - held])
-        held += len(texts[-1])
-        if held >= SAMPLE:
+        texts.append(text[: SAMPLE_CHARACTERS - characters])
+        characters += len(texts[-1])
+        if characters >= SAMPLE_CHARACTERS:
             break
     log.warning(
         "splitting sentences with a Punkt model trained on %.1f million characters of the input: "
         "nltk has none of %s here",
-        held / 1e6,
+        characters / 1e6,
         language,
     )
     trainer = punkt.PunktTrainer(lang_vars=_language_vars(punkt))
@@ -148,7 +148,7 @@ def _language_vars(punkt: Any) -> Any:
     return Unlimited()
 
 
-def _model(parameters: Any) -> tuple[Any, ...]:
+def _sorted_model(parameters: Any) -> tuple[Any, ...]:
     """Sorted, so that the same corpus gives the same model."""
     return (
         tuple(sorted(parameters.abbrev_types)),

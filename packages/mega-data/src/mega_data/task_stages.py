@@ -19,16 +19,16 @@ from mega_schema.atomic_io import own_partial_file, replacing, reporting_full_di
 from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
-Result = dict[str, Any]
+TaskResult = dict[str, Any]
 # told of a stage and of its tasks that are to be done here; what it returns is told of each that is done
-Progress = Callable[["Stage", Sequence[int]], Callable[[Result], object]]
+StartProgress = Callable[["TaskStage", Sequence[int]], Callable[[TaskResult], object]]
 PLAN = "plan.json"
 FAILED = ".failed"  # in the folder of a run that a wrong line ended
 REMOVED = ".removed"  # ending of a folder that is being removed
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TaskStage:
     """Tasks that may run in any order and at the same time, all after the stage before.
 
     Attributes:
@@ -38,14 +38,14 @@ class Stage:
 
     name: str
     tasks: int
-    work: Callable[[int], Result]
-    after: Stage | None = None  # done whole before
+    work: Callable[[int], TaskResult]
+    after: TaskStage | None = None  # done whole before
     only: int | None = None  # the one task this process is to do; others have the rest
     share: tuple[int, int] = (0, 1)  # i of n: every n-th task from i on is to be done here
     sizes: tuple[int, ...] = ()
 
     @property
-    def mine(self) -> range:
+    def own_tasks(self) -> range:
         """The tasks to do here."""
         if self.only is not None:
             return range(self.only, self.only + 1)
@@ -53,7 +53,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class ReusableTasks:
     """Which tasks of a run that a wrong line ended stay done in the next, whose inputs were mended.
 
     Attributes:
@@ -69,7 +69,7 @@ class Reuse:
     outputs: Path
 
 
-def plan(folder: Path, wanted: Result, reuse: Reuse | None = None) -> None:
+def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | None = None) -> None:
     """Make the folder of a run, or see that it is one of the same inputs and options.
 
     Args:
@@ -82,18 +82,20 @@ def plan(folder: Path, wanted: Result, reuse: Reuse | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
         # elements of a job array begin at once: each may find the others' files, and the plan of any will do
-        mine = folder / f".plan-{uuid4().hex}"
-        if any(not other.name.startswith(".") for other in folder.iterdir()) and not file.exists():
+        temporary = folder / f".plan-{uuid4().hex}"
+        if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
             raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
-        write(mine, text)
-        mine.replace(file)
-    found, ours = json.loads(file.read_bytes()), json.loads(text)
-    other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
-    if other and reuse is not None and (folder / FAILED).exists():
-        _keep_done(folder, found, ours, other, reuse)
-        write(file, text)
-    elif other:
-        what = f"holds a run with other {', '.join(other)}"
+        write_file(temporary, text)
+        temporary.replace(file)
+    recorded, current = json.loads(file.read_bytes()), json.loads(text)
+    differing = sorted(
+        key for key in recorded.keys() | current.keys() if recorded.get(key) != current.get(key)
+    )
+    if differing and reuse is not None and (folder / FAILED).exists():
+        _keep_finished_tasks(folder, recorded, current, differing, reuse)
+        write_file(file, text)
+    elif differing:
+        what = f"holds a run with other {', '.join(differing)}"
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 
@@ -103,63 +105,73 @@ def planned_inputs(folder: Path) -> list[list[str | int]]:
     return inputs
 
 
-def _keep_done(folder: Path, before: Result, now: Result, other: Sequence[str], reuse: Reuse) -> None:
+def _keep_finished_tasks(
+    folder: Path, recorded: TaskResult, current: TaskResult, differing: Sequence[str], reuse: ReusableTasks
+) -> None:
     """Remove the markers of the tasks that have to be done again, as their input or an option has changed."""
-    kept = set[Path]()
-    options_fit = set(other) <= {"inputs", reuse.skip} and before[reuse.skip] in (False, now[reuse.skip])
-    if options_fit and [path for path, *_ in before["inputs"]] == [path for path, *_ in now["inputs"]]:
-        pairs = enumerate(zip(before["inputs"], now["inputs"], strict=True))
-        unchanged = {number for number, (one, another) in pairs if one == another}
+    kept_markers = set[Path]()
+    options_fit = set(differing) <= {"inputs", reuse.skip} and recorded[reuse.skip] in (
+        False,
+        current[reuse.skip],
+    )
+    if options_fit and [path for path, *_ in recorded["inputs"]] == [path for path, *_ in current["inputs"]]:
+        pairs = enumerate(zip(recorded["inputs"], current["inputs"], strict=True))
+        unchanged = {number for number, (old_state, new_state) in pairs if old_state == new_state}
         tasks = [task for task, owner in enumerate(reuse.owners) if owner in unchanged]
-        kept = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
+        kept_markers = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
     for marker in [*folder.glob("**/done/*/*.json")]:
-        if marker not in kept:
+        if marker not in kept_markers:
             marker.unlink()
-    if not kept:
+    if not kept_markers:
         remove_folder(reuse.outputs)
     (folder / FAILED).unlink()
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no process finds it half removed."""
-    remove_folder_left(folder)
+    finish_removal(folder)
     if folder.is_dir():
-        folder.rename(_aside(folder))
-        remove_folder_left(folder)
+        folder.rename(_removal_name(folder))
+        finish_removal(folder)
 
 
-def remove_folder_left(folder: Path) -> None:
+def finish_removal(folder: Path) -> None:
     """Finish the removal of a folder that a killed process began."""
-    shutil.rmtree(_aside(folder), ignore_errors=True)
+    shutil.rmtree(_removal_name(folder), ignore_errors=True)
 
 
-def _aside(folder: Path) -> Path:
+def _removal_name(folder: Path) -> Path:
     return folder.with_name(f".{folder.name.removeprefix('.')}{REMOVED}")
 
 
-def perform(stage: Stage, task: int, folder: Path) -> Result:
+def run_task(stage: TaskStage, task: int, folder: Path) -> TaskResult:
     """Do one task unless its marker says that it is done; return what is remembered of it."""
     marker = _marker(stage, task, folder)
     if not marker.exists():
-        write(marker, json.dumps(stage.work(task)))
-    return result(stage, task, folder)
+        write_file(marker, json.dumps(stage.work(task)))
+    return read_result(stage, task, folder)
 
 
-def left(stage: Stage, folder: Path) -> list[int]:
+def pending_tasks(stage: TaskStage, folder: Path) -> list[int]:
     """The tasks that are to be done here: those without a marker.
 
     Raises:
         ConfigError: a task of the stage before is not done.
     """
     if stage.after is not None:
-        results(stage.after, folder)
-    found = [task for task in stage.mine if not _marker(stage, task, folder).exists()]
-    if len(found) < len(stage.mine):
-        log.info("%s: %d of %d tasks were done before", stage.name, len(stage.mine) - len(found), stage.tasks)
-    return found
+        read_results(stage.after, folder)
+    pending = [task for task in stage.own_tasks if not _marker(stage, task, folder).exists()]
+    if len(pending) < len(stage.own_tasks):
+        log.info(
+            "%s: %d of %d tasks were done before",
+            stage.name,
+            len(stage.own_tasks) - len(pending),
+            stage.tasks,
+        )
+    return pending
 
 
-def result(stage: Stage, task: int, folder: Path) -> Result:
+def read_result(stage: TaskStage, task: int, folder: Path) -> TaskResult:
     """What is remembered of a task that is done.
 
     Raises:
@@ -168,21 +180,21 @@ def result(stage: Stage, task: int, folder: Path) -> Result:
     marker = _marker(stage, task, folder)
     if not marker.exists():
         raise ConfigError(f"{stage.name} {task}", "is not done yet", wanted=f"{marker}")
-    found: Result = json.loads(marker.read_bytes())
-    return found
+    result: TaskResult = json.loads(marker.read_bytes())
+    return result
 
 
-def results(stage: Stage, folder: Path) -> list[Result]:
+def read_results(stage: TaskStage, folder: Path) -> list[TaskResult]:
     """What is remembered of all tasks, by number."""
-    return [result(stage, task, folder) for task in stage.mine]
+    return [read_result(stage, task, folder) for task in stage.own_tasks]
 
 
-def silent(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], object]:
+def no_progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], object]:
     """Progress that nobody is told of."""
     return lambda result: None
 
 
-def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
+def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskStage]:
     """The stages, or the one that `STAGE` or `STAGE:TASK` names, with that task alone; for `plan` none.
 
     Raises:
@@ -193,8 +205,8 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
     if only == "plan":
         return []
     name, _, number = only.partition(":")
-    found = next((stage for stage in stages if stage.name == name), None)
-    if found is None:
+    selected = next((stage for stage in stages if stage.name == name), None)
+    if selected is None:
         raise ConfigError(
             "--only",
             "no such stage",
@@ -202,18 +214,20 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
             wanted=" | ".join(["plan", *(stage.name for stage in stages)]),
         )
     if not number:
-        return [found]
-    if not number.isdecimal() or int(number) >= found.tasks:
-        raise ConfigError("--only", f"no such task of {name}", found=number, wanted=f"0 to {found.tasks - 1}")
-    return [replace(found, only=int(number))]
+        return [selected]
+    if not number.isdecimal() or int(number) >= selected.tasks:
+        raise ConfigError(
+            "--only", f"no such task of {name}", found=number, wanted=f"0 to {selected.tasks - 1}"
+        )
+    return [replace(selected, only=int(number))]
 
 
-def write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Write a whole file or none; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with reporting_full_disk(path), replacing(path, own_partial_file(path)) as partial:
         partial.write_text(text, "utf-8")
 
 
-def _marker(stage: Stage, task: int, folder: Path) -> Path:
+def _marker(stage: TaskStage, task: int, folder: Path) -> Path:
     return folder / "done" / stage.name / f"{task:05d}.json"

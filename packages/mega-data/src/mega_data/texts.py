@@ -9,29 +9,29 @@ from typing import Any, Final
 
 import orjson
 
-from mega_data.readers.inputs import Input
+from mega_data.readers.inputs import InputFile
 from mega_data.readers.magic import BOM
-from mega_data.readers.streams import blocks
+from mega_data.readers.streams import read_blocks
 
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may be beyond 64 bits
 
 
-def texts(inputs: Iterable[Input], key: str) -> Iterator[str]:
+def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
     """The text under `key` of every row of the inputs, whatever their form.
 
     Raises:
         FormatError: a row has no string there; the message begins with file and line.
     """
-    for given in inputs:
-        first, version = 1, given.version()
-        for block in blocks(given, keys=[key]):
+    for item in inputs:
+        first_row, version = 1, item.version()
+        for block in read_blocks(item, keys=[key]):
             rows = block.rows([key])
-            given.check_version(version)
-            for fault in rows.faults:
-                raise fault.error(given.path, first)
+            item.check_version(version)
+            for row_error in rows.errors:
+                raise row_error.error(item.path, first_row)
             for (text,) in rows.texts:
                 yield from [text] if isinstance(text, str) else text
-            first += rows.count
+            first_row += rows.count
 
 
 def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 TYPES = ("bpe", "wordpiece", "unigram")
 EOD = "<|endoftext|>"
-SMALLEST = 1 + 256  # the end of a document, and every byte, so that any text has ids
+MIN_BPE_SIZE = 1 + 256  # the end of a document, and every byte, so that any text has ids
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNIGRAM_SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
 _PRIVATE = 0xF0000  # the first code point of Unicode's plane 15
 _SPACE = "\u2581"
 # The `tokenizers` library looks for special pieces in text too. With such a score, and the letters they are
 # spelled with in the vocabulary, it never takes one: `<s>` in a text is three letters, as in SentencePiece.
-_LAST, _SPELLING = -1000.0, "".join(sorted({*"".join(UNIGRAM_SPECIALS), *"0123456789ABCDEFx"}))
+_LOWEST_SCORE, _SPELLING = -1000.0, "".join(sorted({*"".join(UNIGRAM_SPECIALS), *"0123456789ABCDEFx"}))
 
 
 def train(
@@ -68,8 +68,8 @@ def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < SMALLEST:
-        wanted = f"{SMALLEST} or more: every byte, and {EOD}"
+    if vocab_size < MIN_BPE_SIZE:
+        wanted = f"{MIN_BPE_SIZE} or more: every byte, and {EOD}"
         raise ConfigError("--vocab-size", "too small for byte-level BPE", found=vocab_size, wanted=wanted)
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -99,10 +99,10 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
 
     def words() -> Iterator[str]:
         for text in texts:
-            found = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
+            plain_words = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
             yield " ".join(
                 word[0] + "".join(inside.setdefault(c, chr(_PRIVATE + len(inside))) for c in word[1:])
-                for word in found
+                for word in plain_words
             )
         yield " ".join(inside)  # any of them may begin a word of another text
 
@@ -139,7 +139,7 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
     model = BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_short(texts),
+            sentence_iterator=_split_long_lines(texts),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -162,7 +162,9 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
         ) from None
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     special = [i < len(UNIGRAM_SPECIALS) or pieces.is_byte(i) for i in range(pieces.get_piece_size())]
-    vocab = [(pieces.id_to_piece(i), _LAST if s else pieces.get_score(i)) for i, s in enumerate(special)]
+    vocab = [
+        (pieces.id_to_piece(i), _LOWEST_SCORE if s else pieces.get_score(i)) for i, s in enumerate(special)
+    ]
     library = Library(models.Unigram(vocab, unk_id=0, byte_fallback=True))
     library.add_special_tokens([AddedToken(name, special=True) for name in UNIGRAM_SPECIALS])
     library.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
@@ -172,12 +174,12 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
     return library
 
 
-def _short(texts: Iterable[str]) -> Iterator[str]:
+def _split_long_lines(texts: Iterable[str]) -> Iterator[str]:
     """Lines of at most 1,000 characters: SentencePiece passes over those of more than 4,192 bytes."""
     for text in texts:
         for line in text.replace("\0", " ").split("\n"):
-            for at in range(0, len(line), 1000):
-                yield line[at : at + 1000]
+            for start in range(0, len(line), 1000):
+                yield line[start : start + 1000]
 
 
 def save(tokenizer: FastTokenizer, folder: Path) -> list[str]:
@@ -190,12 +192,12 @@ def save(tokenizer: FastTokenizer, folder: Path) -> list[str]:
         Names of the files beside tokenizer.json and identity.json.
     """
     content = json.loads(tokenizer.source)
-    files = _foreign(content)
+    files = _export_files(content)
     save_folder(folder, tokenizer.identity, {CONTENT: tokenizer.source.encode(), **files})
     return sorted(files)
 
 
-def _foreign(content: dict[str, Any]) -> dict[str, bytes]:
+def _export_files(content: dict[str, Any]) -> dict[str, bytes]:
     model, special = content["model"], [token["content"] for token in content["added_tokens"]]
     if model["type"] == "BPE":
         merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]

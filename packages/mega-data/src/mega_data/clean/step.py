@@ -32,20 +32,20 @@ class Row:
     def text(self) -> str:
         return text_of(self.values, self.key)
 
-    def having(self, **values: Any) -> Row:
+    def with_values(self, **values: Any) -> Row:
         """The document with other values."""
         return replace(self, values={**self.values, **values})
 
 
 Verdict = list[Row] | str
 """What becomes of a document: none to several documents, or the reason why it goes."""
-Work = Callable[[Row], Verdict]
+RowFunction = Callable[[Row], Verdict]
 
 
 class Step(Protocol):
     """A step's options; a dataclass whose fields are the keys of its table in TOML."""
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         """Make what the step needs; what it says of a document depends on the document alone.
 
         Each task calls it: what takes time to make is kept for the next task of the process.
@@ -53,7 +53,7 @@ class Step(Protocol):
         ...
 
 
-def library(step: str, module: str, package: str = "") -> Any:
+def import_for_step(step: str, module: str, package: str = "") -> Any:
     """A module that not everyone has.
 
     Raises:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mega_data.clean.step import Row, Verdict, Work, library
-from mega_data.readers.packed import Version, file_version
+from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
+from mega_data.readers.packed import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
-SHORTEST = 9  # characters
+MIN_CHARACTERS = 9  # characters
 _DOMAINS = (
     "500px aapks akamaihd amazon apple artifactfire artstation awwni bandcamp battleforthenet "
     "coinscalendar dailymotion deviantart discord discordapp dlapkandroid dropbox e621 ebay edealinfo "
@@ -35,7 +35,7 @@ _ENDINGS = (
     "jpg js log mid midi mkv mov mp3 mp4 mpeg mpg ogg ogv otf pdf pkg png pps ppt pptx psd py qt ram "
     "rar sql svg swf tar tar.gz tgz tiff ttf txt wav webm wma wmv xls xlsx xml xz zip "
 )
-_ADDRESS = re.compile(
+_URL = re.compile(
     r"https?://(?:(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,}\.?|localhost|\d{1,3}(?:\.\d{1,3}){3})"
     r"(?::\d+)?(?:/?|[/?]\S+)",
     re.IGNORECASE,
@@ -43,11 +43,11 @@ _ADDRESS = re.compile(
 
 
 _ADBLOCK = re.compile(r"\|\|([^/^$|]+)\^?$")
-_NOWHERE = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # where a hosts file sends blocked names
+_NULL_ADDRESSES = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # where a hosts file sends blocked names
 
 
 @dataclass(frozen=True, slots=True)
-class Urls:
+class UrlFilter:
     """Drop documents from listed domains, of listed file endings, and with an address that is none.
 
     A listed word without a dot is a registered name alone: `google` of www.google.co.uk. One with dots is a
@@ -61,60 +61,60 @@ class Urls:
     key: str = "url"
     domains: str = ""
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
-        listed = Path(self.domains)
-        more = _listed_in(listed, file_version(listed)) if self.domains else frozenset[str]()
-        names = more.union(_DOMAINS.split())
+        path = Path(self.domains)
+        listed_domains = _load_domain_list(path, file_version(path)) if self.domains else frozenset[str]()
+        names = listed_domains.union(_DOMAINS.split())
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
-        extract = _extractor(library("urls", "tldextract"))
+        extract = _domain_extractor(import_for_step("urls", "tldextract"))
 
         def work(row: Row) -> Verdict:
             url = row.values.get(self.key)
             if not isinstance(url, str):
                 return [row]
-            url = _in_ascii(url)
+            url = _ascii_url(url)
             if (domain := extract(url).domain) in names:
                 return f"domain {domain}"
-            if more and (domain := _listed_domain(_host(url), more)):
+            if listed_domains and (domain := _listed_domain(_host(url), listed_domains)):
                 return f"domain {domain}"
-            bare = url.partition("?")[0].lower()
-            if bare.endswith(endings):
-                return f"ends in .{bare.rpartition('.')[2]}"
-            if len(url) < SHORTEST:
+            address = url.partition("?")[0].lower()
+            if address.endswith(endings):
+                return f"ends in .{address.rpartition('.')[2]}"
+            if len(url) < MIN_CHARACTERS:
                 return "a short address"
-            return [row] if _ADDRESS.fullmatch(url) else "not an address"
+            return [row] if _URL.fullmatch(url) else "not an address"
 
         return work
 
 
 @cache
-def _extractor(tldextract: Any) -> Any:
+def _domain_extractor(tldextract: Any) -> Any:
     """What finds the registered name in an address, by the list of suffixes that its wheel carries."""
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 @lru_cache(maxsize=1)
-def _listed_in(path: Path, version: Version) -> frozenset[str]:
-    return _listed(path.read_text("utf-8", "replace"))
+def _load_domain_list(path: Path, version: FileVersion) -> frozenset[str]:
+    return _parse_domain_list(path.read_text("utf-8", "replace"))
 
 
-def _listed(text: str) -> frozenset[str]:
+def _parse_domain_list(text: str) -> frozenset[str]:
     """The names and domains of a list, in ASCII and lower case."""
-    found = set[str]()
+    names = set[str]()
     for line in text.splitlines():
         line = re.sub(r"(^|\s)[#!].*", "", line.removeprefix("\ufeff")).strip()
         if adblock := _ADBLOCK.match(line):
             line = adblock[1]
-        found.update(_ascii_name(word.strip(".")) for word in line.split() if word not in _NOWHERE)
-    return frozenset(found - {""})
+        names.update(_ascii_name(word.strip(".")) for word in line.split() if word not in _NULL_ADDRESSES)
+    return frozenset(names - {""})
 
 
 def _listed_domain(host: str, names: frozenset[str]) -> str:
     """The listed domain that a host is or is below; "" for none."""
     labels = host.strip(".").split(".")
-    parents = (".".join(labels[at:]) for at in range(len(labels) - 1))
+    parents = (".".join(labels[index:]) for index in range(len(labels) - 1))
     return next((parent for parent in parents if parent in names), "")
 
 
@@ -125,7 +125,7 @@ def _host(url: str) -> str:
         return ""
 
 
-def _in_ascii(url: str) -> str:
+def _ascii_url(url: str) -> str:
     """The address with an international domain in its ASCII form: xn--mnchen-3ya.de of münchen.de."""
     if url.isascii() or not (host := _host(url)) or host.isascii():
         return url

@@ -10,17 +10,17 @@ import click
 from mega_data.commands.common import (
     EXECUTOR,
     EXISTING,
-    LAST_CALL,
+    LAST_CALL_HELP,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     check_has_stage,
-    documents_options,
+    check_inputs_unchanged,
+    document_options,
     error_limit,
     exit_if_nothing_left,
-    is_alone,
+    is_whole_run,
     run_stages,
-    tell_skipped,
-    unchanged_inputs,
+    warn_skipped,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_FOLDER
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from mega_data.clean.pipeline import Cleaning
 
 
-@click.command(cls=Spreading)
-@documents_options
+@click.command(cls=MultiValueCommand)
+@document_options
 @click.option("--output", type=OUTPUT_FOLDER, required=True, help="Folder of what is left, and of a report.")
 @click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
 @click.option(
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort in, per worker.")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, PASS/STAGE or PASS/STAGE:TASK to do; {LAST_CALL}")
+@click.option("--only", help=f"plan, PASS/STAGE or PASS/STAGE:TASK to do; {LAST_CALL_HELP}")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,
@@ -68,19 +68,19 @@ def clean(
     workers; a run that was killed goes on where its finished tasks end.
     """
     from mega_data.clean.pipeline import Cleaning
-    from mega_data.clean.registry import from_flag, from_toml
+    from mega_data.clean.registry import step_from_flag, steps_from_toml
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import checked_shards, mark, staging
+    from mega_data.output_folder import find_checked_shards, staging_folder, write_marker
     from mega_schema.errors import ConfigError
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
-    files, skip = checked_shards(inputs, output, work), on_error == "skip"
-    alone, staged = is_alone(executor, only), staging(output)
-    with work_folder(work, output / ".work", output, alone=alone, lock=output) as folder:
+    steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
+    files, skip = find_checked_shards(inputs, output, work), on_error == "skip"
+    whole_run, staging = is_whole_run(executor, only), staging_folder(output)
+    with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Cleaning(
             files,
-            staged,
+            staging,
             folder,
             steps,
             json_key,
@@ -89,25 +89,29 @@ def clean(
             id_key=id_key,
             memory=memory << 20,
         )
-        passes = {one.work.name: one for one in job.passes()}
-        stages = (f"{name}/{stage.name}" for name, one in passes.items() for stage in one.stages())
+        passes = {cleaning_pass.work.name: cleaning_pass for cleaning_pass in job.passes()}
+        stages = (
+            f"{name}/{stage.name}"
+            for name, cleaning_pass in passes.items()
+            for stage in cleaning_pass.stages()
+        )
         check_has_stage(executor, only, stages)
         job.begin()
-        mark(output, "clean")
-        wanted, _, stage = (only or "").partition("/")
-        if only and wanted not in {"plan", *passes}:
-            raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
-        with unchanged_inputs(folder):
-            for name, one in passes.items():
-                if not only or name == wanted:
+        write_marker(output, "clean")
+        pass_name, _, stage = (only or "").partition("/")
+        if only and pass_name not in {"plan", *passes}:
+            raise ConfigError("--only", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes]))
+        with check_inputs_unchanged(folder):
+            for name, cleaning_pass in passes.items():
+                if not only or name == pass_name:
                     run_stages(
-                        one.stages(),
-                        one.work,
+                        cleaning_pass.stages(),
+                        cleaning_pass.work,
                         executor=executor,
                         workers=workers,
                         only=stage or None,
                         errors=errors,
-                        told=f"{name}: ",
+                        label=f"{name}: ",
                     )
         if not only:
             _finish(job, output, keep_work=work is not None)
@@ -121,22 +125,24 @@ def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
     """
     import json
 
-    from mega_data.clean.report import page
-    from mega_data.output_folder import PAGE, publish
+    from mega_data.clean.report import render_report
+    from mega_data.output_folder import REPORT_PAGE, publish
     from mega_data.readers.inputs import QUARANTINE, REPORT
-    from mega_data.task_stages import remove_folder, write
+    from mega_data.task_stages import remove_folder, write_file
 
-    report, skipped = job.report(), job.skipped()
+    report, skipped = job.report(), job.count_skipped()
     values = {"skipped": skipped, "steps": report}
-    write(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
-    write(job.output / PAGE, page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
+    write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
+    write_file(
+        job.output / REPORT_PAGE, render_report(f"Cleaning of {len(job.inputs):,} files", report, skipped)
+    )
     publish(output, "clean", job.work)
     if not keep_work:
         remove_folder(job.work)
     for step in report:
         click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
-        for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
+        for reason, count in sorted(step["reasons"].items(), key=lambda item: -item[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
-    tell_skipped(skipped, output / QUARANTINE)
+    warn_skipped(skipped, output / QUARANTINE)
     exit_if_nothing_left(report[-1]["documents_out"], report[0]["documents_in"] + skipped)

@@ -8,24 +8,24 @@ import click
 
 from mega_data.commands.common import (
     EXECUTOR,
-    LAST_CALL,
+    LAST_CALL_HELP,
     ON_ERROR,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     check_has_stage,
+    check_inputs_unchanged,
     error_limit,
     exit_if_nothing_left,
     inputs_option,
-    is_alone,
+    is_whole_run,
     max_errors_option,
     run_stages,
-    unchanged_inputs,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
-@click.command(cls=Spreading)
+@click.command(cls=MultiValueCommand)
 @inputs_option(
     "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files, globs, folders."
 )
@@ -56,7 +56,7 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 @click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT.work]")
 @click.option("--workers", type=WORKERS, default=1, help="Processes.")
 @click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL}")
+@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL_HELP}")
 def extract(
     inputs: tuple[str, ...],
     output: Path,
@@ -80,38 +80,38 @@ def extract(
     from collections import Counter
 
     from mega_data.error_limit import ErrorCount
-    from mega_data.extract.formats import cut, sources
+    from mega_data.extract.formats import find_inputs, split_inputs
     from mega_data.extract.pipeline import Extraction, check_outputs, dropped_path, is_one_file
-    from mega_data.output_folder import mark, publish, staging
+    from mega_data.output_folder import publish, staging_folder, write_marker
     from mega_data.task_stages import remove_folder
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    files = sources(inputs)
+    files = find_inputs(inputs)
     check_outputs(files, output, work, keep_dropped=keep_dropped)
-    parts = cut(files, form, part_mb * 1_000_000)
-    usual = output.with_name(f"{output.name}.work")
+    parts = split_inputs(files, form, part_mb * 1_000_000)
+    default_work = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
-    lock = work or usual if one_file else output
-    with work_folder(work, usual, output, alone=is_alone(executor, only), lock=lock) as folder:
-        to = output if one_file else staging(output)
+    lock = work or default_work if one_file else output
+    with work_folder(work, default_work, output, whole_run=is_whole_run(executor, only), lock=lock) as folder:
+        target = output if one_file else staging_folder(output)
         skip, dropped = on_error == "skip", dropped_path(output)
-        job = Extraction(parts, to, folder, form, whole_page, skip, keep_dropped, dropped)
+        job = Extraction(parts, target, folder, form, whole_page, skip, keep_dropped, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:
-            mark(output, "extract")
-        with unchanged_inputs(folder):
-            found = run_stages(
+            write_marker(output, "extract")
+        with check_inputs_unchanged(folder):
+            results = run_stages(
                 job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
             )
-        if found is None:
+        if results is None:
             return
         if not one_file:
             publish(output, "extract", folder)
         if not work:
             remove_folder(folder)
     counts, reasons = Counter[str](), Counter[str]()
-    for result in found[0]:
+    for result in results[0]:
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
         reasons.update(result["reasons"])
     size = f"{counts['bytes'] / 1e6:.2f} MB"

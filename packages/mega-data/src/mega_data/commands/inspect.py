@@ -18,32 +18,33 @@ from mega_schema.app.output_option import OUTPUT_FILE
 @click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
 def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, multimodal: bool) -> None:
     """Print what is in the indexed dataset PREFIX (the path without .idx)."""
-    from mega_data.inspect import PERCENTILES, contents, document_text, opened_tokenizer
-    from mega_data.length_histogram import as_lines, draw, histogram
+    from mega_data.inspect import PERCENTILES, document_text, open_dataset_tokenizer, summarize
+    from mega_data.length_histogram import format_histogram, histogram, plot_lengths
     from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.outputs import check_output, dataset_files, is_image
 
     data = open_dataset(prefix, multimodal=multimodal)
     if plot is not None:
         check_output("--plot", plot, "file", inputs=dataset_files(prefix), is_ours=is_image)
-    found, tokenizer = contents(data), opened_tokenizer(data)
+    summary, tokenizer = summarize(data), open_dataset_tokenizer(data)
     click.echo(
-        f"{found.documents:,} documents ({found.empty_documents:,} empty)  {found.sequences:,} sequences  "
-        f"{found.tokens:,} tokens  {found.dtype}  {found.size:,} bytes  {data.form}"
+        f"{summary.documents:,} documents ({summary.empty_documents:,} empty)  "
+        f"{summary.sequences:,} sequences  "
+        f"{summary.tokens:,} tokens  {summary.dtype}  {summary.size:,} bytes  {data.form}"
     )
-    if found.lengths:
-        shares = "  ".join(f"{p}%: {n:,}" for p, n in zip(PERCENTILES, found.lengths, strict=True))
+    if summary.lengths:
+        shares = "  ".join(f"{p}%: {n:,}" for p, n in zip(PERCENTILES, summary.lengths, strict=True))
         click.echo(f"tokens of a sequence  {shares}")
-    for number, line in enumerate(as_lines(histogram(data))):
+    for number, line in enumerate(format_histogram(histogram(data))):
         click.echo(f"{'' if number else 'tokens of a document':20}  {line}")
     if data.info:
         identity = data.info.tokenizer
         click.echo(f"tokenizer {identity.type}  {identity.vocab_size:,} ids  eod {identity.eod}")
         click.echo(f"from {', '.join(data.info.sources)}")
-    for document in range(min(documents, found.documents)):
+    for document in range(min(documents, summary.documents)):
         click.echo(f"document {document}  {document_text(data, document, tokenizer, characters)}")
     if plot is not None:
-        draw(data, plot)
+        plot_lengths(data, plot)
         click.echo(f"{plot}: the documents' lengths")
 
 
@@ -55,7 +56,7 @@ def inspect(prefix: Path, documents: int, characters: int, plot: Path | None, mu
 @click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
 def verify(prefix: Path, vocab_size: int | None, multimodal: bool) -> None:
     """Look at every index entry and token of the indexed dataset PREFIX; exit code 2 with the first fault."""
-    from mega_data.inspect import verify as look
+    from mega_data.inspect import verify_dataset as look
     from mega_schema.dataset.indexed_dataset import open_dataset
 
     data = open_dataset(prefix, multimodal=multimodal)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar, tell_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, MultiValueCommand, progress_bar, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(cls=Spreading)
+@click.command(cls=MultiValueCommand)
 @click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes, merged in this order.")
 @click.option("--input", "folder", type=FOLDER, help="Folder instead: all datasets in it, sorted by name.")
 @click.option("--output-prefix", type=OUTPUT_PREFIX, required=True, help=".bin, .idx and .json are added.")
@@ -36,9 +36,9 @@ def merge(
     """Merge datasets of one tokenizer: the documents of each after those of the one before."""
     import resource
 
-    from mega_data.convert import form_named
-    from mega_data.merge import merge as join
-    from mega_data.merge import prefixes_in
+    from mega_data.convert import canonical_format
+    from mega_data.merge import find_prefixes
+    from mega_data.merge import merge_datasets as join
     from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.errors import ConfigError
     from mega_schema.outputs import check_dataset_output, dataset_files
@@ -47,26 +47,28 @@ def merge(
         found = "both" if datasets else "neither"
         raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
     # each dataset stays open while it is merged; what a shell allows by default is a few hundred
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    prefixes = prefixes_in(folder) if folder else list(datasets)
-    opened = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    prefixes = find_prefixes(folder) if folder else list(datasets)
+    opened_datasets = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
     inputs = [path for prefix in prefixes for path in dataset_files(prefix)]
     if check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
-        tell_replaced(output_prefix)
-    with progress_bar("merging", sum(data.tokens * data.dtype.itemsize for data in opened)) as progress:
-        done = join(
-            opened,
+        warn_replaced(output_prefix)
+    with progress_bar(
+        "merging", sum(data.tokens * data.dtype.itemsize for data in opened_datasets)
+    ) as progress:
+        result = join(
+            opened_datasets,
             output_prefix,
-            form=form_named(dataset_impl) if dataset_impl else None,
+            form=canonical_format(dataset_impl) if dataset_impl else None,
             assume_same_tokenizer=assume_same_tokenizer,
             workers=workers,
             progress=progress,
         )
-    rate = done.size / 1e6 / max(done.seconds, 1e-9)
+    rate = result.size / 1e6 / max(result.seconds, 1e-9)
     click.echo(
-        f"{output_prefix}: {len(opened)} datasets, {done.documents:,} documents, "
-        f"{done.sequences:,} sequences, {done.tokens:,} tokens, {rate:.0f} MB/s"
+        f"{output_prefix}: {len(opened_datasets)} datasets, {result.documents:,} documents, "
+        f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
     )
-    if done.differing:
-        click.echo(f"note: not made alike: {', '.join(done.differing)} (see each PREFIX.json)", err=True)
+    if result.differing:
+        click.echo(f"note: not made alike: {', '.join(result.differing)} (see each PREFIX.json)", err=True)

@@ -10,35 +10,39 @@ import click
 from mega_data.commands.common import (
     ANY_PATH,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     error_limit,
     exit_if_nothing_left,
     max_errors_option,
     progress_bar,
-    tell_replaced,
-    tell_skipped,
+    warn_replaced,
+    warn_skipped,
 )
 from mega_schema.app.output_option import OUTPUT_PREFIX
 
 if TYPE_CHECKING:
-    from mega_data.preprocess import Outcome
+    from mega_data.preprocess import PreprocessResult
 
-INPUT = (
+INPUT_HELP = (
     "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets, "
     "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
 )
 
-_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # what the workers need
-_BYTE_PAIRS = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
+_WORKER_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # what the workers need
+_BYTE_PAIR_TYPES = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
 
 
-def _modules(tokenizer_type: str) -> tuple[str, ...]:
+def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
     """Modules for the workers' process to import while the tokenizer opens."""
-    return (*_MODULES, "gigatoken.gigatoken_rs") if tokenizer_type in _BYTE_PAIRS else _MODULES
+    return (
+        (*_WORKER_MODULES, "gigatoken.gigatoken_rs")
+        if tokenizer_type in _BYTE_PAIR_TYPES
+        else _WORKER_MODULES
+    )
 
 
-@click.command(cls=Spreading)
-@click.option("--input", "words", multiple=True, required=True, help=INPUT)
+@click.command(cls=MultiValueCommand)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option("--input-format", type=click.Choice(["jsonl", "text", "table"]), help="[default: by the names]")
 @click.option(
     "--text-unit", type=click.Choice(["file", "paragraph", "line"]), default="file", help="A document."
@@ -125,13 +129,13 @@ def preprocess(
     **accepted: object,  # flags of Megatron's without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
-    from mega_data.process_pool import Started
+    from mega_data.process_pool import ProcessPool
 
-    with Started(workers, _modules(tokenizer_type)) as processes:
-        from mega_data.readers.inputs import found
+    with ProcessPool(workers, _modules_to_import(tokenizer_type)) as processes:
+        from mega_data.readers.inputs import expand_inputs
         from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-        inputs = found(words, input_format)
+        inputs = expand_inputs(words, input_format)
         tokenizer = open_tokenizer(
             tokenizer_type,
             vocab_file=vocab_file,
@@ -153,23 +157,25 @@ def preprocess(
             keep_newlines=keep_newlines,
             skip=on_error == "skip",
             unit=text_unit,
-            form=dataset_impl,
+            index_format=dataset_impl,
             special_tokens=special_tokens,
             parse_special_tokens=parse_special_tokens,
             max_errors=error_limit(on_error, max_errors),
         )
         for prefix in run.check_outputs(inputs, output_prefix, options):
-            tell_replaced(prefix)
-        with progress_bar("encoding", sum(one.size for one in inputs)) as told:
-            done = run.preprocess(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
-    _report(done)
+            warn_replaced(prefix)
+        with progress_bar("encoding", sum(item.size for item in inputs)) as progress:
+            result = run.preprocess(
+                inputs, output_prefix, tokenizer, options, workers=processes, progress=progress
+            )
+    _report(result)
 
 
-def _report(done: Outcome) -> None:
+def _report(result: PreprocessResult) -> None:
     """Print what the run wrote; leave with an error where all rows were wrong."""
     click.echo(
-        f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
-        f"{done.size:,} bytes, {done.rate:.1f} MB/s"
+        f"{' '.join(map(str, result.prefixes))}: {result.documents:,} documents, {result.tokens:,} tokens, "
+        f"{result.size:,} bytes, {result.rate:.1f} MB/s"
     )
-    tell_skipped(done.skipped, done.quarantine)
-    exit_if_nothing_left(done.documents, done.skipped)
+    warn_skipped(result.skipped, result.quarantine)
+    exit_if_nothing_left(result.documents, result.skipped)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import Spreading
-from mega_data.commands.preprocess import INPUT
+from mega_data.commands.common import MultiValueCommand
+from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
-@click.command("train-tokenizer", cls=Spreading)
-@click.option("--input", "words", multiple=True, required=True, help=INPUT)
+@click.command("train-tokenizer", cls=MultiValueCommand)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option("--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe")
 @click.option("--vocab-size", type=int, default=4096, help="Ids, special tokens and bytes included.")
 @click.option(
@@ -29,16 +29,16 @@ def train_tokenizer(
     tokenizer.model.
     """
     from mega_data.interruptible import run_interruptible
-    from mega_data.readers.inputs import found
-    from mega_data.texts import texts
+    from mega_data.readers.inputs import expand_inputs
+    from mega_data.texts import read_texts
     from mega_data.train_tokenizer import describe, save, train
     from mega_schema.outputs import check_output, is_tokenizer
 
-    inputs = found(words)
-    files = [one.path for one in inputs if not one.stdin]
+    inputs = expand_inputs(words)
+    files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
     tokenizer = run_interruptible(
-        lambda: train(texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
+        lambda: train(read_texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
     )
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")

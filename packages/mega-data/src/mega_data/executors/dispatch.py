@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mega_data.executors import local, slurm
-from mega_data.task_stages import Progress, Result, Stage, chosen, silent
+from mega_data.task_stages import StartProgress, TaskResult, TaskStage, no_progress, select_stages
 
 EXECUTORS = ("local", "slurm-array", "ray")
 
 
 def execute(
-    stages: Sequence[Stage],
+    stages: Sequence[TaskStage],
     folder: Path,
     *,
     executor: str = "local",
     workers: int = 1,
     only: str | None = None,
     environment: Mapping[str, str],
-    progress: Progress = silent,
-) -> list[list[Result]] | None:
+    progress: StartProgress = no_progress,
+) -> list[list[TaskResult]] | None:
     """Do the tasks that are not done.
 
     Args:
@@ -34,13 +34,15 @@ def execute(
     Raises:
         MegaError: as the executor does.
     """
-    wanted = chosen(stages, only)
+    selected = select_stages(stages, only)
     if executor == "ray":
         from mega_data.executors.ray import run
 
-        found = run(wanted, folder, workers=workers, progress=progress)
+        task_results = run(selected, folder, workers=workers, progress=progress)
     elif executor == "slurm-array":
-        found = local.run(slurm.shares(wanted, environment), folder, workers=workers, progress=progress)
+        task_results = local.run(
+            slurm.element_stages(selected, environment), folder, workers=workers, progress=progress
+        )
     else:
-        found = local.run(wanted, folder, workers=workers, progress=progress)
-    return found if only is None and executor != "slurm-array" else None
+        task_results = local.run(selected, folder, workers=workers, progress=progress)
+    return task_results if only is None and executor != "slurm-array" else None

@@ -14,17 +14,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_data.task_stages import Progress, Result, Stage, left, perform, results, silent
+from mega_data.task_stages import (
+    StartProgress,
+    TaskResult,
+    TaskStage,
+    no_progress,
+    pending_tasks,
+    read_results,
+    run_task,
+)
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
-_SECONDS = 10.0  # to wait for a cluster to answer
+_CONNECT_SECONDS = 10.0  # to wait for a cluster to answer
 _HINT = "the same command goes on where this one ended"
 
 
 def run(
-    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Progress = silent
-) -> list[list[Result]]:
+    stages: Sequence[TaskStage], folder: Path, *, workers: int, progress: StartProgress = no_progress
+) -> list[list[TaskResult]]:
     """Do every task of every stage that is not done; what is remembered of each, by stage and task.
 
     A task whose process dies is given to another one, three times (Ray's default).
@@ -49,7 +57,7 @@ def run(
             _run_stage(ray, stage, folder, progress)
     finally:
         ray.shutdown()
-    return [results(stage, folder) for stage in stages]
+    return [read_results(stage, folder) for stage in stages]
 
 
 def _connect(ray: Any, workers: int) -> None:
@@ -61,27 +69,27 @@ def _connect(ray: Any, workers: int) -> None:
     try:
         host, colon, port = (address or "").partition(":")
         if colon and port.isdecimal():  # where nobody listens Ray itself goes on trying for minutes
-            socket.create_connection((host, int(port)), _SECONDS).close()
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
     except (OSError, RuntimeError, ValueError) as error:  # none there, or one of other versions
         found, hint = f"{address}: {' '.join(str(error).split())}", "ray start --head, or unset RAY_ADDRESS"
         raise ConfigError("RAY_ADDRESS", "no cluster to use", found=found, hint=hint) from None
 
 
-def _task(stage: Stage, task: int, folder: Path, here: Path) -> Result:
-    os.chdir(here)  # paths may be as the command was given them
-    return perform(stage, task, folder)
+def _run_task(stage: TaskStage, task: int, folder: Path, cwd: Path) -> TaskResult:
+    os.chdir(cwd)  # paths may be as the command was given them
+    return run_task(stage, task, folder)
 
 
-def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Progress) -> None:
-    tasks = left(stage, folder)
-    tell = progress(stage, tasks)
-    remote, shared = ray.remote(_task), ray.put(stage)
+def _run_stage(ray: Any, stage: TaskStage, folder: Path, progress: StartProgress) -> None:
+    tasks = pending_tasks(stage, folder)
+    report = progress(stage, tasks)
+    remote, shared = ray.remote(_run_task), ray.put(stage)
     waiting = [remote.remote(shared, task, folder, Path.cwd()) for task in tasks]
     while waiting:
         ended, waiting = ray.wait(waiting)
         try:
-            tell(ray.get(ended[0]))
+            report(ray.get(ended[0]))
         except ray.exceptions.RayTaskError as error:
             for task in waiting:
                 ray.cancel(task)

@@ -15,96 +15,104 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from mega_data.extract.types import Gap, Text
+from mega_data.extract.types import DamagedRange, TextPiece
 
-_BLOCK, _END = 0x314159265359, 0x177245385090  # of a block, and of the end of a stream: pi and its root
+_BLOCK_MARK, _STREAM_END_MARK = (
+    0x314159265359,
+    0x177245385090,
+)  # of a block, and of the end of a stream: pi and its root
 _BITS = 48
-_LONGEST = 10_000_000  # bits; a block packs 900,000 bytes, and at worst they become a little more
-_TRIES = 16  # ends tried of a block; a whole one has its own among the first few
+_MAX_BLOCK_BITS = 10_000_000  # bits; a block packs 900,000 bytes, and at worst they become a little more
+_MAX_ENDS_TRIED = 16  # ends tried of a block; a whole one has its own among the first few
 _CHUNK = 1 << 20
 
 
 def _patterns() -> Iterator[tuple[bytes, tuple[int, int]]]:
     """The five bytes in the middle of each mark at each bit of a byte, all of whose bits are known."""
-    for mark in (_BLOCK, _END):
+    for mark in (_BLOCK_MARK, _STREAM_END_MARK):
         for shift in range(8):
             yield (mark << (8 - shift)).to_bytes(7, "big")[1:6], (mark, shift)
 
 
 _MIDDLES = MappingProxyType(dict(_patterns()))
-_ANY = re.compile(b"|".join(map(re.escape, _MIDDLES)))
+_ANY_MARK = re.compile(b"|".join(map(re.escape, _MIDDLES)))
 
 
-def blocks(path: Path, start: int = 0) -> Iterator[Text | Gap]:
+def read_bzip2(path: Path, start: int = 0) -> Iterator[TextPiece | DamagedRange]:
     """The text of every whole block that begins at byte `start` or later, and the gaps where none is.
 
     A gap before the first block is told when `start` is 0: it belongs to whoever reads what is before.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        done = 0 if start == 0 else -1  # bits up to here are told; -1: none yet
-        begin = _block(file, 8 * start)
-        while begin >= 0:
-            end, text = _whole(file, begin)
-            if end >= 0:
-                if done >= 0 and (lost := _follows(file, done, begin)) < begin:
-                    yield Gap(lost // 8, begin // 8, "no whole block of bz2")
-                yield Text(begin // 8, text)
-                done = end
-            begin = _block(file, end if end >= 0 else begin + 1)
-        if done >= 0 and (lost := _follows(file, done, 8 * size)) != 8 * size:
-            yield Gap(min(lost // 8, size), size, "no whole block of bz2, or no end of its stream")
+        read_to = 0 if start == 0 else -1  # bits up to here are told; -1: none yet
+        block_start = _next_block(file, 8 * start)
+        while block_start >= 0:
+            block_end, text = _decompress_block(file, block_start)
+            if block_end >= 0:
+                if (
+                    read_to >= 0
+                    and (gap_start := _skip_stream_marks(file, read_to, block_start)) < block_start
+                ):
+                    yield DamagedRange(gap_start // 8, block_start // 8, "no whole block of bz2")
+                yield TextPiece(block_start // 8, text)
+                read_to = block_end
+            block_start = _next_block(file, block_end if block_end >= 0 else block_start + 1)
+        if read_to >= 0 and (gap_start := _skip_stream_marks(file, read_to, 8 * size)) != 8 * size:
+            yield DamagedRange(
+                min(gap_start // 8, size), size, "no whole block of bz2, or no end of its stream"
+            )
 
 
-def _block(file: IO[bytes], bit: int) -> int:
+def _next_block(file: IO[bytes], bit: int) -> int:
     """Where the next mark of a block is, from a bit on; -1 where there is none."""
-    return next((place for place, mark in _marks(file, bit) if mark == _BLOCK), -1)
+    return next((place for place, mark in _find_marks(file, bit) if mark == _BLOCK_MARK), -1)
 
 
-def _marks(file: IO[bytes], bit: int) -> Iterator[tuple[int, int]]:
+def _find_marks(file: IO[bytes], bit: int) -> Iterator[tuple[int, int]]:
     """Places of marks, in bits from the start of the file, and which they are, from `bit` on."""
-    base, held = bit // 8, b""
+    base, buffer = bit // 8, b""
     while True:
-        file.seek(base + len(held))
-        more = file.read(_CHUNK)
-        held += more or b"\0"
-        for found in _ANY.finditer(held, 1):
-            mark, shift = _MIDDLES[found[0]]
-            first, around = found.start() - 1, held[found.start() - 1 : found.end() + 1]
+        file.seek(base + len(buffer))
+        chunk = file.read(_CHUNK)
+        buffer += chunk or b"\0"
+        for match in _ANY_MARK.finditer(buffer, 1):
+            mark, shift = _MIDDLES[match[0]]
+            first, around = match.start() - 1, buffer[match.start() - 1 : match.end() + 1]
             place = 8 * (base + first) + shift
-            if len(around) == 7 and place >= bit and _value(around, shift, _BITS) == mark:
+            if len(around) == 7 and place >= bit and _bits_to_int(around, shift, _BITS) == mark:
                 yield place, mark
-        if not more:
+        if not chunk:
             return
-        base, bit = base + max(0, len(held) - 6), max(bit, 8 * (base + max(0, len(held) - 6)))
-        held = held[-6:]
+        base, bit = base + max(0, len(buffer) - 6), max(bit, 8 * (base + max(0, len(buffer) - 6)))
+        buffer = buffer[-6:]
 
 
-def _value(data: bytes, first: int, bits: int) -> int:
+def _bits_to_int(data: bytes, first: int, bits: int) -> int:
     """Bits of data as a number."""
     return int.from_bytes(data, "big") >> (8 * len(data) - first - bits) & ((1 << bits) - 1)
 
 
-def _read(file: IO[bytes], begin: int, end: int) -> int:
+def _read_bits(file: IO[bytes], begin: int, end: int) -> int:
     """The bits of the file from `begin` to `end` as a number; 0 where the file has ended."""
     file.seek(begin // 8)
     size = (end + 7) // 8 - begin // 8
-    return _value(file.read(size).ljust(size, b"\0"), begin % 8, end - begin)
+    return _bits_to_int(file.read(size).ljust(size, b"\0"), begin % 8, end - begin)
 
 
-def _whole(file: IO[bytes], begin: int) -> tuple[int, bytes]:
+def _decompress_block(file: IO[bytes], begin: int) -> tuple[int, bytes]:
     """Where the block at a bit ends, and its text; -1 where it is damaged, or no block."""
-    for end, _ in islice(_marks(file, begin + _BITS), _TRIES):
+    for end, _ in islice(_find_marks(file, begin + _BITS), _MAX_ENDS_TRIED):
         bits = end - begin
-        if bits > _LONGEST:
+        if bits > _MAX_BLOCK_BITS:
             break
-        value = _read(file, begin, end)
+        value = _read_bits(file, begin, end)
         checksum = value >> max(0, bits - 80) & 0xFFFFFFFF
-        whole, pad = (((value << _BITS) | _END) << 32) | checksum, -(bits + 80) % 8
-        packed = (whole << pad).to_bytes((bits + 80 + pad) // 8, "big")
+        stream_bits, pad = (((value << _BITS) | _STREAM_END_MARK) << 32) | checksum, -(bits + 80) % 8
+        compressed = (stream_bits << pad).to_bytes((bits + 80 + pad) // 8, "big")
         stream = BZ2Decompressor()
         try:
-            text = stream.decompress(b"BZh9" + packed)
+            text = stream.decompress(b"BZh9" + compressed)
         except OSError:
             continue
         if stream.eof:
@@ -112,14 +120,18 @@ def _whole(file: IO[bytes], begin: int) -> tuple[int, bytes]:
     return -1, b""
 
 
-def _follows(file: IO[bytes], done: int, until: int) -> int:
+def _skip_stream_marks(file: IO[bytes], position: int, limit: int) -> int:
     """How far what lies between blocks is in order: ends of streams and heads of the next."""
-    while done < until:
-        mark = _read(file, done, done + 32 + _BITS)
-        if done % 8 == 0 and mark >> 56 == 0x425A68 and mark & ((1 << _BITS) - 1) in (_BLOCK, _END):
-            done += 32  # "BZh", and a digit
-        elif mark >> 32 == _END:
-            done = (done + _BITS + 32 + 7) // 8 * 8
+    while position < limit:
+        mark = _read_bits(file, position, position + 32 + _BITS)
+        if (
+            position % 8 == 0
+            and mark >> 56 == 0x425A68
+            and mark & ((1 << _BITS) - 1) in (_BLOCK_MARK, _STREAM_END_MARK)
+        ):
+            position += 32  # "BZh", and a digit
+        elif mark >> 32 == _STREAM_END_MARK:
+            position = (position + _BITS + 32 + 7) // 8 * 8
         else:
             break
-    return done
+    return position

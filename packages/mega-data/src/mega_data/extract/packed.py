@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from mega_data.extract.bzip2 import blocks
-from mega_data.extract.types import Gap, Text
-from mega_data.readers.magic import compression
-from mega_data.readers.packed import library
+from mega_data.extract.bzip2 import read_bzip2
+from mega_data.extract.types import DamagedRange, TextPiece
+from mega_data.readers.magic import detect_compression
+from mega_data.readers.packed import import_for_file
 
-CUTTABLE = ("", ".bz2")  # what can be read from any place on
+SPLITTABLE = ("", ".bz2")  # what can be read from any place on
 _CHUNK = 1 << 20
-_HELD = 1 << 22  # bytes of text
-_PACKED = 1 << 10  # bytes unpacked at a time: what a bomb makes of them has to fit into memory
+_MAX_FRAME_TEXT = 1 << 22  # bytes of text
+_READ_BYTES = 1 << 10  # bytes unpacked at a time: what a bomb makes of them has to fit into memory
 _GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 
 
-def packing(path: Path) -> str:
+def compression_of(path: Path) -> str:
     """The ending of a file's compression, "" without one."""
-    return compression(path)
+    return detect_compression(path)
 
 
-def pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[Text | Gap]:
+def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[TextPiece | DamagedRange]:
     """The text of a file that begins at byte `start` or later, and the gaps.
 
     Args:
@@ -39,34 +39,36 @@ def pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[Text
     Raises:
         ConfigError: a library that the compression needs is not installed.
     """
-    kind = packing(path)
+    kind = compression_of(path)
     if kind == ".bz2":
-        return blocks(path, start)
+        return read_bzip2(path, start)
     if kind == ".gz":
-        return _frames(path, _GZIP, lambda: zlib.decompressobj(31), zlib.error)
+        return _read_frames(path, _GZIP, lambda: zlib.decompressobj(31), zlib.error)
     if kind == ".xz":
-        return _frames(path, _XZ, lzma.LZMADecompressor, lzma.LZMAError)
+        return _read_frames(path, _XZ, lzma.LZMADecompressor, lzma.LZMAError)
     if kind == ".zst":
-        zstandard = library(path, "zstandard", "zst")
-        return _frames(path, _ZSTD, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
+        zstandard = import_for_file(path, "zstandard", "zst")
+        return _read_frames(path, _ZSTD, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
     if kind == ".lz4":
-        lz4 = library(path, "lz4.frame", "lz4")
-        return _frames(path, _LZ4, lz4.LZ4FrameDecompressor, RuntimeError)
-    return _plain(path, start, edge)
+        lz4 = import_for_file(path, "lz4.frame", "lz4")
+        return _read_frames(path, _LZ4, lz4.LZ4FrameDecompressor, RuntimeError)
+    return _read_plain(path, start, edge)
 
 
-def _plain(path: Path, start: int, edge: int | None) -> Iterator[Text | Gap]:
+def _read_plain(path: Path, start: int, edge: int | None) -> Iterator[TextPiece | DamagedRange]:
     with path.open("rb") as file:
         file.seek(start)
-        at = start
-        while text := file.read(min(_CHUNK, edge - at) if edge is not None and at < edge else _CHUNK):
-            yield Text(at, text)
-            at += len(text)
+        position = start
+        while text := file.read(
+            min(_CHUNK, edge - position) if edge is not None and position < edge else _CHUNK
+        ):
+            yield TextPiece(position, text)
+            position += len(text)
 
 
-def _frames(
-    path: Path, magic: bytes, begin: Callable[[], Any], damage: type[Exception]
-) -> Iterator[Text | Gap]:
+def _read_frames(
+    path: Path, magic: bytes, open_frame: Callable[[], Any], damage_error: type[Exception]
+) -> Iterator[TextPiece | DamagedRange]:
     """The text of a file of frames that each begin with `magic`.
 
     The checksum of a frame comes after its text. Frames of up to _HELD bytes of text are given when it was
@@ -74,60 +76,62 @@ def _frames(
     """
     with path.open("rb") as file:
         frame: Any = None
-        held = list[bytes]()  # text of the frame not yet given
-        at = first = size = 0  # of what is unpacked now, and of its frame; of what is held
-        while packed := file.read(_PACKED):
-            while packed:
+        pending = list[bytes]()  # text of the frame not yet given
+        position = frame_start = size = 0  # of what is unpacked now, and of its frame; of what is held
+        while compressed := file.read(_READ_BYTES):
+            while compressed:
                 if frame is None:
-                    rest = packed.lstrip(b"\0") if magic in (_GZIP, _XZ) else packed  # those may be padded
-                    at, packed = at + len(packed) - len(rest), rest
-                    if not packed:
+                    stripped = (
+                        compressed.lstrip(b"\0") if magic in (_GZIP, _XZ) else compressed
+                    )  # those may be padded
+                    position, compressed = position + len(compressed) - len(stripped), stripped
+                    if not compressed:
                         break
-                    frame, first, held, size = begin(), at, [], 0
+                    frame, frame_start, pending, size = open_frame(), position, [], 0
                 try:
-                    text = frame.decompress(packed)
-                except damage as error:
-                    after = _next(file, magic, max(at, first + 1))
-                    yield Gap(first if held else at, after, str(error))
-                    at, packed, frame = after, b"", None
-                    file.seek(after)
+                    text = frame.decompress(compressed)
+                except damage_error as error:
+                    resume_at = _find_magic(file, magic, max(position, frame_start + 1))
+                    yield DamagedRange(frame_start if pending else position, resume_at, str(error))
+                    position, compressed, frame = resume_at, b"", None
+                    file.seek(resume_at)
                     break
-                left = (frame.unused_data or b"") if frame.eof else b""
-                held.append(text)
+                unused = (frame.unused_data or b"") if frame.eof else b""
+                pending.append(text)
                 size += len(text)
-                if frame.eof or size > _HELD:
+                if frame.eof or size > _MAX_FRAME_TEXT:
                     if size:
-                        yield Text(first, b"".join(held))
-                    held = []
-                at, packed = at + len(packed) - len(left), left
+                        yield TextPiece(frame_start, b"".join(pending))
+                    pending = []
+                position, compressed = position + len(compressed) - len(unused), unused
                 frame = None if frame.eof else frame
         if frame is not None:
-            yield Gap(first, at, "the file ends within what began here")
+            yield DamagedRange(frame_start, position, "the file ends within what began here")
 
 
-def _next(file: IO[bytes], magic: bytes, at: int) -> int:
+def _find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
     """Where a frame may begin, from a byte on; the end of the file where none does."""
-    file.seek(at)
-    held = b""
-    while more := file.read(_CHUNK):
-        held += more
-        found = held.find(magic)
-        if found >= 0:
-            return at + found
-        at += max(0, len(held) - len(magic) + 1)
-        held = held[-len(magic) + 1 :]
-    return at + len(held)
+    file.seek(position)
+    buffer = b""
+    while chunk := file.read(_CHUNK):
+        buffer += chunk
+        index = buffer.find(magic)
+        if index >= 0:
+            return position + index
+        position += max(0, len(buffer) - len(magic) + 1)
+        buffer = buffer[-len(magic) + 1 :]
+    return position + len(buffer)
 
 
-class Joined:
+class ResumableStream:
     """Pieces as a file to read from, up to the next gap; it goes on behind the gap once `gap` is None again.
 
     Attributes:
         gap: where reading has stopped, None at the end of the file.
     """
 
-    def __init__(self, parts: Iterator[Text | Gap]) -> None:
-        self.gap: Gap | None = None
+    def __init__(self, parts: Iterator[TextPiece | DamagedRange]) -> None:
+        self.gap: DamagedRange | None = None
         self._places = deque[tuple[int, int]]([(0, 0)])  # where pieces begin: of the text, of the file
         self._parts, self._held = parts, b""
         self._first = self._at = 0  # of the text: where `_held` begins, and what is read next
@@ -135,18 +139,18 @@ class Joined:
     def read(self, size: int) -> bytes:
         while self._at >= self._first + len(self._held):
             piece = None if self.gap else next(self._parts, None)
-            if isinstance(piece, Gap):
+            if isinstance(piece, DamagedRange):
                 self.gap = piece
-            if not isinstance(piece, Text):
+            if not isinstance(piece, TextPiece):
                 return b""
-            kept = self._held[-_CHUNK:]
-            self._first += len(self._held) - len(kept)
-            self._places.append((self._first + len(kept), piece.at))
+            tail = self._held[-_CHUNK:]
+            self._first += len(self._held) - len(tail)
+            self._places.append((self._first + len(tail), piece.start))
             while len(self._places) > 1 and self._places[1][0] <= self._first:
                 self._places.popleft()
-            self._held = kept + piece.data
-        begin = self._at - self._first
-        text = self._held[begin : begin + size]
+            self._held = tail + piece.data
+        offset = self._at - self._first
+        text = self._held[offset : offset + size]
         self._at += len(text)
         return text
 

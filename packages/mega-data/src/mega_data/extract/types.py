@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST_PAGE = 1 << 24  # bytes of markup; crawlers cut pages long before, and wikis take none of 2 MB
+MAX_PAGE_BYTES = 1 << 24  # bytes of markup; crawlers cut pages long before, and wikis take none of 2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Skipped:
     """Something of the source that is no document.
 
     Attributes:
@@ -36,19 +36,19 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextPiece:
     """Text that follows what was before it without a gap.
 
     Attributes:
         at: byte of the file; of a packed one where that which was unpacked begins.
     """
 
-    at: int
+    start: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class DamagedRange:
     """Bytes that cannot be read, or not as what they should be.
 
     Attributes:
@@ -57,7 +57,7 @@ class Gap:
         reason: one of few, as it is counted.
     """
 
-    at: int
-    until: int
+    start: int
+    end: int
     why: str
     reason: str = "damaged"

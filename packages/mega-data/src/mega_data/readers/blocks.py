@@ -17,13 +17,13 @@ from mega_data.readers.magic import BOM
 from mega_schema.errors import FormatError
 
 PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # the group keeps it among what `split` gives
-DAMAGED = 1 << 62  # position in an input of which the rest cannot be read
+DAMAGED_POSITION = 1 << 62  # position in an input of which the rest cannot be read
 QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of a line that `Fault.told` makes
-Text = str | list[str]  # a list: sentences that were split already
+TextOrSentences = str | list[str]  # a list: sentences that were split already
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowError:
     """What is wrong with a row: a value that travels between processes, as an exception cannot.
 
     Attributes:
@@ -44,7 +44,7 @@ class Fault:
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
 
-    def told(self, path: Path, first: int) -> dict[str, object]:
+    def to_json(self, path: Path, first: int) -> dict[str, object]:
         """As a line of a quarantine file has it."""
         reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
         return dict(zip(QUARANTINE_KEYS, (str(path), first + self.row, reason, self.raw), strict=True))
@@ -64,8 +64,8 @@ class Rows:
     count: int = 0
     size: int = 0
     numbers: list[int] = field(default_factory=list)
-    texts: list[tuple[Text, ...]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    texts: list[tuple[TextOrSentences, ...]] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
 
 
 class Block(Protocol):
@@ -86,41 +86,41 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class JsonLines:
     """Lines of JSON: held, or where they lie in a plain file."""
 
     path: Path
     start: int
     end: int
     consumed: int
-    held: bytes | None = None
+    data: bytes | None = None
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        data = self.held
+        data = self.data
         if data is None:
             try:
                 data = self._read()
             except OSError as error:
                 reason, wanted = error.strerror or type(error).__name__, "bytes that can be read"
-                return Rows(faults=[Fault(0, "not readable", reason, wanted, is_fatal=True)])
-        rows, view, at = Rows(0, len(data)), memoryview(data), 0
-        only = keys[0] if len(keys) == 1 else None
-        while at < len(data):
-            number, begin, end = rows.count, at, data.find(b"\n", at)
+                return Rows(errors=[RowError(0, "not readable", reason, wanted, is_fatal=True)])
+        rows, view, position = Rows(0, len(data)), memoryview(data), 0
+        single_key = keys[0] if len(keys) == 1 else None
+        while position < len(data):
+            number, begin, end = rows.count, position, data.find(b"\n", position)
             end = len(data) if end < 0 else end
-            rows.count, at = number + 1, end + 1
-            if only is not None:  # the usual case, without the questions that the others raise
+            rows.count, position = number + 1, end + 1
+            if single_key is not None:  # the usual case, without the questions that the others raise
                 try:
-                    text = orjson.loads(view[begin:end])[only]
+                    text = orjson.loads(view[begin:end])[single_key]
                 except (ValueError, TypeError, KeyError):
                     text = None
                 if type(text) is str:
                     rows.numbers.append(number)
                     rows.texts.append((text,))
                     continue
-            texts = _json_texts(number, data[begin:end], keys)
-            if isinstance(texts, Fault):
-                rows.faults.append(texts)
+            texts = _parse_texts(number, data[begin:end], keys)
+            if isinstance(texts, RowError):
+                rows.errors.append(texts)
             elif texts is not None:
                 rows.numbers.append(number)
                 rows.texts.append(texts)
@@ -141,11 +141,11 @@ class PlainText:
 
     end: int
     consumed: int
-    held: bytes
+    data: bytes
     unit: str
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        rows = Rows(0, len(self.held))
+        rows = Rows(0, len(self.data))
         for number, part in self._parts():
             if not part.strip():
                 continue
@@ -153,25 +153,25 @@ class PlainText:
                 text = part.decode("utf-8")
             except UnicodeDecodeError as error:
                 raw = part.decode("utf-8", "replace")
-                rows.faults.append(
-                    Fault(number, "not UTF-8", f"byte {error.start} of it", "text in UTF-8", raw)
+                rows.errors.append(
+                    RowError(number, "not UTF-8", f"byte {error.start} of it", "text in UTF-8", raw)
                 )
                 continue
             rows.numbers.append(number)
             rows.texts.append((text,) * len(keys))
-        rows.count = self.held.count(b"\n") + (not self.held.endswith(b"\n"))
+        rows.count = self.data.count(b"\n") + (not self.data.endswith(b"\n"))
         return rows
 
     def _parts(self) -> list[tuple[int, bytes]]:
         """Each with the number of its first line, from 0."""
-        begins_file = self.end == len(self.held)
-        held = self.held.removeprefix(BOM) if begins_file else self.held
+        begins_file = self.end == len(self.data)
+        data = self.data.removeprefix(BOM) if begins_file else self.data
         if self.unit == "file":
-            return [(0, held)]
+            return [(0, data)]
         if self.unit == "line":
-            return [(number, line.rstrip(b"\r")) for number, line in enumerate(held.split(b"\n"))]
+            return [(number, line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"))]
         parts, line = list[tuple[int, bytes]](), 0
-        for part in PARAGRAPH_END.split(held):
+        for part in PARAGRAPH_END.split(data):
             if text := part.strip(b"\r\n"):
                 parts.append((line + part[: part.find(text)].count(b"\n"), text))
             line += part.count(b"\n")
@@ -179,23 +179,23 @@ class PlainText:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """Rows of a table, as Arrow writes them to a stream."""
 
     end: int
     consumed: int
-    held: bytes
+    data: bytes
 
     def rows(self, keys: Sequence[str]) -> Rows:
         pyarrow = import_module("pyarrow")
-        with pyarrow.ipc.open_stream(io.BytesIO(self.held)) as stream:
+        with pyarrow.ipc.open_stream(io.BytesIO(self.data)) as stream:
             table = stream.read_all()
         columns = [table.column(key).to_pylist() for key in keys]
         rows = Rows(table.num_rows, table.nbytes)
         for number, values in enumerate(zip(*columns, strict=True)):
-            fault = _value_fault(number, keys, values)
-            if fault is not None:
-                rows.faults.append(fault)
+            row_error = _value_error(number, keys, values)
+            if row_error is not None:
+                rows.errors.append(row_error)
             else:
                 rows.numbers.append(number)
                 rows.texts.append(values)
@@ -203,17 +203,17 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedBlock:
     """The rest of a file from damage on: one fault, after which the input is done."""
 
     what: str
     found: str
-    end: int = DAMAGED
+    end: int = DAMAGED_POSITION
     consumed: int = 0
 
     def rows(self, keys: Sequence[str]) -> Rows:
         wanted = "a whole file; the rest of it is left out"
-        return Rows(faults=[Fault(0, self.what, self.found, wanted)])
+        return Rows(errors=[RowError(0, self.what, self.found, wanted)])
 
 
 def parse_json(line: bytes) -> Any:
@@ -235,7 +235,9 @@ def parse_json(line: bytes) -> Any:
         raise
 
 
-def _json_texts(number: int, line: bytes, keys: Sequence[str]) -> tuple[Text, ...] | Fault | None:
+def _parse_texts(
+    number: int, line: bytes, keys: Sequence[str]
+) -> tuple[TextOrSentences, ...] | RowError | None:
     """The texts on a line; None for one that is blank."""
     try:
         values = parse_json(line)
@@ -243,35 +245,41 @@ def _json_texts(number: int, line: bytes, keys: Sequence[str]) -> tuple[Text, ..
         if not line.removeprefix(BOM).strip():
             return None
         # the line it counts is always the first, of one
-        return _fault(
+        return _line_error(
             number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
         )
     if not isinstance(values, dict):
-        wanted = f"an object with {_quoted(keys)}"
-        return _fault(number, "not a JSON object", type(values).__name__, wanted, line)
+        wanted = f"an object with {_quote_keys(keys)}"
+        return _line_error(number, "not a JSON object", type(values).__name__, wanted, line)
     for key in keys:
         if key not in values:
             names = ", ".join(list(values)[:8]) or "no keys"
-            return _fault(number, f"no key {key!r}", names, f"{_quoted(keys)} (see --json-keys)", line)
+            return _line_error(
+                number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", line
+            )
     texts = tuple(values[key] for key in keys)
-    fault = _value_fault(number, keys, texts)
-    return texts if fault is None else _fault(number, fault.what, fault.found, fault.wanted, line)
+    row_error = _value_error(number, keys, texts)
+    return (
+        texts
+        if row_error is None
+        else _line_error(number, row_error.what, row_error.found, row_error.wanted, line)
+    )
 
 
-def _value_fault(number: int, keys: Sequence[str], values: Sequence[Any]) -> Fault | None:
+def _value_error(number: int, keys: Sequence[str], values: Sequence[Any]) -> RowError | None:
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, str):
             continue
         if not isinstance(value, list):
-            return Fault(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
-        if wrong := [type(item).__name__ for item in value if not isinstance(item, str)]:
-            return Fault(number, f"an item of {key!r}", wrong[0], "a string", repr(value))
+            return RowError(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
+        if wrong_types := [type(item).__name__ for item in value if not isinstance(item, str)]:
+            return RowError(number, f"an item of {key!r}", wrong_types[0], "a string", repr(value))
     return None
 
 
-def _fault(number: int, what: str, found: str, wanted: str, line: bytes) -> Fault:
-    return Fault(number, what, found, wanted, line.decode("utf-8", "replace"))
+def _line_error(number: int, what: str, found: str, wanted: str, line: bytes) -> RowError:
+    return RowError(number, what, found, wanted, line.decode("utf-8", "replace"))
 
 
-def _quoted(keys: Sequence[str]) -> str:
+def _quote_keys(keys: Sequence[str]) -> str:
     return ", ".join(map(repr, keys))

@@ -18,12 +18,12 @@ from typing import Any
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
-PREFIX = "hf:"
+HUB_PREFIX = "hf:"
 _KEYS = ("split", "config", "revision")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class HubDataset:
     """What a word of `--input` means.
 
     Attributes:
@@ -37,22 +37,22 @@ class Named:
     revision: str | None = None
 
     @classmethod
-    def parse(cls, word: str) -> Named:
+    def parse(cls, word: str) -> HubDataset:
         """
         Raises:
             ConfigError: a key is not known.
         """
-        name, _, options = word.removeprefix(PREFIX).partition(":")
+        name, _, options = word.removeprefix(HUB_PREFIX).partition(":")
         values = dict[str, str]()
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
                 from mega_schema.app.config import closest  # costs a tenth of the start, and few need it
 
-                hint = (closest(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
+                hint = (closest(key, list(_KEYS)) if value else "") or f"{HUB_PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)
                 raise ConfigError(
-                    "--input", f"no option of {PREFIX}{name}", found=option, wanted=wanted, hint=hint
+                    "--input", f"no option of {HUB_PREFIX}{name}", found=option, wanted=wanted, hint=hint
                 )
             values[key] = value
         return cls(word, name, **values)
@@ -63,7 +63,7 @@ class Named:
         Raises:
             ConfigError: there is no such dataset, or the hub is not reached.
         """
-        with self._asked():
+        with self._report_errors():
             return str(self._builder().hash)
 
     def batches(self, keys: Sequence[str], start: int) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class Named:
             ConfigError: there is no such dataset, split or column, or the hub is not reached.
             MegaError: it could not be read to its end.
         """
-        with self._asked():
+        with self._report_errors():
             builder = self._builder()
             if "[" in self.split:
                 builder.download_and_prepare()
@@ -83,15 +83,15 @@ class Named:
                 rows = builder.as_streaming_dataset(split=self.split)
                 rows = rows.skip(start) if start else rows
             names = list(rows.column_names or keys)
-        if lacking := [key for key in keys if key not in names]:
+        if missing := [key for key in keys if key not in names]:
             found = ", ".join(names)
-            raise ConfigError(self.word, f"no column {lacking[0]!r}", found=found, hint="see --json-keys")
+            raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-keys")
         try:
             for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
                 yield from table.to_batches()
         except Exception as error:  # a library of every protocol there is: what it raises has no common root
             hint = "the same command goes on where this one ended"
-            raise MegaError(self.word, "not read to its end", found=_line(error), hint=hint) from None
+            raise MegaError(self.word, "not read to its end", found=_error_line(error), hint=hint) from None
 
     def _builder(self) -> Any:
         try:
@@ -102,22 +102,22 @@ class Named:
         return datasets.load_dataset_builder(self.name, self.config, revision=self.revision)
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except MegaError:
             raise
         except Exception as error:  # as above
-            there = Path(self.name).exists() or not isinstance(error, OSError)
+            exists = Path(self.name).exists() or not isinstance(error, OSError)
             hint = (
-                f"{PREFIX}NAME:config=...,split=..."
-                if there
+                f"{HUB_PREFIX}NAME:config=...,split=..."
+                if exists
                 else "a folder or file needs no hf:; is the network there?"
             )
             raise ConfigError(
-                self.word, "not a dataset that can be read", found=_line(error), hint=hint
+                self.word, "not a dataset that can be read", found=_error_line(error), hint=hint
             ) from None
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]

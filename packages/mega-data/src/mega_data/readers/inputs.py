@@ -8,16 +8,26 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
-from mega_data.readers.hub import PREFIX, Named
-from mega_data.readers.magic import HEAD_BYTES, check_form, compression
-from mega_data.readers.packed import Version, check_version, file_version, unpacked_name
+from mega_data.readers.hub import HUB_PREFIX, HubDataset
+from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
+from mega_data.readers.packed import FileVersion, check_version, file_version, strip_extension
 
-__all__ = ["DROPPED", "FORMS", "NAMED", "QUARANTINE", "REPORT", "STDIN", "Input", "form_of", "found"]
+__all__ = [
+    "DROPPED",
+    "INPUT_FORMATS",
+    "HUB_FORMAT",
+    "QUARANTINE",
+    "REPORT",
+    "STDIN",
+    "InputFile",
+    "format_of_name",
+    "expand_inputs",
+]
 
 STDIN = "-"
-FORMS = ("jsonl", "text", "table")
-NAMED = "named"
-_FORM_OF = MappingProxyType(
+INPUT_FORMATS = ("jsonl", "text", "table")
+HUB_FORMAT = "named"
+_FORMAT_OF = MappingProxyType(
     {
         ".arrow": "table",
         ".json": "jsonl",
@@ -31,7 +41,7 @@ _FORM_OF = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputFile:
     """A file, a pipe, stdin when its path is `-`, or a dataset by its name.
 
     Attributes:
@@ -39,44 +49,44 @@ class Input:
     """
 
     path: Path
-    form: str
+    format: str
 
     @property
-    def stdin(self) -> bool:
+    def is_stdin(self) -> bool:
         return str(self.path) == STDIN
 
     @property
-    def stream(self) -> bool:
+    def is_stream(self) -> bool:
         """Whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
-        return self.stdin or (self.form != NAMED and self.path.is_fifo())
+        return self.is_stdin or (self.format != HUB_FORMAT and self.path.is_fifo())
 
     @property
-    def named(self) -> Named:
+    def hub_dataset(self) -> HubDataset:
         """What a path that is a name means."""
-        return Named.parse(str(self.path))
+        return HubDataset.parse(str(self.path))
 
     @property
-    def packing(self) -> str:
+    def compression(self) -> str:
         """Its compression, by its name or first bytes, as the ending of a name; "" without one."""
-        return "" if self.stream or self.form == NAMED else compression(self.path)
+        return "" if self.is_stream or self.format == HUB_FORMAT else detect_compression(self.path)
 
     @property
     def size(self) -> int:
         """Bytes on disk; 0 where they are not known."""
-        return 0 if self.stream or self.form == NAMED else self.path.stat().st_size
+        return 0 if self.is_stream or self.format == HUB_FORMAT else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
         """What tells that it is still the same: of a file its path, size and time of change."""
-        if self.form == NAMED:
-            return [str(self.path), self.named.state()]
+        if self.format == HUB_FORMAT:
+            return [str(self.path), self.hub_dataset.state()]
         stat = self.path.stat()
-        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
+        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format]
 
-    def version(self) -> Version:
+    def version(self) -> FileVersion:
         """Size, inode and time of change of a file; () of one that is gone, of a stream and of a name."""
-        return () if self.stream or self.form == NAMED else file_version(self.path)
+        return () if self.is_stream or self.format == HUB_FORMAT else file_version(self.path)
 
-    def check_version(self, before: Version) -> None:
+    def check_version(self, before: FileVersion) -> None:
         """See that no other process changed the file since `version` was `before`.
 
         Raises:
@@ -86,7 +96,7 @@ class Input:
             check_version(self.path, before)
 
 
-def found(words: Sequence[str], form: str | None = None) -> list[Input]:
+def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[InputFile]:
     """The files that the words name, in their order; those of a glob or a folder in the order of their names.
 
     Args:
@@ -96,32 +106,32 @@ def found(words: Sequence[str], form: str | None = None) -> list[Input]:
         ConfigError: a word names nothing, or a file of a form that is not read; see `resolve_files`.
     """
     wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
-    files, inputs = FileResolver(lambda path: _ending(path) in _FORM_OF, wanted), dict[str, Input]()
+    files, inputs = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted), dict[str, InputFile]()
     for word in words:
         if word == STDIN:
-            inputs.setdefault(word, Input(Path(word), form or "jsonl"))
-        elif word.startswith(PREFIX):
-            inputs.setdefault(word, Input(Path(Named.parse(word).word), NAMED))
+            inputs.setdefault(word, InputFile(Path(word), file_format or "jsonl"))
+        elif word.startswith(HUB_PREFIX):
+            inputs.setdefault(word, InputFile(Path(HubDataset.parse(word).word), HUB_FORMAT))
         else:
             for path in files.resolve(word):
-                inputs[str(path)] = _checked(Input(path, form or form_of(path)))
+                inputs[str(path)] = _check_head(InputFile(path, file_format or format_of_name(path)))
     files.log_repeats()
     return list(inputs.values())
 
 
-def _checked(given: Input) -> Input:
-    if not given.stream and not given.packing:
-        with given.path.open("rb") as file:
-            check_form(given.path, given.form, file.read(HEAD_BYTES))
-    return given
+def _check_head(item: InputFile) -> InputFile:
+    if not item.is_stream and not item.compression:
+        with item.path.open("rb") as file:
+            check_format(item.path, item.format, file.read(HEAD_BYTES))
+    return item
 
 
-def form_of(path: Path) -> str:
+def format_of_name(path: Path) -> str:
     """The form that a file's name tells."""
-    if str(path).startswith(PREFIX):
-        return NAMED
-    return _FORM_OF.get(_ending(path), "jsonl")
+    if str(path).startswith(HUB_PREFIX):
+        return HUB_FORMAT
+    return _FORMAT_OF.get(_extension(path), "jsonl")
 
 
-def _ending(path: Path) -> str:
-    return Path(unpacked_name(path)).suffix
+def _extension(path: Path) -> str:
+    return Path(strip_extension(path)).suffix

@@ -23,7 +23,7 @@ _COMPRESSIONS: Final = (
     (b"\x04\x22\x4d\x18", ".lz4"),
 )
 _BZIP2_BLOCKS: Final = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")  # the first one, or none
-_FOREIGN: Final = (
+_FOREIGN_FORMATS: Final = (
     (b"PAR1", "a Parquet file", "end its name in .parquet"),
     (b"ARROW1\0\0", "an Arrow file", "datasets.load_dataset('arrow', ...).to_parquet('a.parquet')"),
     (b"PK\x03\x04", "a zip archive", "unzip it first"),
@@ -49,7 +49,7 @@ def head_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), "")
 
 
-def compression(path: Path) -> str:
+def detect_compression(path: Path) -> str:
     """The compression of a file: what its name says, else what its first bytes say."""
     if (named := name_compression(path)) or not path.is_file():
         return named
@@ -57,7 +57,7 @@ def compression(path: Path) -> str:
         return head_compression(file.read(HEAD_BYTES))
 
 
-def check_form(path: Path, form: str, head: bytes) -> None:
+def check_format(path: Path, form: str, head: bytes) -> None:
     """Refuse a file whose first bytes are those of a form that is not read here, or not under this name.
 
     Args:
@@ -69,11 +69,11 @@ def check_form(path: Path, form: str, head: bytes) -> None:
     """
     if form == "table":
         return
-    for magic, name, hint in _FOREIGN:
+    for magic, name, hint in _FOREIGN_FORMATS:
         if head.startswith(magic):
-            raise ConfigError(path, f"is {name}", wanted=_wanted(form), hint=hint)
+            raise ConfigError(path, f"is {name}", wanted=_describe_format(form), hint=hint)
     if head[257:262] == b"ustar":
-        raise ConfigError(path, "is a tar archive", wanted=_wanted(form), hint=f"tar xf {path}")
+        raise ConfigError(path, "is a tar archive", wanted=_describe_format(form), hint=f"tar xf {path}")
     if form == "jsonl":
         _check_json_lines(path, head)
 
@@ -81,7 +81,7 @@ def check_form(path: Path, form: str, head: bytes) -> None:
 def _check_json_lines(path: Path, head: bytes) -> None:
     text = head.removeprefix(BOM).lstrip()
     line, _, rest = text.partition(b"\n")
-    wanted = _wanted("jsonl")
+    wanted = _describe_format("jsonl")
     if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
         hint = f"datasets.load_dataset('csv', data_files={str(path)!r})['train'].to_json('a.jsonl')"
         raise ConfigError(path, f"is a {path.suffix[1:].upper()} table", wanted=wanted, hint=hint)
@@ -96,5 +96,5 @@ def _check_json_lines(path: Path, head: bytes) -> None:
         raise ConfigError(path, "is XML or HTML", wanted=wanted, hint=hint)
 
 
-def _wanted(form: str) -> str:
+def _describe_format(form: str) -> str:
     return "JSON lines in UTF-8, an object a line" if form == "jsonl" else "text in UTF-8"

@@ -18,30 +18,30 @@ from mega_data.readers.magic import HEAD_BYTES, head_compression, name_compressi
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, DamageError, FormatError
 
-Version = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
+FileVersion = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
 
 
-def unpacked_name(path: Path) -> str:
+def strip_extension(path: Path) -> str:
     """The name of a file without the ending of its compression."""
     return path.stem if name_compression(path) else path.name
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed.
 
     Raises:
         ConfigError: the library for it is not installed.
         DamageError: what is read is damaged.
     """
-    with counted(path) as (file, _):
+    with open_counted(path) as (file, _):
         yield file
 
 
 @contextmanager
-def counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+def open_counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """As `opened`, and how many bytes of the file on disk were read so far."""
-    with path.open("rb", buffering=1 << 20) as raw, unpacked(raw, path) as file:
+    with path.open("rb", buffering=1 << 20) as raw, decompress(raw, path) as file:
         before = _version(os.fstat(raw.fileno()))
         yield file, raw.tell if raw.seekable() else lambda: 0
         if raw.seekable():
@@ -49,27 +49,27 @@ def counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
 
 
 @contextmanager
-def unpacked(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     """The bytes of an open file or pipe, decompressed by the ending of its name, else by its first bytes.
 
     Raises:
         ConfigError: the library for it is not installed.
         DamageError: what is read is damaged.
     """
-    kind = name_compression(path) or head_compression(_peek(raw))
-    damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-    if kind == ".zst":
-        damage = (*damage, library(path, "zstandard", "zst").ZstdError)
-    if kind == ".lz4":
-        damage = (*damage, RuntimeError)  # what its library raises
+    compression = name_compression(path) or head_compression(_peek(raw))
+    damage_errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+    if compression == ".zst":
+        damage_errors = (*damage_errors, import_for_file(path, "zstandard", "zst").ZstdError)
+    if compression == ".lz4":
+        damage_errors = (*damage_errors, RuntimeError)  # what its library raises
     try:
-        with _text(path, kind, raw) as file:
+        with _open_decoder(path, compression, raw) as file:
             yield file
-    except damage as error:
-        raise _damaged(path, error) from None
+    except damage_errors as error:
+        raise _damage_error(path, error) from None
     except OSError as error:
         if error.filename is None and error.errno is None:  # bz2's way to say the same
-            raise _damaged(path, error) from None
+            raise _damage_error(path, error) from None
         raise
 
 
@@ -78,27 +78,27 @@ def _peek(raw: IO[bytes]) -> bytes:
     return bytes(raw.peek(HEAD_BYTES)[:HEAD_BYTES]) if isinstance(raw, io.BufferedReader) else b""
 
 
-def file_version(path: Path) -> Version:
+def file_version(path: Path) -> FileVersion:
     """The version of the file that a name leads to."""
     return _version(path.stat()) if path.exists() else ()
 
 
-def _version(stat: os.stat_result) -> Version:
+def _version(stat: os.stat_result) -> FileVersion:
     return stat.st_size, stat.st_ino, stat.st_mtime_ns
 
 
-def check_version(path: Path, before: Version) -> None:
+def check_version(path: Path, before: FileVersion) -> None:
     """See that the name still leads to the file of a version.
 
     Raises:
         FormatError: another process wrote it, replaced it or removed it meanwhile.
     """
-    if (now := file_version(path)) != before:
-        raise changed_error(path, before[0], now[0] if now else None)
+    if (current := file_version(path)) != before:
+        raise changed_error(path, before[0], current[0] if current else None)
 
 
 @contextmanager
-def unchanged(path: Path) -> Iterator[None]:
+def check_unchanged(path: Path) -> Iterator[None]:
     """Around the reading of a file, however it ends.
 
     Raises:
@@ -121,21 +121,21 @@ def changed_error(path: Path, before: int, now: int | None) -> FormatError:
     return FormatError(path, "changed while it was read", found=found, wanted=wanted, hint=hint)
 
 
-def _text(path: Path, kind: str, raw: IO[bytes]) -> Any:
-    if kind == ".gz":
+def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
+    if compression == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    if kind == ".xz":
+    if compression == ".xz":
         return lzma.LZMAFile(raw)
-    if kind == ".bz2":
+    if compression == ".bz2":
         return bz2.BZ2File(raw)
-    if kind == ".lz4":
-        return library(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
-    if kind == ".zst":
-        return io.BufferedReader(_Frames(raw, library(path, "zstandard", "zst")), 1 << 20)
+    if compression == ".lz4":
+        return import_for_file(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
+    if compression == ".zst":
+        return io.BufferedReader(_ZstdReader(raw, import_for_file(path, "zstandard", "zst")), 1 << 20)
     return nullcontext(raw)
 
 
-class _Frames(io.RawIOBase):
+class _ZstdReader(io.RawIOBase):
     """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
 
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
@@ -147,24 +147,24 @@ class _Frames(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not len(self._text) and (packed := self._raw.read(1 << 17)):
-            self._text = memoryview(self._unpacked(packed))
+        while not len(self._text) and (compressed := self._raw.read(1 << 17)):
+            self._text = memoryview(self._decompress(compressed))
         if not len(self._text) and self._frame is not None:
             raise EOFError("the last frame ends early")
         size = min(len(buffer), len(self._text))
         buffer[:size], self._text = self._text[:size], self._text[size:]
         return size
 
-    def _unpacked(self, packed: bytes) -> bytes:
+    def _decompress(self, compressed: bytes) -> bytes:
         text = list[bytes]()
-        while packed:
+        while compressed:
             frame = self._frame or self._frames.decompressobj()
-            text.append(frame.decompress(packed))
-            packed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+            text.append(frame.decompress(compressed))
+            compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
         return b"".join(text)
 
 
-def library(path: Path, module: str, extra: str) -> Any:
+def import_for_file(path: Path, module: str, extra: str) -> Any:
     """A library that a file needs, imported.
 
     Raises:
@@ -177,5 +177,5 @@ def library(path: Path, module: str, extra: str) -> Any:
         raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
 
 
-def _damaged(path: Path, error: Exception) -> DamageError:
+def _damage_error(path: Path, error: Exception) -> DamageError:
     return DamageError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")

@@ -29,8 +29,8 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from mega_data.extract import mediawiki
 from mega_data.extract.formats import read_pages, split_inputs
 from mega_data.extract.html import html_text
-from mega_data.extract.packed import read_pieces
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import read_pieces
 
 REPEATS = 5
 COPIES, TASKS = 8, 3  # of a dump's pages; tasks of a bz2 file are then 4.5 MB, where 32 is the default

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.bzip2 import read_bzip2
 from mega_data.extract.formats import FileRange, find_inputs, read_pages, split_inputs
-from mega_data.extract.packed import read_pieces
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import DamagedRange, Page, Skipped, TextPiece
+from mega_data.extract.types import Page, Skipped
+from mega_data.readers.bzip2 import read_bzip2
+from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
 from mega_schema.errors import FormatError
 from tests.shared_data import SHARED, needs_shared
 

@@ -20,8 +20,9 @@ from mega_data.cli import commands
 from mega_data.executors.local import run
 from mega_data.extract.formats import FileRange, detect_format, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import MAX_PAGE_BYTES, DamagedRange, Page
+from mega_data.extract.types import MAX_PAGE_BYTES, Page
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import DamagedRange
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from tests.shared_data import SHARED, needs_shared
 

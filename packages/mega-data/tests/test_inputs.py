@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
 from mega_data.jsonl_shards import find_shards, output_name, read_lines
-from mega_data.readers.packed import open_decompressed
+from mega_data.readers.compression import open_decompressed
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 TEXTS = ["one and the same", "another", "one and the same", "çok güzel", ""]

@@ -12,8 +12,9 @@ import orjson
 from mega_data.error_limit import error_counts
 from mega_data.readers.arrow import read_rows
 from mega_data.readers.blocks import RowError, parse_json
+from mega_data.readers.compression import open_decompressed, strip_extension
 from mega_data.readers.inputs import HUB_FORMAT, expand_inputs, format_of_name
-from mega_data.readers.packed import changed_error, check_unchanged, open_decompressed, strip_extension
+from mega_data.readers.versions import changed_error, check_unchanged
 from mega_data.texts import dump_line, exact_numbers, text_of
 from mega_schema.atomic_io import own_partial_file, replacing, reporting_full_disk
 from mega_schema.errors import ConfigError, DamageError, FormatError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
-from mega_data.readers.packed import FileVersion, file_version
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
 MAX_CHARACTERS = 1000  # of a text that are looked at: more do not change the answer

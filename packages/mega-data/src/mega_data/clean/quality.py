@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mega_data.clean.step import Row, RowFunction, Verdict
-from mega_data.readers.packed import FileVersion, file_version
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
 if TYPE_CHECKING:

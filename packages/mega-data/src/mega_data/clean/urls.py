@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
-from mega_data.readers.packed import FileVersion, file_version
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
 MIN_CHARACTERS = 9  # characters

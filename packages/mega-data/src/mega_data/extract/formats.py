@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_data.extract.packed import SPLITTABLE, compression_of, read_pieces
-from mega_data.extract.types import DamagedRange, Page, Skipped, TextPiece
+from mega_data.extract.types import Page, Skipped
+from mega_data.readers.compression import SPLITTABLE, DamagedRange, TextPiece, read_pieces, strip_extension
 from mega_data.readers.file_tree import FileResolver, is_pipe
-from mega_data.readers.packed import strip_extension
+from mega_data.readers.magic import detect_compression
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, FormatError
 
@@ -101,7 +101,7 @@ def split_inputs(
 
 def _is_splittable(path: Path, form: str) -> bool:
     if (
-        compression_of(path) not in SPLITTABLE
+        detect_compression(path) not in SPLITTABLE
         or (detect_format(path) if form == "auto" else form) != "wiki-dump"
     ):
         return False

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from mega_data.extract.packed import compression_of, read_pieces
-from mega_data.extract.types import MAX_PAGE_BYTES, DamagedRange, Page, Skipped, TextPiece
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
+from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
 
 _ELEMENTS = frozenset({"base", "namespace", "title", "ns", "id", "model", "text"})
@@ -184,7 +185,7 @@ def _parse_pages(
     path: Path, pieces: Iterator[TextPiece | DamagedRange], encoding: str, start: int, end: int | None
 ) -> Iterator[_PageParser | DamagedRange]:
     """The pages that begin in text at bytes before `end`, and the gaps there."""
-    size, is_plain = path.stat().st_size, not compression_of(path)
+    size, is_plain = path.stat().st_size, not detect_compression(path)
     buffer, page, is_closed = b"", None, False
     limit = -1  # bytes of `held` that are before `end`; -1: all
     for piece in pieces:

@@ -14,10 +14,11 @@ import orjson
 
 from mega_data.error_limit import error_counts
 from mega_data.extract.formats import FileRange, read_pages
-from mega_data.extract.types import DamagedRange, Page, Skipped
+from mega_data.extract.types import Page, Skipped
 from mega_data.jsonl_shards import file_states, open_output
 from mega_data.output_folder import check_file, check_folder, check_stale, is_own_folder
-from mega_data.readers.packed import check_unchanged, strip_extension
+from mega_data.readers.compression import DamagedRange, strip_extension
+from mega_data.readers.versions import check_unchanged
 from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output

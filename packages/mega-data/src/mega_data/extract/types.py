@@ -33,31 +33,3 @@ class Skipped:
     id: str = ""
     url: str = ""
     title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text that follows what was before it without a gap.
-
-    Attributes:
-        at: byte of the file; of a packed one where that which was unpacked begins.
-    """
-
-    start: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
-    """Bytes that cannot be read, or not as what they should be.
-
-    Attributes:
-        at, until: bytes of the file as it lies on disk.
-        why: as whoever read it says it.
-        reason: one of few, as it is counted.
-    """
-
-    start: int
-    end: int
-    why: str
-    reason: str = "damaged"

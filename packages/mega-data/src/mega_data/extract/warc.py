@@ -13,8 +13,9 @@ from typing import IO, Any, cast
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
-from mega_data.extract.packed import ResumableStream, compression_of, read_pieces
-from mega_data.extract.types import MAX_PAGE_BYTES, DamagedRange, Page, Skipped
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
+from mega_data.readers.compression import DamagedRange, ResumableStream, read_pieces
+from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")
@@ -38,7 +39,7 @@ def read_warc(
     """
     has_records, start, length, size = False, 0, 0, path.stat().st_size
     lost: tuple[int, str] | None = None  # where, and why, until a record is found
-    stream = ResumableStream(read_pieces(path)) if compression_of(path) else None
+    stream = ResumableStream(read_pieces(path)) if detect_compression(path) else None
     with closing(stream) if stream else path.open("rb") as source:
         file = cast("IO[bytes]", source)
         while start >= 0:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.compression import strip_extension
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
 from mega_data.readers.hub import HUB_PREFIX, HubDataset
 from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
-from mega_data.readers.packed import FileVersion, check_version, file_version, strip_extension
+from mega_data.readers.versions import FileVersion, check_version, file_version
 
 __all__ = [
     "DROPPED",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from mega_data.readers.blocks import Block, JsonLines, PlainText
+from mega_data.readers.compression import decompress, open_counted
 from mega_data.readers.inputs import HUB_FORMAT, InputFile
-from mega_data.readers.packed import decompress, open_counted
 from mega_schema.errors import FormatError
 
 BLOCK_BYTES = 1 << 20

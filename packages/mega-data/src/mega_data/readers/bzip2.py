@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from mega_data.extract.types import DamagedRange, TextPiece
+from mega_data.readers.compression import DamagedRange, TextPiece
 
 _BLOCK_MARK, _STREAM_END_MARK = (
     0x314159265359,

@@ -1,21 +1,29 @@
-"""A file's text piece by piece, each with its place; after damage, from where it can be read again.
+"""Compressed files: their text as one stream, or piece by piece with each piece's place in the file.
 
-plain  anywhere      bz2  the next block      gz  the next member      others  the next frame or stream
+`open_decompressed` raises at damage. `read_pieces` yields a DamagedRange and continues at the next readable
+place: the next byte of a plain file, block of bz2, member of gz, frame or stream of the others.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import lzma
+import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from mega_data.extract.bzip2 import read_bzip2
-from mega_data.extract.types import DamagedRange, TextPiece
-from mega_data.readers.magic import detect_compression
-from mega_data.readers.packed import import_for_file
+from mega_data.readers.magic import HEAD_BYTES, detect_compression, head_compression, name_compression
+from mega_data.readers.versions import check_version, version_of_stat
+from mega_schema.app.install_hint import install_hint
+from mega_schema.errors import ConfigError, DamageError
 
 SPLITTABLE = ("", ".bz2")  # what can be read from any place on
 _CHUNK = 1 << 20
@@ -24,9 +32,149 @@ _READ_BYTES = 1 << 10  # bytes unpacked at a time: what a bomb makes of them has
 _GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 
 
-def compression_of(path: Path) -> str:
-    """The ending of a file's compression, "" without one."""
-    return detect_compression(path)
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text that follows what was before it without a gap.
+
+    Attributes:
+        at: byte of the file; of a packed one where that which was unpacked begins.
+    """
+
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes that cannot be read, or not as what they should be.
+
+    Attributes:
+        at, until: bytes of the file as it lies on disk.
+        why: as whoever read it says it.
+        reason: one of few, as it is counted.
+    """
+
+    start: int
+    end: int
+    why: str
+    reason: str = "damaged"
+
+
+def strip_extension(path: Path) -> str:
+    """The name of a file without the ending of its compression."""
+    return path.stem if name_compression(path) else path.name
+
+
+@contextmanager
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed.
+
+    Raises:
+        ConfigError: the library for it is not installed.
+        DamageError: what is read is damaged.
+    """
+    with open_counted(path) as (file, _):
+        yield file
+
+
+@contextmanager
+def open_counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """As `opened`, and how many bytes of the file on disk were read so far."""
+    with path.open("rb", buffering=1 << 20) as raw, decompress(raw, path) as file:
+        before = version_of_stat(os.fstat(raw.fileno()))
+        yield file, raw.tell if raw.seekable() else lambda: 0
+        if raw.seekable():
+            check_version(path, before)
+
+
+@contextmanager
+def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of an open file or pipe, decompressed by the ending of its name, else by its first bytes.
+
+    Raises:
+        ConfigError: the library for it is not installed.
+        DamageError: what is read is damaged.
+    """
+    compression = name_compression(path) or head_compression(_peek(raw))
+    damage_errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+    if compression == ".zst":
+        damage_errors = (*damage_errors, import_for_file(path, "zstandard", "zst").ZstdError)
+    if compression == ".lz4":
+        damage_errors = (*damage_errors, RuntimeError)  # what its library raises
+    try:
+        with _open_decoder(path, compression, raw) as file:
+            yield file
+    except damage_errors as error:
+        raise _damage_error(path, error) from None
+    except OSError as error:
+        if error.filename is None and error.errno is None:  # bz2's way to say the same
+            raise _damage_error(path, error) from None
+        raise
+
+
+def _peek(raw: IO[bytes]) -> bytes:
+    """The first bytes, which stay to be read."""
+    return bytes(raw.peek(HEAD_BYTES)[:HEAD_BYTES]) if isinstance(raw, io.BufferedReader) else b""
+
+
+def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
+    if compression == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    if compression == ".xz":
+        return lzma.LZMAFile(raw)
+    if compression == ".bz2":
+        return bz2.BZ2File(raw)
+    if compression == ".lz4":
+        return import_for_file(path, "lz4.frame", "lz4").LZ4FrameFile(raw)
+    if compression == ".zst":
+        return io.BufferedReader(_ZstdReader(raw, import_for_file(path, "zstandard", "zst")), 1 << 20)
+    return nullcontext(raw)
+
+
+class _ZstdReader(io.RawIOBase):
+    """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
+
+    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
+        self._raw, self._frames = raw, zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not len(self._text) and (compressed := self._raw.read(1 << 17)):
+            self._text = memoryview(self._decompress(compressed))
+        if not len(self._text) and self._frame is not None:
+            raise EOFError("the last frame ends early")
+        size = min(len(buffer), len(self._text))
+        buffer[:size], self._text = self._text[:size], self._text[size:]
+        return size
+
+    def _decompress(self, compressed: bytes) -> bytes:
+        text = list[bytes]()
+        while compressed:
+            frame = self._frame or self._frames.decompressobj()
+            text.append(frame.decompress(compressed))
+            compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        return b"".join(text)
+
+
+def import_for_file(path: Path, module: str, extra: str) -> Any:
+    """A library that a file needs, imported.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        what, hint = "needs a library that is not installed", install_hint("mega-data", extra)
+        raise ConfigError(path, what, wanted=module.partition(".")[0], hint=hint) from None
+
+
+def _damage_error(path: Path, error: Exception) -> DamageError:
+    return DamageError(path, "damaged", found=str(error) or type(error).__name__, hint="copy the file again")
 
 
 def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[TextPiece | DamagedRange]:
@@ -39,8 +187,10 @@ def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator
     Raises:
         ConfigError: a library that the compression needs is not installed.
     """
-    kind = compression_of(path)
+    kind = detect_compression(path)
     if kind == ".bz2":
+        from mega_data.readers.bzip2 import read_bzip2
+
         return read_bzip2(path, start)
     if kind == ".gz":
         return _read_frames(path, _GZIP, lambda: zlib.decompressobj(31), zlib.error)

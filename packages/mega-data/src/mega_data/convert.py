@@ -1,4 +1,4 @@
-"""A dataset in another form: another index, another dtype, or text again."""
+"""Convert a dataset to another index format or dtype, or back to text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
 def canonical_format(name: str) -> str:
-    """The form that Megatron's name means: lazy and cached are two ways to read one."""
+    """Return the index format of Megatron's name: `lazy` and `cached` read the same format."""
     return "cached" if name == "lazy" else name
 
 
 def check_index_format(data: IndexedDataset, name: str) -> None:
-    """Refuse a dataset that is not of the form a person named; `auto` is any.
+    """Refuse a dataset that is not of the named index format; `auto` accepts any.
 
     Raises:
-        FormatError: it is of another.
+        FormatError: the dataset is of another.
     """
     if name != "auto" and canonical_format(name) != data.form:
         raise FormatError(
@@ -34,7 +34,7 @@ def check_index_format(data: IndexedDataset, name: str) -> None:
 
 
 def loses_documents(data: IndexedDataset, form: str) -> bool:
-    """Whether the form, one without documents, would forget which sequences make one."""
+    """Return whether the format cannot store which sequences form a document."""
     return form.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
 
 
@@ -48,17 +48,17 @@ def to_json_lines(
 ) -> int:
     """Write the text of every document as a line of JSON.
 
-    The tokenizer is the one beside the dataset unless one is given. The eod at a document's end is left out;
-    its sequences, where it has several, are joined by a space.
+    The default tokenizer is the one stored with the dataset. The eod at a document's end is omitted; several
+    sequences of a document are joined by a space.
 
     Args:
-        progress: told the bytes of ids read since it was last called.
+        progress: called with the bytes of ids read since its last call.
 
     Returns:
         Documents written.
 
     Raises:
-        ConfigError: no tokenizer is known.
+        ConfigError: there is no tokenizer.
         FormatError: the dataset is damaged.
         MegaError: the disk is full.
     """
@@ -68,7 +68,8 @@ def to_json_lines(
         hint = "add --tokenizer-model FOLDER"
         raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    documents = 0
     try:
         with on_disk(path), temporary.open("wb") as file:
             for text, size in _decode_documents(data, tokenizer):
@@ -85,8 +86,9 @@ def to_json_lines(
 
 
 def _decode_documents(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
-    """Each document's text, and the bytes of its ids."""
-    eod, size = tokenizer.identity.eod, tokenizer.identity.vocab_size
+    """Yield each document's text and the bytes of its ids."""
+    eod = tokenizer.identity.eod
+    size = tokenizer.identity.vocab_size
     for first, last in zip(data.documents[:-1].tolist(), data.documents[1:].tolist(), strict=True):
         sequences = [data.read(i) for i in range(first, last)]
         count = sum(map(len, sequences))
@@ -100,5 +102,5 @@ def _decode_documents(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tu
         if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
             sequences[-1] = sequences[-1][:-1]
         text = " ".join(tokenizer.decode(ids.tolist()) for ids in sequences)
-        # a text that was cut in the middle of a character has no UTF-8
+        # a text that ends in the middle of a character is not valid UTF-8
         yield text.encode("utf-8", "replace").decode("utf-8"), count * data.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Blocks of an input to documents of ids: what a worker process of `preprocess` does."""
+"""Encode blocks of an input to token ids: the work of a `preprocess` worker process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mega_schema.tokenizer.special_tokens import SpecialTokens
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """A block that was encoded.
+    """An encoded block.
 
     Attributes:
-        input: number of the input it is of.
-        end: position in it after the block.
+        input: number of its input.
+        end: position in the input after the block.
         rows, size, consumed: of the block, as in Rows and Block.
         keys: its documents under each key.
-        faults: its rows that are in none of them, in their order.
+        errors: its rows that are in no document, in order.
     """
 
     input: int
@@ -39,12 +39,12 @@ class EncodedBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockEncoder:
-    """Block to ids; what a worker process is sent once.
+    """Encode a block to ids; sent to each worker process once.
 
     Attributes:
-        eod: id to end each document with that has tokens, None for none.
-        added: special tokens around the ids of each sequence that has any.
-        split: text to its sentences, each a sequence; None leaves a text whole.
+        eod: id to append to each document that has tokens, None for none.
+        special_tokens: around the ids of each sequence that has any.
+        split: splits a text into sentences, each a sequence; None keeps a text whole.
     """
 
     encode: TextEncoder
@@ -74,7 +74,8 @@ class BlockEncoder:
             return EncodedDocuments(
                 ids.astype(self.dtype), lengths[has_tokens].astype(np.int32), has_tokens.astype(np.int64)
             )
-        sentences, owners = list[str](), list[int]()
+        sentences = list[str]()
+        owners = list[int]()
         for owner, value in enumerate(values):
             parts = value if isinstance(value, list) else self.split(value) if self.split else [value]
             sentences += parts
@@ -85,7 +86,7 @@ class BlockEncoder:
     def _join_sequences(
         self, ids: NDArray[Any], lengths: NDArray[np.int64], owners: NDArray[np.int64], documents: int
     ) -> EncodedDocuments:
-        """Sequences without tokens dropped, eod and added special tokens in their places.
+        """Drop sequences without tokens; insert eod and special tokens.
 
         Args:
             owners: document of each sequence, ascending.
@@ -99,7 +100,8 @@ class BlockEncoder:
             ends_document[-1] = True
         prefix, suffix = self.special_tokens.prefix, self.special_tokens.suffix
         out_lengths = lengths + len(prefix) + len(suffix) + ends_document
-        out, ends = np.empty(int(out_lengths.sum()), self.dtype), np.cumsum(out_lengths)
+        out = np.empty(int(out_lengths.sum()), self.dtype)
+        ends = np.cumsum(out_lengths)
         is_text = np.ones(len(out), np.bool_)
         special_places = [(ends - out_lengths + index, token) for index, token in enumerate(prefix)]
         special_places += [
@@ -113,8 +115,9 @@ class BlockEncoder:
         return EncodedDocuments(out, out_lengths.astype(np.int32), sequences)
 
     def _set_errors_apart(self, rows: Rows) -> None:
-        """Move rows that have no ids to the faults."""
-        good_numbers, good_texts = list[int](), list[tuple[TextOrSentences, ...]]()
+        """Move rows that cannot be encoded to the errors."""
+        good_numbers = list[int]()
+        good_texts = list[tuple[TextOrSentences, ...]]()
         for number, texts in zip(rows.numbers, rows.texts, strict=True):
             try:
                 for text in texts:
@@ -125,14 +128,15 @@ class BlockEncoder:
             else:
                 good_numbers.append(number)
                 good_texts.append(texts)
-        rows.numbers, rows.texts = good_numbers, good_texts
+        rows.numbers = good_numbers
+        rows.texts = good_texts
         rows.errors.sort(key=lambda row_error: row_error.row)
 
 
 def encode_texts(texts: Sequence[str], work: BlockEncoder) -> FlatIds:
-    """Encode texts as the work does; a question for the process that holds it (`Started.ask`).
+    """Encode texts as the work does; a question for the process that holds it (`ProcessPool.ask`).
 
-    It is here, and not with its caller, because a question is unpickled there: what its module imports, that
-    process imports while everybody waits for the answer.
+    It is here, and not next to its caller, because that process unpickles the question and imports its module
+    while the caller waits for the answer.
     """
     return work.encode(texts)

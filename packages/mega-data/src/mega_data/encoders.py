@@ -1,7 +1,7 @@
-"""Texts to ids in arrays: the tokenizer itself, and libraries that are faster.
+"""Encode texts to arrays of ids with the tokenizer or a faster library.
 
-The tokenizer (mega_schema.tokenizer.tokenizer) is the definition. Which of the others may do its work,
-`mega_data.fastest_encoder` decides.
+The tokenizer (mega_schema.tokenizer.tokenizer) is the reference. `mega_data.fastest_encoder` decides which of
+the others may replace it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 FlatIds = tuple[NDArray[Any], NDArray[np.int64]]
 
-MAX_CACHED_WORDS = 1 << 20  # of a WordCache: with their ids about 200 MB
-MAX_CACHED_CHARACTERS = 64  # characters: longer ones come once
-MAX_LIBRARY_BYTES = 128 << 20  # of memory for the words that Gigatoken has seen, about a million
-MEMORY_CHECK_BYTES = 4 << 20  # of text between two looks at it; they grow it by 40 MB at most
-# Between two texts of one call. It begins and ends with letters that it has nowhere else, so what is found of
-# it is never a text's end and its own beginning.
+MAX_CACHED_WORDS = 1 << 20  # of a CachedWordPieceEncoder: with their ids about 200 MB
+MAX_CACHED_CHARACTERS = 64  # per word: longer ones rarely repeat
+MAX_LIBRARY_BYTES = 128 << 20  # of memory for the words that Gigatoken remembers, about a million
+MEMORY_CHECK_BYTES = 4 << 20  # of text between two checks of that memory, which grows by 40 MB at most
+# Between two texts of one call. It begins and ends with characters that it has nowhere else, so a match never
+# spans a text's end and the separator's beginning.
 _SEPARATOR: Final = "\x00mega-data: the end of a text\x01"
 _SEPARATOR_BYTES: Final = _SEPARATOR.encode()
 
@@ -37,24 +37,24 @@ _ASCII_RUNS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]").findall
 
 
 class TextEncoder(Protocol):
-    """Ids of texts; sent to worker processes."""
+    """A function from texts to ids; sent to worker processes."""
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> FlatIds:
-        """The ids of all texts end to end, and how many each has.
+        """Return the ids of all texts end to end, and how many each has.
 
         Args:
-            eod: id to end each text with that has any.
+            eod: id to append to each text that has any.
 
         Raises:
-            RequestError: one of the texts has no ids.
+            RequestError: one of the texts cannot be encoded.
         """
 
 
 def _append_eod(ids: NDArray[Any], lengths: NDArray[np.int64], eod: int | None) -> FlatIds:
-    """Ids of texts, with `eod` after those of each text that has any."""
+    """Append `eod` to the ids of each text that has any."""
     if eod is None:
         return ids, lengths
     out_lengths = lengths + (lengths > 0)
@@ -67,7 +67,7 @@ def _append_eod(ids: NDArray[Any], lengths: NDArray[np.int64], eod: int | None) 
 
 
 class ReferenceEncoder:
-    """The tokenizer itself."""
+    """Encode with the tokenizer itself."""
 
     name = "tokenizers"
 
@@ -82,7 +82,7 @@ class ReferenceEncoder:
 
 
 class SentencePieceEncoder:
-    """A SentencePiece model by its own library, its ids taken as arrays."""
+    """Encode with the SentencePiece library, whose ids come as arrays."""
 
     name = "sentencepiece"
 
@@ -96,27 +96,29 @@ class SentencePieceEncoder:
 
 
 class GigatokenEncoder:
-    """Byte-pair encoding by the `gigatoken` library, the texts of a call as one.
+    """Encode byte pairs with the `gigatoken` library, all texts of a call as one.
 
-    A call costs that library microseconds, so the texts are joined with a mark between them, an added token
-    of an id that no text has; where a text ends, its eod is written over the mark. The library remembers
-    every word it has seen: when they take more than WORDS_BYTES it is opened again, and knows none.
+    Each call of the library costs microseconds, so the texts are joined by a separator, an added token whose
+    id no text has. The eod of a text overwrites its separator. The library remembers every word: when the
+    words take more than MAX_LIBRARY_BYTES, it is reopened.
     """
 
     name = "gigatoken"
 
     def __init__(self, tokenizer: FastTokenizer, source: bytes) -> None:
-        """The library is opened by the first call, or where this was sent.
+        """Keep the tokenizer; the library is opened by the first call, or in the process this is sent to.
 
         Args:
-            source: of the tokenizer, as `of` makes it.
+            source: the tokenizer.json that `from_content` builds.
         """
-        self.tokenizer, self.source, self.separator_id = tokenizer, source, tokenizer.identity.vocab_size
+        self.tokenizer = tokenizer
+        self.source = source
+        self.separator_id = tokenizer.identity.vocab_size
         self._library: Any = None
 
     @classmethod
     def from_content(cls, tokenizer: FastTokenizer, content: Mapping[str, Any]) -> GigatokenEncoder:
-        """For a tokenizer whose tokenizer.json holds `content`. Special tokens are not looked for in text."""
+        """Build an encoder for a tokenizer.json; special tokens are not searched for in text."""
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         mark = {"id": tokenizer.identity.vocab_size, "content": _SEPARATOR, "special": True, **flags}
         added = [token for token in content.get("added_tokens", []) if not token["special"]]
@@ -136,13 +138,14 @@ class GigatokenEncoder:
         """Open the library.
 
         Raises:
-            ImportError: it is not installed.
-            RuntimeError: it cannot do what the tokenizer does.
-            OSError: the system does not tell how much memory a process holds, so nothing would bound it.
+            ImportError: the library is not installed.
+            RuntimeError: the library does not support the tokenizer.
+            OSError: the system does not report the memory of a process, so nothing would bound it.
         """
-        self._library = None  # the memory of the one before is free first
+        self._library = None  # free the old one first
         self._library = import_module("gigatoken.gigatoken_rs").load_hf_json(self.source)
-        self._max_resident, self._unchecked_bytes = _resident_bytes() + MAX_LIBRARY_BYTES, 0
+        self._max_resident = _resident_bytes() + MAX_LIBRARY_BYTES
+        self._unchecked_bytes = 0
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> FlatIds:
         if self._library is None:
@@ -150,7 +153,7 @@ class GigatokenEncoder:
         try:
             joined_texts = _SEPARATOR_BYTES.join([*map(str.encode, texts), b""])
         except UnicodeEncodeError:
-            return ReferenceEncoder(self.tokenizer)(texts, eod)  # it says what is wrong with which text
+            return ReferenceEncoder(self.tokenizer)(texts, eod)  # raises an error with the text
         ids = self._library.encode(joined_texts)
         self._unchecked_bytes += len(joined_texts)
         if self._unchecked_bytes > MEMORY_CHECK_BYTES:
@@ -159,7 +162,7 @@ class GigatokenEncoder:
                 self._open()
         ends = np.flatnonzero(ids == self.separator_id)
         if len(ends) != len(texts):
-            return ReferenceEncoder(self.tokenizer)(texts, eod)  # somebody wrote the mark into a text
+            return ReferenceEncoder(self.tokenizer)(texts, eod)  # a text contains the separator
         lengths = np.diff(ends, prepend=-1) - 1
         if eod is None:
             return ids[ids != self.separator_id], lengths
@@ -173,17 +176,17 @@ class GigatokenEncoder:
 
 
 def _resident_bytes() -> int:
-    """Bytes of memory that this process holds.
+    """Return the resident memory of this process in bytes.
 
     Raises:
-        OSError: the system does not tell, as macOS.
+        OSError: the system does not report it, as macOS.
     """
     pages = Path("/proc/self/statm").read_bytes().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class FastokensEncoder:
-    """Byte-pair encoding by the `fastokens` library: ids come as one buffer, known words are looked up."""
+    """Encode byte pairs with the `fastokens` library, which caches words and returns one buffer."""
 
     name = "fastokens"
 
@@ -199,26 +202,26 @@ class FastokensEncoder:
         try:
             ids, bounds = self._library.encode_batch_flat(list(texts), False, True)
         except ValueError:
-            # a byte that the vocabulary lacks: the definition drops it, this library stops
+            # a byte that the vocabulary lacks: the tokenizer drops it, this library fails
             return ReferenceEncoder(self.tokenizer)(texts, eod)
         ends = np.frombuffer(bounds, np.uint64).astype(np.int64)
         return _append_eod(np.frombuffer(ids, np.uint32), ends[1:] - ends[:-1], eod)
 
 
 class CachedWordPieceEncoder:
-    """WordPiece with a memory of words, exact because BERT's rules never look across a space.
+    """Encode WordPiece with a cache of words; exact because BERT's rules never look across a space.
 
-    Normalising, cutting at punctuation and matching pieces all happen between two spaces, so the ids of a
-    text are those of its words end to end. In ASCII every mark is a word of its own, so a new word is made of
-    runs of letters and marks, most of them known; only what is new among them goes to the tokenizer.
+    Normalization, splitting at punctuation and matching of pieces all happen between two spaces, so the ids
+    of a text are those of its words end to end. In ASCII every punctuation mark is a word, so a new word
+    consists of runs of letters and marks, most of them cached. Only new runs are encoded by the tokenizer.
     """
 
     name = "tokenizers with a cache of words"
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._word_ids: dict[str, bytes] = {}  # what stands between two spaces
-        self._run_ids: dict[str, bytes] = {}  # what that is made of
+        self._word_ids: dict[str, bytes] = {}  # text between two spaces
+        self._run_ids: dict[str, bytes] = {}  # parts of that text
         added = (token["content"] for token in json.loads(tokenizer.source)["added_tokens"])
         self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
 
@@ -226,7 +229,7 @@ class CachedWordPieceEncoder:
         return CachedWordPieceEncoder, (self.tokenizer,)
 
     def __call__(self, texts: Sequence[str], eod: int | None = None) -> FlatIds:
-        # no other white space is cut at: some of it BERT's rules delete, which joins the words around it
+        # not split at other white space: BERT's rules delete some of it, which joins the words around it
         documents = [text.replace("\n", " ").split(" ") for text in texts]
         for cache in (self._word_ids, self._run_ids):
             if len(cache) > MAX_CACHED_WORDS:

@@ -1,4 +1,4 @@
-"""The inputs of `preprocess` as one stream of blocks, from the place on that an earlier run got to."""
+"""The inputs of `preprocess` as one stream of blocks, from the point where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -13,29 +13,35 @@ from mega_data.resumable_output import ResumePoint
 from mega_data.sentences import SAMPLE_CHARACTERS
 from mega_schema.errors import DamageError
 
-_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
+_SAMPLE_TEXTS = 64
+_SAMPLE_CHARACTERS = 1 << 14
+_SAMPLE_INPUTS = 4
 
 
 class InputStream:
-    """The blocks that are still to be done, with the number of their input.
+    """The blocks still to encode, each with the number of its input.
 
     Args:
-        keys: of the texts.
-        unit: what a document of a plain text is, see readers.streams.
+        keys: keys of the texts.
+        unit: unit of a document of plain text, see readers.streams.
         size: bytes of a block.
-        skip: damage ends its input, with a fault; else it ends the run.
+        skip: damage ends its input with a row error; else it ends the run.
     """
 
     def __init__(
         self, inputs: Sequence[InputFile], keys: Sequence[str], unit: str, size: int, *, skip: bool
     ) -> None:
-        self._inputs, self._keys, self._unit, self._size, self._skip = inputs, keys, unit, size, skip
+        self._inputs = inputs
+        self._keys = keys
+        self._unit = unit
+        self._size = size
+        self._skip = skip
         self._start = (0, 0)
         self._first_blocks: list[tuple[int, Block]] = []
         self._rest = self._blocks()
 
     def resume_from(self, point: ResumePoint) -> None:
-        """Go on from a place; before blocks were read, unless the place is the beginning."""
+        """Continue from a point; call it before blocks are read, unless the point is the beginning."""
         self._start = (point.input, point.position)
 
     def __iter__(self) -> Iterator[tuple[int, Block]]:
@@ -43,13 +49,13 @@ class InputStream:
         yield from self._rest
 
     def sample_texts(self) -> list[str]:
-        """Some texts from the beginnings of some of the inputs."""
+        """Return some texts from the beginnings of some of the inputs."""
         self._read_first()
         sample_blocks = [block for _, block in self._first_blocks]
         step = max(1, len(self._inputs) // _SAMPLE_INPUTS)
         for item in self._inputs[self._start[0] + 1 :: step][:_SAMPLE_INPUTS]:
             if not item.is_stream:
-                with suppress(DamageError):  # which is met again when the input is read
+                with suppress(DamageError):  # raised again when the input is read
                     sample_blocks += islice(
                         read_blocks(item, keys=self._keys, size=1 << 16, unit=self._unit), 1
                     )
@@ -64,7 +70,7 @@ class InputStream:
             self._first_blocks = [item for item in [next(self._rest, None)] if item is not None]
 
     def first_texts(self) -> Iterator[str]:
-        """Texts of each input from its beginning, as much of each; of stdin, its first block."""
+        """Yield texts from the beginning of each input, the same amount of each; of stdin the first block."""
         share = max(SAMPLE_CHARACTERS // len(self._inputs), 1 << 16)
         if self._inputs[0].is_stream:
             self._read_first()
@@ -98,7 +104,8 @@ class InputStream:
 
 
 def _first_texts(texts: list[str], characters: int) -> list[str]:
-    selected, total = list[str](), 0
+    selected = list[str]()
+    total = 0
     for text in texts:
         if total >= characters:
             break

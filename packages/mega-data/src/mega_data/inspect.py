@@ -1,4 +1,4 @@
-"""What is in a dataset, and whether all of it is as it should be."""
+"""Summarize a dataset, and verify all of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mega_schema.errors import FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, check_same, open_folder
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
-_CHUNK_TOKENS = 1 << 22  # tokens looked at together
+_CHUNK_TOKENS = 1 << 22  # checked at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DatasetSummary:
 
 
 def summarize(data: IndexedDataset) -> DatasetSummary:
-    """Counts of `data`, from its index alone."""
+    """Count documents, sequences and tokens of `data` from its index alone."""
     bounds = data.documents
     empty = sum(
         int(
@@ -54,10 +54,10 @@ def summarize(data: IndexedDataset) -> DatasetSummary:
 
 
 def open_dataset_tokenizer(data: IndexedDataset) -> Tokenizer | None:
-    """The tokenizer that lies beside the dataset, if one does.
+    """Open the tokenizer that is stored with the dataset, if there is one.
 
     Raises:
-        FormatError: it is not the one that PREFIX.json names, or its folder is not whole.
+        FormatError: it is not the one that PREFIX.json names, or its folder is incomplete.
     """
     folder = beside(data.prefix, ".tokenizer")
     if not folder.exists():
@@ -69,11 +69,11 @@ def open_dataset_tokenizer(data: IndexedDataset) -> Tokenizer | None:
 
 
 def document_text(data: IndexedDataset, document: int, tokenizer: Tokenizer | None, characters: int) -> str:
-    """The beginning of a document on one line: its text in quotes, or its ids without a tokenizer."""
+    """Return the beginning of a document on one line: its text in quotes, or its ids without a tokenizer."""
     first, last = int(data.documents[document]), int(data.documents[document + 1])
     ids: list[int] = []
     for sequence in range(first, last):
-        # a token is a byte at least and a character four at most, so this many tokens are enough to see
+        # a token has at least a byte and a character at most four, so this many tokens are enough
         limit = 4 * characters - len(ids)
         ids += data.read(sequence, 0, min(int(data.lengths[sequence]), limit), copy=True).tolist()
         if len(ids) == 4 * characters:
@@ -87,18 +87,18 @@ def document_text(data: IndexedDataset, document: int, tokenizer: Tokenizer | No
 
 
 def verify_dataset(data: IndexedDataset, vocab_size: int | None = None) -> int:
-    """Look at every entry of the index and every token.
+    """Check every entry of the index and every token.
 
-    Opening has already compared the sizes of the files; this finds what sizes cannot tell.
+    Opening the dataset has already compared the sizes of the files.
 
     Args:
-        vocab_size: what ids must be below; None takes it from PREFIX.json, and without that looks at no id.
+        vocab_size: upper bound of the ids; None reads it from PREFIX.json, and without that checks no id.
 
     Returns:
-        The vocabulary size that ids were compared with, 0 where they were not.
+        The vocabulary size that ids were compared with, 0 if they were not.
 
     Raises:
-        FormatError: the first fault, with the sequence it is in.
+        FormatError: the first error, with its sequence.
     """
     check_pointers(beside(data.prefix, ".idx"), data.lengths, data.pointers, data.dtype.itemsize)
     open_dataset_tokenizer(data)
@@ -117,7 +117,7 @@ def _verify_ids(data: IndexedDataset, vocab_size: int, hint: str) -> None:
         if int(ids.min()) >= 0 and int(ids.max()) < vocab_size:
             continue
         token = start + int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        # the last sequence that begins at or before it, which is the one that is not empty
+        # the last sequence that begins at or before it: the non-empty one
         i = int(np.searchsorted(data.pointers, token * data.dtype.itemsize, "right")) - 1
         offset = token - int(data.pointers[i]) // data.dtype.itemsize
         path, wanted = beside(data.prefix, ".bin"), f"0 to {vocab_size - 1}, the vocabulary"

@@ -1,4 +1,4 @@
-"""Shards: files of documents, read line by line as JSON whatever their form, and written whole."""
+"""Shards: files of documents in any format, read line by line as JSON and written atomically."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mega_schema.errors import ConfigError, DamageError, FormatError
 
 
 def find_shards(words: Iterable[str | Path]) -> list[Path]:
-    """The files that the words name, see `readers.inputs.found`, in the order of their outputs' names.
+    """Return the files that the words name, see `readers.inputs.expand_inputs`, sorted by output name.
 
     Raises:
-        ConfigError: two files have one output, or there is no file.
+        ConfigError: two files have the same output name, or there is no file.
     """
     inputs = {item.path: item for item in expand_inputs([str(word) for word in words])}
     for item in inputs.values():
@@ -44,15 +44,15 @@ def find_shards(words: Iterable[str | Path]) -> list[Path]:
 
 
 def output_name(path: Path) -> str:
-    """The name of what is written from a file: JSON lines, not compressed."""
+    """Return the name of the output of a file: JSON lines, not compressed."""
     return f"{path.stem}.jsonl" if format_of_name(path) == "table" else strip_extension(path)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a shard, each with its line break where it has one; a row of a table as JSON.
+    """Yield the lines of a shard with their line breaks; a row of a table as JSON.
 
     Raises:
-        ConfigError: a library that the form needs is not installed.
+        ConfigError: a library that the format needs is not installed.
         FormatError: the file is damaged.
     """
     if format_of_name(path) == "table":
@@ -65,40 +65,43 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _json_default(value: Any) -> str:
-    """A value of a table that JSON has no form for: bytes as text, any other as Python prints it."""
+    """Convert a value of a table that JSON cannot hold: bytes as text, any other as Python prints it."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 RowErrorHandler = Callable[[int, FormatError, bytes], object]
-"""What is done with a line that is no document, given its number from 1 and what is wrong with it."""
+"""Called with a line that is no document: its number from 1, its error and the line."""
 
 
 def fail_on_row(number: int, error: FormatError, line: bytes) -> None:
-    """End the run at the first of them."""
+    """Raise the error: the first wrong line ends the run."""
     raise error
 
 
 def skip_row(number: int, error: FormatError, line: bytes) -> None:
-    """Leave it out: whoever read the shard before has dealt with it."""
+    """Ignore the line: an earlier reader of the shard has handled it."""
 
 
 class Quarantine:
-    """The lines of a shard that are no documents, kept as `preprocess` keeps them.
+    """The lines of a shard that are no documents, in the format of `preprocess`'s quarantine.
 
-    The file is made where there are any, and gets its name when the block ends well.
+    The file is created at the first such line and published when the block ends without an error.
 
     Attributes:
-        count: of those lines.
-        first: place of the first, and what is wrong with it.
+        count: number of those lines.
+        first: place and error of the first.
     """
 
     def __init__(self, path: Path, shard: Path) -> None:
-        self.path, self.shard, self.count, self.first = path, shard, 0, ""
+        self.path = path
+        self.shard = shard
+        self.count = 0
+        self.first = ""
         self._stack = ExitStack()
         self._out: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.path.unlink(missing_ok=True)  # of a task that ended before it was noted
+        self.path.unlink(missing_ok=True)  # of a task that ended before its marker was written
         return self
 
     def __exit__(self, *ended: Any) -> None:
@@ -113,7 +116,7 @@ class Quarantine:
         self.count += 1
 
     def line_indices(self) -> set[int]:
-        """The numbers of those lines, from 0, as an earlier task wrote them."""
+        """Return the indices of those lines, from 0, as an earlier task wrote them."""
         if not self.path.exists():
             return set()
         with self.path.open("rb") as file:
@@ -121,16 +124,16 @@ class Quarantine:
 
 
 def quarantine_counts(quarantine: Quarantine | None, rows: int) -> dict[str, Any]:
-    """What the result of a task says of the lines it has set apart, beside so many documents."""
+    """Build the part of a task's result that reports its quarantined lines."""
     count, first = (quarantine.count, quarantine.first) if quarantine else (0, "")
     return {"skipped": count, **error_counts(count, first, rows + count)}
 
 
 def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
-    """The object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
+    """Parse the object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
 
     Raises:
-        FormatError: it is something else; the message begins with file and line.
+        FormatError: the line has no such object; the message begins with file and line.
     """
     where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
     try:
@@ -154,7 +157,7 @@ def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str =
 
 
 def read_whole_lines(path: Path, on_error: RowErrorHandler) -> Iterator[bytes]:
-    """The lines of a shard up to damage, which is a fault of the line that would come next."""
+    """Yield the lines of a shard up to damage, which is an error of the next line."""
     number = 0
     try:
         for line in read_lines(path):
@@ -171,7 +174,7 @@ def _is_text(value: object) -> bool:
 def read_documents(
     path: Path, key: str, on_error: RowErrorHandler, id_key: str = ""
 ) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The documents of a shard: the number of the line from 1, the line, the object on it."""
+    """Yield the documents of a shard: the line number from 1, the line, its object."""
     for number, line in enumerate(read_whole_lines(path, on_error), 1):
         if (values := _parse_or_report(line, path, number, key, id_key, on_error)) is not None:
             yield number, line, exact_numbers(line, values)
@@ -180,11 +183,13 @@ def read_documents(
 def read_batches(
     path: Path, key: str, characters: int, on_error: RowErrorHandler, id_key: str = ""
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Texts and ids, one per line of a shard, in lists of about so many characters.
+    """Yield texts and ids, one per line of a shard, in lists of about `characters` characters.
 
     A line that is blank or no document has an empty text; without an `id_key` there are no ids.
     """
-    texts, ids, size = list[str](), list[str](), 0
+    texts = list[str]()
+    ids = list[str]()
+    size = 0
     for number, line in enumerate(read_whole_lines(path, on_error), 1):
         values = _parse_or_report(line, path, number, key, id_key, on_error) or {key: "", id_key: ""}
         texts.append(text_of(values, key))
@@ -193,7 +198,9 @@ def read_batches(
         size += len(texts[-1]) + 1
         if size >= characters:
             yield texts, ids
-            texts, ids, size = [], [], 0
+            texts = []
+            ids = []
+            size = 0
     if texts:
         yield texts, ids
 
@@ -201,7 +208,7 @@ def read_batches(
 def _parse_or_report(
     line: bytes, path: Path, number: int, key: str, id_key: str, on_error: RowErrorHandler
 ) -> dict[str, Any] | None:
-    """The object on a line; None for a blank one, and for one that is no document."""
+    """Parse the object on a line; None for a blank line, and for one that is no document."""
     try:
         return parse_document(line, path, number, key, id_key)
     except FormatError as error:
@@ -211,15 +218,15 @@ def _parse_or_report(
 
 
 def file_states(files: Sequence[Path]) -> list[list[str | int]]:
-    """What tells that the inputs of a run are still the same: names, sizes and times of change."""
+    """Return the path, size and mtime of files, by which a later run recognizes them."""
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def check_file_states(inputs: Iterable[Sequence[Any]]) -> None:
-    """See that files are still what `identity` told.
+    """Check that files are still in their `file_states`.
 
     Raises:
-        FormatError: one was written, replaced or removed since.
+        FormatError: a file was written, replaced or removed since.
     """
     for name, size, time in inputs:
         path = Path(name)
@@ -229,13 +236,13 @@ def check_file_states(inputs: Iterable[Sequence[Any]]) -> None:
 
 
 def file_bytes(file: Path) -> int:
-    """Bytes on disk; 0 where the stage that writes the file is still to run."""
+    """Return the bytes on disk; 0 before the stage that writes the file."""
     return file.stat().st_size if file.exists() else 0
 
 
 @contextmanager
 def open_output(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well; its folder is made."""
+    """Open a file that is published when the block ends without an error; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         reporting_full_disk(path),
@@ -249,7 +256,7 @@ def open_output(path: Path) -> Iterator[IO[bytes]]:
 def split_outputs(
     shard: Path, output: Path, dropped: Path | None, quarantine: Path | None
 ) -> Iterator[tuple[IO[bytes], IO[bytes] | None, Quarantine | None]]:
-    """Where a shard's lines go, a file in each folder that is named: what stays, what goes, what is wrong."""
+    """Open the outputs of a shard, a file per folder: kept, dropped and wrong lines."""
     name = output_name(shard)
     with ExitStack() as stack:
         yield (

@@ -1,4 +1,4 @@
-"""How long the documents of a dataset are: counted, as lines of text, and as a picture."""
+"""Histogram of document lengths: counts, lines of text, and a picture."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mega_schema.dataset.idx_content import CHUNK, pieces
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-_BAR_WIDTH = 40  # characters of the longest
+_BAR_WIDTH = 40  # characters of the longest bar
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Documents by their tokens; bin k holds those of `edges[k]` tokens up to `edges[k + 1]` - 1.
+    """Documents by their tokens; bin k holds those of `edges[k]` to `edges[k + 1]` - 1 tokens.
 
     Attributes:
         empty: documents without tokens, which are in no bin.
-        tokens: in the documents of each bin.
+        tokens: tokens in the documents of each bin.
     """
 
     edges: tuple[int, ...]
@@ -35,16 +35,18 @@ class Histogram:
 
 
 def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
-    """Count the documents of `data`, `steps` bins for each doubling of their length from the shortest on.
+    """Count the documents of `data`, `steps` bins for each doubling of their length.
 
-    Reads the index alone, a chunk at a time.
+    Reads only the index, a chunk at a time.
     """
     longest = max((int(lengths.max(initial=0)) for lengths in document_lengths(data)), default=0)
     doublings = longest.bit_length()
     exact = {round(2 ** (k / steps)) for k in range(doublings * steps + 1)} if longest else set[int]()
     edges = np.array(sorted(exact), np.int64)
     edges = edges[: int(np.searchsorted(edges, longest, "right")) + 1]
-    documents, tokens, empty = np.zeros(len(edges), np.int64), np.zeros(len(edges), np.int64), 0
+    documents = np.zeros(len(edges), np.int64)
+    tokens = np.zeros(len(edges), np.int64)
+    empty = 0
     for lengths in document_lengths(data):
         nonempty = lengths[lengths > 0]
         empty += len(lengths) - len(nonempty)
@@ -52,7 +54,7 @@ def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
             bin_index = np.searchsorted(edges, nonempty, "right") - 1
             documents += np.bincount(bin_index, minlength=len(edges))
             np.add.at(tokens, bin_index, nonempty)
-    first = int(np.flatnonzero(documents)[0]) if documents.any() else 0  # bins before it show nothing
+    first = int(np.flatnonzero(documents)[0]) if documents.any() else 0  # bins before it are empty
     return Histogram(
         tuple(edges[first:].tolist()),
         tuple(documents[first:-1].tolist()),
@@ -62,7 +64,7 @@ def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
 
 
 def document_lengths(data: IndexedDataset) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document, in chunks."""
+    """Yield the tokens of each document, in chunks."""
     bounds = data.documents
     for start in range(0, len(bounds) - 1, CHUNK):
         chunk = bounds[start : start + CHUNK + 1]
@@ -72,10 +74,10 @@ def document_lengths(data: IndexedDataset) -> Iterator[NDArray[np.int64]]:
 
 
 def lengths_at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tuple[int, ...]:
-    """The lengths at these percentiles, each one that occurs; none where there are none.
+    """Return the lengths at these percentiles, each one that occurs; () for an empty array.
 
-    Counts the upper halves of the numbers and then the lower halves of those in question, so memory does not
-    grow with them. They are not negative.
+    Counts the upper halves of the numbers, then the lower halves for the upper halves at the percentiles, so
+    memory does not grow with the array. Lengths are not negative.
     """
     if not len(lengths):
         return ()
@@ -101,7 +103,7 @@ def lengths_at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int
 
 
 def format_histogram(bins: Histogram) -> list[str]:
-    """A bar of characters for each bin, for a terminal."""
+    """Format a bar of characters for each bin, for a terminal."""
     highest = max(bins.documents, default=0)
     names = [
         f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
@@ -115,7 +117,7 @@ def format_histogram(bins: Histogram) -> list[str]:
 
 
 def plot_lengths(data: IndexedDataset, output: Path) -> None:
-    """Documents, and tokens, over the length of the documents that hold them, as a PNG.
+    """Plot documents, and tokens, over the length of the documents, as a PNG.
 
     Raises:
         ConfigError: matplotlib is not installed.

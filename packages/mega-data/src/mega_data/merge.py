@@ -1,8 +1,8 @@
-"""Several datasets to one, and one dataset to another form: payloads copied to where they belong.
+"""Merge several datasets into one, or convert one: payloads are copied to their offsets.
 
-The place of every byte follows from the sizes of the datasets, so threads copy pieces in any order; on file
-systems that share blocks between files nothing is copied at all. The index is computed from the lengths, as
-Megatron's `merge_datasets` does: documents of the second dataset follow those of the first.
+The offset of every byte follows from the sizes of the datasets, so threads copy in any order. File systems
+that share blocks between files copy nothing. The index is computed from the lengths, as in Megatron's
+`merge_datasets`: documents of the second dataset follow those of the first.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, bes
 from mega_schema.dataset.indexed_writer import write_index
 from mega_schema.errors import ConfigError, FormatError
 
-COPY_BYTES = 64 << 20  # bytes of a payload that one thread copies
-# options of PREFIX.json by which the same text has other ids or other sequences
+COPY_BYTES = 64 << 20  # of a payload per task of a thread
+# options of PREFIX.json that change the ids or the sequences of a text
 SAME_IN_MERGE = ("prefix_ids", "suffix_ids", "parse_special_tokens", "sentence_model")
-_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # no copy inside this kernel
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # no copy_file_range
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What was written; `differing` are the options that not all of the datasets have alike."""
+    """What was written; `differing` are the options in which the datasets differ."""
 
     form: str
     documents: int
@@ -49,10 +49,10 @@ class MergeResult:
 
 
 def find_prefixes(folder: Path) -> list[Path]:
-    """The datasets of a folder, in the order of their file names, as Megatron merges them.
+    """Return the datasets of a folder in the order of their file names, as Megatron merges them.
 
     Raises:
-        FormatError: there is none, or a file has no partner.
+        FormatError: there is no dataset, or a file has no partner.
     """
     names = {path.name for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
     payloads = sorted({name.removesuffix(".idx").removesuffix(".bin") + ".bin" for name in names})
@@ -79,27 +79,29 @@ def merge_datasets(
     """Write the documents of the datasets, one after the other, to `{output_prefix}.{bin,idx,json}`.
 
     Args:
-        form: of the new index, one of FORMS; None: that of the first dataset.
-        dtype: of the new ids; None: that of the datasets, or the nearest that the form has.
-        assume_same_tokenizer: take datasets without PREFIX.json for ones of the others' tokenizer.
+        form: format of the new index; None is that of the first dataset.
+        dtype: dtype of the new ids; None is that of the datasets, or the nearest that the format supports.
+        assume_same_tokenizer: assume that datasets without PREFIX.json have the tokenizer of the others.
         workers: threads that copy.
-        progress: told the bytes written since it was last called.
+        progress: called with the bytes written since its last call.
 
     Raises:
-        ConfigError: the output is one of the inputs, or there are none.
-        FormatError: dtypes or tokenizers differ, an index is not in order, or ids do not fit in `dtype`.
+        ConfigError: the output is one of the inputs, or there are no inputs.
+        FormatError: dtypes or tokenizers differ, an index is invalid, or ids do not fit in `dtype`.
         MegaError: the disk is full.
     """
     if not datasets:
         raise ConfigError("--datasets", "none given", wanted="one prefix or more")
-    started_at, first = time.monotonic(), datasets[0]
+    started_at = time.monotonic()
+    first = datasets[0]
     form = form or first.form
     dtype = dtype or _supported_dtype(first.dtype, form)
     _check_compatible(datasets, output_prefix)
     info, differing_options = _merge_info(datasets, assume_same_tokenizer)
-    sequences, tokens = sum(map(len, datasets)), sum(data.tokens for data in datasets)
+    sequences = sum(map(len, datasets))
+    tokens = sum(data.tokens for data in datasets)
     documents = sum(len(data.documents) - 1 for data in datasets)
-    if form.startswith("fairseq"):  # its index knows no documents: each sequence reads as one
+    if form.startswith("fairseq"):  # its index has no documents: each sequence is one
         documents = sequences
     staged = Staged(output_prefix)
     try:
@@ -121,7 +123,7 @@ def merge_datasets(
 
 
 def _supported_dtype(dtype: np.dtype[Any], form: str) -> np.dtype[Any]:
-    """The dtype itself, or int32 where the form has no code for it or its readers none."""
+    """Return the dtype itself, or int32 if the format or its readers do not support it."""
     fairseq_cached_uint16 = form == "fairseq-cached" and dtype.name == "uint16"
     fits = code_of(form, dtype) is not None and not fairseq_cached_uint16
     return dtype if fits else np.dtype("<i4")
@@ -152,7 +154,7 @@ def _check_compatible(datasets: Sequence[IndexedDataset], output_prefix: Path) -
 def _merge_info(
     datasets: Sequence[IndexedDataset], assume_same: bool
 ) -> tuple[DatasetInfo | None, tuple[str, ...]]:
-    """What the datasets say together, and the options that they do not have alike."""
+    """Merge the PREFIX.json of the datasets; return it and the options in which they differ."""
     known = [(data, data.info) for data in datasets if data.info is not None]
     if not known:
         return None, ()
@@ -196,7 +198,7 @@ def _check_same_ids(
     for name in SAME_IN_MERGE:
         value, wanted_value = info.options.get(name), first.options.get(name)
         if name == "sentence_model" and None in (value, wanted_value):
-            continue  # written before the name was recorded, or of lists of sentences
+            continue  # written before the name was recorded, or from lists of sentences
         if (value or None) != (wanted_value or None):
             where = f"{name} is not that of {first_dataset.prefix}"
             path, hint = beside(data.prefix, ".json"), "preprocess one of the two again"
@@ -243,7 +245,8 @@ def _write_payload(
     workers: int,
     progress: Callable[[int], object],
 ) -> None:
-    shift, offset = int(form == "fairseq-cached"), 0
+    shift = int(form == "fairseq-cached")
+    offset = 0
     os.ftruncate(target, sum(data.tokens for data in datasets) * dtype.itemsize)
     with ThreadPoolExecutor(workers) as pool:
         jobs = []
@@ -273,7 +276,7 @@ def _write_payload(
 
 
 def _copy_range(path: Path, start: int, target: int, target_offset: int, size: int) -> int:
-    """Copy `size` bytes between two files; opened here, because thousands at once would be too many."""
+    """Copy `size` bytes between two files; opens the source here, to keep few files open."""
     with path.open("rb") as file:
         if _copy_bytes(file.fileno(), start, target, target_offset, size) < size:
             raise shorter(path, start + size)
@@ -281,8 +284,9 @@ def _copy_range(path: Path, start: int, target: int, target_offset: int, size: i
 
 
 def _copy_bytes(source: int, start: int, target: int, target_offset: int, size: int) -> int:
-    """How many bytes were there to copy; in the kernel where it can."""
-    copied, in_kernel = 0, True
+    """Copy up to `size` bytes, in the kernel if possible; return how many were copied."""
+    copied = 0
+    in_kernel = True
     while copied < size:
         if in_kernel:
             try:
@@ -312,8 +316,9 @@ def _convert_range(
     target: int,
     target_offset: int,
 ) -> int:
-    """Write the ids `first` to `last` in another dtype, or as much higher as the form wants."""
-    limits, written = np.iinfo(dtype), 0
+    """Write the ids `first` to `last` in another dtype, with the offset that the format wants."""
+    limits = np.iinfo(dtype)
+    written = 0
     for start in range(first, last, 1 << 18):
         ids = data.loaded(start, min(start + (1 << 18), last))
         low, high = int(ids.min()), int(ids.max()) + shift

@@ -1,11 +1,11 @@
-"""The output folder of clean, dedup and extract: whole when it can be seen, and of one run at a time.
+"""The output folder of clean, dedup and extract: published whole, and written by one run at a time.
 
-    OUTPUT/.unfinished/...     what the tasks of a run that is going on write
-    OUTPUT/.mega-data.json     the command, and the names of the files that the finished run wrote
+    OUTPUT/.unfinished/...     files of a run in progress
+    OUTPUT/.mega-data.json     the command, and the names of the files of the finished run
     OUTPUT/a.jsonl, ...        the files of a finished run
 
-A run writes below `.unfinished`. When all its tasks are done, its files get their names in the folder. A run
-that a wrong line ends leaves no file that looks finished. The next run takes over the shards that are done.
+A run writes below `.unfinished`. When all its tasks are finished, its files are moved into the folder. A run
+that ends at a wrong line leaves no file that looks finished. The next run reuses the finished shards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNFINISHED = ".unfinished"
 WORK = ".work"
 FORMAT = 1
 REPORT_PAGE = "report.html"
-PAGE_KEYS = ("id", "url", "title", "text")  # of a line that `extract` writes
+PAGE_KEYS = ("id", "url", "title", "text")  # of a line of `extract`
 log = logging.getLogger("mega.data")
 _OWN_NAMES = frozenset(
     {
@@ -51,10 +51,10 @@ _OWN_NAMES = frozenset(
 
 
 def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
-    """The files that the words of --input name, none of which is in the output or work folder.
+    """Return the files that --input names; refuse files in the output or work folder.
 
     Raises:
-        ConfigError: there are none, or a folder is refused.
+        ConfigError: there is no file, or a folder is refused.
     """
     words = [str(word) for word in inputs]
     files = tuple(find_shards(words))
@@ -69,7 +69,7 @@ def check_folder(
     """Refuse an output or work folder that holds an input, or files of other programs.
 
     Args:
-        read_folders: in which the command would read its own files.
+        read_folders: folders in which the command would read its own output.
 
     Raises:
         ConfigError: one of them is refused.
@@ -88,19 +88,19 @@ def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
     """Refuse a file of pages that is an input, or that `extract` did not write.
 
     Raises:
-        ConfigError: it is refused.
+        ConfigError: the file is refused.
     """
     check_output(option, output, "file", inputs=inputs, is_ours=has_keys(PAGE_KEYS))
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Whether one of the commands wrote all that is in a folder, or has begun to."""
+    """Return whether one of the commands wrote, or is writing, everything in a folder."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(MARKER)}
     return names <= _OWN_NAMES | _published_names(folder)
 
 
 def _published_names(folder: Path) -> set[str]:
-    """The files of the run that has finished in a folder."""
+    """Return the names of the files that a finished run published in a folder."""
     try:
         values = json.loads((folder / MARKER).read_bytes())
     except (OSError, ValueError):
@@ -111,10 +111,10 @@ def _published_names(folder: Path) -> set[str]:
 
 @contextmanager
 def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
-    """Hold a folder, made if it is not there, so that no other run writes to it.
+    """Lock a folder against other runs; create it if needed.
 
     Args:
-        shared: this process does a part of a run, whose other parts others may do at the same time.
+        shared: other processes may run other parts of the same run at the same time.
 
     Raises:
         ConfigError: another run holds it.
@@ -129,7 +129,7 @@ def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
         os.close(descriptor)
         if is_new:
             with suppress(OSError):
-                folder.rmdir()  # where nothing is in it
+                folder.rmdir()  # if it is empty
 
 
 def _lock(descriptor: int, folder: Path, *, shared: bool) -> None:
@@ -143,28 +143,28 @@ def _lock(descriptor: int, folder: Path, *, shared: bool) -> None:
 
 
 def staging_folder(output: Path) -> Path:
-    """Where the tasks write the files of an output folder."""
+    """Return the folder that the tasks write to before files are published."""
     return output / UNFINISHED
 
 
 def write_marker(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
-    """Write into a folder which command its files are of.
+    """Record in a folder which command its files are of.
 
     Args:
-        files: of a run that is whole; None where one begins, which leaves the list of the run before.
+        files: names of the files of a finished run; None keeps the list of the run before.
     """
     files = sorted(_published_names(folder)) if files is None else sorted(files)
     finish_removal(folder / WORK)
-    temporary = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array begin at once
+    temporary = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array start at the same time
     write_text(temporary, json.dumps({"format": FORMAT, "command": command, "files": files}))
     temporary.replace(folder / MARKER)
 
 
 def check_stale(output: Path, names: Iterable[str]) -> None:
-    """Refuse an output folder in which files of an earlier run would stay beside those of this one.
+    """Refuse an output folder in which files of an earlier run would remain.
 
     Args:
-        names: of the files that this run writes.
+        names: names of the files that this run writes.
 
     Raises:
         ConfigError: there are such files.
@@ -179,17 +179,18 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
 
 
 def _is_work_folder(folder: Path) -> bool:
-    """Whether a folder is of a run, or of elements of a job array that write its plan at this time."""
+    """Return whether a folder is a work folder, or array elements are creating its plan now."""
     others = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return not others or (folder / PLAN).is_file()
 
 
 def publish(output: Path, command: str, work: Path) -> None:
-    """Give the files of a run that is whole their names; those of an earlier one of ours go.
+    """Move the files of a finished run to their names; remove those of an earlier run.
 
-    A process that was killed in the middle can be followed by another, which finds in `work` that it began.
+    If the process is killed, the next one continues: a marker in `work` records that publishing began.
     """
-    staging, started_marker = staging_folder(output), work / ".publishing"
+    staging = staging_folder(output)
+    started_marker = work / ".publishing"
     with reporting_full_disk(output):
         if not started_marker.exists():
             for name in (DROPPED, QUARANTINE, REPORT, REPORT_PAGE):
@@ -198,7 +199,7 @@ def publish(output: Path, command: str, work: Path) -> None:
         for path in sorted(staging.iterdir()) if staging.is_dir() else ():
             if path.is_dir():
                 _remove(output / path.name)
-            if not path.name.startswith("."):  # a temporary file of a process that was killed
+            if not path.name.startswith("."):  # a temporary file of a killed process
                 path.replace(output / path.name)
         names = [path.name for path in output.iterdir() if path.is_file() and not path.name.startswith(".")]
         write_marker(output, command, names)
@@ -215,11 +216,11 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def keep_finished_tasks(folder: Path, output: Path, *, whole_run: bool) -> Iterator[None]:
-    """Around a run: after a wrong line, the tasks that are done stay for the next run, if there are any.
+    """After a wrong line, keep the finished tasks for the next run, if there are any.
 
     Args:
         folder: the run's work folder.
-        alone: this process does all of the run, and a person did not name the work folder.
+        whole_run: this process does all of the run, and the work folder is the default one.
     """
     try:
         yield

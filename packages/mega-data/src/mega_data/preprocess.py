@@ -1,4 +1,4 @@
-"""Text to indexed datasets, one per key: the same bytes whatever the workers, or how often it was stopped."""
+"""Encode text to indexed datasets, one per key: the bytes depend neither on the workers nor on restarts."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 log = logging.getLogger("mega.data")
 
 _QUARANTINE, _UNFINISHED = "_quarantine.jsonl", ".unfinished"
-JOURNAL_BYTES = 1 << 28  # of input between two notes of how far the run got
-# lazy is another way to read cached
+JOURNAL_BYTES = 1 << 28  # of input between two writes of the journal
+# lazy reads the cached format
 INDEX_FORMATS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What decides the content of the datasets, beside inputs and tokenizer.
+    """The options that decide the content of the datasets, besides inputs and tokenizer.
 
     Attributes:
-        keys: of the texts, a dataset each.
-        append_eod: end each document that has tokens with the tokenizer's eod.
-        language: split texts of it into sentences, each a sequence of its own; "" leaves a text whole.
+        keys: keys of the texts, a dataset each.
+        append_eod: append the tokenizer's eod to each document that has tokens.
+        language: split texts of this language into sentences, each a sequence; "" keeps a text whole.
         keep_newlines: a sentence keeps the white space after it.
-        skip: pass over rows that are wrong, and what follows damage in a file, and keep them in a quarantine
-            file; else stop at the first.
-        max_errors: how many of them; a run may go on with another limit than it began with.
-        unit: what a document of a plain text is, see readers.streams.
-        form: of the index, one of FORMS.
-        special_tokens: add to each sequence what the post-processor of a HuggingFaceTokenizer adds, as BOS.
-        parse_special_tokens: a special token that is written in a text becomes its id.
+        skip: move wrong rows, and the rest of a damaged file, to a quarantine file; else stop at the first.
+        max_errors: maximum of skipped rows; a resumed run may have another limit.
+        unit: unit of a document of plain text, see readers.streams.
+        index_format: one of INDEX_FORMATS.
+        special_tokens: add to each sequence the tokens of a HuggingFaceTokenizer's post-processor, such as
+            BOS.
+        parse_special_tokens: encode special tokens in a text as their ids.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -76,7 +76,7 @@ class Options:
     max_errors: ErrorLimit = ErrorLimit()
 
     def to_json(self, key: str) -> dict[str, object]:
-        """For PREFIX.json: those that change what is in a dataset."""
+        """Return the options for PREFIX.json: those that change the content of a dataset."""
         values: dict[str, object] = {"key": key, "append_eod": self.append_eod}
         if self.language:
             values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
@@ -92,12 +92,12 @@ class PreprocessResult:
     """What a run wrote.
 
     Attributes:
-        documents: of each dataset.
-        tokens: of all of them.
+        documents: documents of each dataset.
+        tokens: tokens of all datasets.
         size: bytes of text read, decompressed.
-        skipped: rows passed over; they are in `quarantine`.
-        seconds, fresh: since the start of this process's run, and the bytes it read itself.
-        encoder: what gave the ids.
+        skipped: skipped rows; they are in `quarantine`.
+        seconds, fresh: seconds of this process, and the bytes that it read itself.
+        encoder: name of the encoder.
     """
 
     prefixes: tuple[Path, ...]
@@ -112,7 +112,7 @@ class PreprocessResult:
 
     @property
     def rate(self) -> float:
-        """MB a second."""
+        """Return the speed in MB per second."""
         return self.fresh / 1e6 / max(self.seconds, 1e-9)
 
 
@@ -120,15 +120,13 @@ def check_outputs(inputs: Sequence[InputFile], output_prefix: Path, options: Opt
     """Refuse a prefix whose files are inputs, or were written by other programs.
 
     Returns:
-        the datasets of that prefix that exist already, which a run replaces.
+        The existing datasets of that prefix, which a run replaces.
 
     Raises:
         ConfigError: the prefix is refused.
     """
-    option, files = (
-        "--output-prefix",
-        [item.path for item in inputs if not item.is_stdin and item.format != HUB_FORMAT],
-    )
+    option = "--output-prefix"
+    files = [item.path for item in inputs if not item.is_stdin and item.format != HUB_FORMAT]
     replaced = [
         prefix
         for prefix in _prefixes(output_prefix, options)
@@ -158,21 +156,21 @@ def preprocess(
 ) -> PreprocessResult:
     """Write `{output_prefix}_{key}_document.{bin,idx,json}` and `.tokenizer/` for each key.
 
-    A row of the input is a document; its text is one sequence of it, or one per sentence where it is a list
-    or sentences are split; then the names end in `_sentence`. A text without tokens is an empty document.
-    Blank lines are passed over. A run that was killed goes on where its noted parts end, when it is started
-    again with the same inputs and options, and writes the bytes it would have written. One that a wrong row
-    ended goes on from the first input that has changed since, or from the row where it is now passed over.
+    A row of the input is a document. Its text is one sequence, or one per sentence if it is a list or
+    sentences are split; then the names end in `_sentence`. A text without tokens is an empty document. Blank
+    lines are skipped. A killed run resumes from its journal when it is started again with the same inputs and
+    options, and writes the same bytes. A run that ended at a wrong row resumes from the first input that has
+    changed since, or from that row if it is now skipped.
 
     Args:
-        workers: processes that encode, or so many that were started; 1 is this process.
-        block: bytes of text a worker is handed at a time; what is written does not depend on it.
-        note: bytes of input after which it is noted how far the run got.
-        progress: told the bytes of the files read, and the documents made, since it was last called.
+        workers: processes that encode, or a pool of them; 1 is this process.
+        block: bytes of text per item of a worker; the output does not depend on it.
+        note: bytes of input between two writes of the journal.
+        progress: called with the bytes of the files read, and the documents encoded, since its last call.
 
     Raises:
-        ConfigError: options that do not fit the tokenizer or each other.
-        FormatError: a row is not what it should be and `options.skip` is off; then there is no dataset.
+        ConfigError: options do not fit the tokenizer or each other.
+        FormatError: a row is wrong and `options.skip` is off; then there is no dataset.
     """
     started_at, options = time.monotonic(), options or Options()
     files = [
@@ -205,7 +203,8 @@ def preprocess(
                 for key in options.keys
             ]
             output.publish(prefixes, infos, INDEX_FORMATS[options.index_format], quarantine)
-    point, seconds = output.resume_point, time.monotonic() - started_at
+    point = output.resume_point
+    seconds = time.monotonic() - started_at
     counts = (output.documents, output.tokens, point.size, point.skipped)
     return PreprocessResult(
         prefixes, *counts, quarantine, seconds, point.size - bytes_before, work.encode.name
@@ -220,15 +219,13 @@ def _resumable_output(
     encoding: _EncodingPlan,
     dtype: np.dtype[Any],
 ) -> Iterator[ResumableOutput]:
-    """The files of a run, as far as an unfinished one has written what this one would; after an error in the
-    inputs what the next run can use of them stays.
-    """
+    """Open the output of a run, resumed if possible; after an input error keep what can be reused."""
     output = _open_output(output_prefix, inputs, encoding, dtype)
     try:
         yield output
     except (ConfigError, FormatError):
         changed_inputs = (n for n, item in enumerate(inputs) if item.version() != versions[n])
-        with suppress(OSError):  # the disk may be full too: then the last note stays
+        with suppress(OSError):  # the disk may be full: then the last journal is kept
             output.keep_for_resume(unchanged=next(changed_inputs, len(inputs)))
         raise
     except OSError as error:
@@ -242,11 +239,11 @@ def _resumable_output(
 
 @dataclass(frozen=True, slots=True)
 class _EncodingPlan:
-    """How texts become ids: all that decides them beside the texts.
+    """The settings that decide the ids of a text.
 
     Attributes:
-        added: special tokens around the ids of each sequence.
-        split: texts to sentences, None for none.
+        special_tokens: around the ids of each sequence.
+        split: splits a text into sentences; None keeps it whole.
     """
 
     tokenizer: Tokenizer
@@ -256,16 +253,17 @@ class _EncodingPlan:
 
     @classmethod
     def for_run(cls, tokenizer: Tokenizer, options: Options, stream: InputStream) -> _EncodingPlan:
-        split, newlines = None, options.keep_newlines
+        split = None
+        newlines = options.keep_newlines
         if options.language:
             split = make_splitter(options.language, stream.first_texts(), keep_newlines=newlines)
         return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
 
     def start_search(self, processes: ProcessPool) -> EncoderSearch:
-        """The search for what encodes, begun; it goes on where the processes are that will do it.
+        """Begin the search for an encoder in the processes that will encode.
 
         Raises:
-            FormatError: the tokenizer, which may be opened still, cannot be.
+            FormatError: the tokenizer, which opens in a thread, is damaged.
         """
         tokenizer = self.tokenizer
         if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
@@ -276,14 +274,15 @@ class _EncodingPlan:
         return search
 
     def make_work(self, encode: TextEncoder) -> BlockEncoder:
-        options, identity = self.options, self.tokenizer.identity
+        options = self.options
+        identity = self.tokenizer.identity
         eod = identity.eod if options.append_eod else None
         return BlockEncoder(
             encode, options.keys, smallest_dtype(identity.vocab_size), eod, self.special_tokens, self.split
         )
 
     def to_json(self, key: str) -> dict[str, object]:
-        """For PREFIX.json."""
+        """Return the settings for PREFIX.json."""
         values = self.options.to_json(key)
         if post_processor_tokens(self.tokenizer):
             values |= {
@@ -297,16 +296,16 @@ class _EncodingPlan:
 
 @dataclass(frozen=True, slots=True)
 class _PoolTrial(EncoderTrial):
-    """Encoders are tried in the process that the workers are made from, where they are opened anyway."""
+    """Try encoders in the process that the workers are forked from, where they are opened anyway."""
 
     processes: ProcessPool
     plan: _EncodingPlan
 
-    def prepare(self, encode: TextEncoder) -> None:
-        self.processes.prepare(self.plan.make_work(encode))
+    def prepare(self, encoder: TextEncoder) -> None:
+        self.processes.prepare(self.plan.make_work(encoder))
 
-    def encode(self, encode: TextEncoder, texts: Sequence[str]) -> FlatIds:
-        return self.processes.ask(self.plan.make_work(encode), partial(encode_texts, texts))
+    def encode(self, encoder: TextEncoder, texts: Sequence[str]) -> FlatIds:
+        return self.processes.ask(self.plan.make_work(encoder), partial(encode_texts, texts))
 
 
 def _write_blocks(
@@ -318,19 +317,20 @@ def _write_blocks(
     note: int,
     progress: Callable[[int, int], object],
 ) -> None:
-    """Add what was encoded to the parts, up to a row that is wrong and not to be passed over.
+    """Write encoded blocks to the output, up to the first wrong row that is not skipped.
 
     Args:
-        versions: of the inputs, when the run began.
+        versions: versions of the inputs when the run began.
 
     Raises:
-        FormatError: a row is wrong, or an input is not the version it was.
+        FormatError: a row is wrong, or an input has changed.
         TooManyErrors: more rows are wrong than the options allow.
     """
     journaled = output.resume_point.size
     for block in encoded:
         inputs[block.input].check_version(versions[block.input])
-        path, point = inputs[block.input].path, output.resume_point
+        path = inputs[block.input].path
+        point = output.resume_point
         first_row = 1 + (point.rows if block.input == point.input else 0)
         if block.errors and (not options.skip or block.errors[0].is_fatal):
             hint = "mend or delete the line, or pass over such lines: --on-error skip"
@@ -373,7 +373,7 @@ def _check_options(options: Options, tokenizer: Tokenizer) -> None:
 def _open_output(
     output_prefix: Path, inputs: Sequence[InputFile], encoding: _EncodingPlan, dtype: np.dtype[Any]
 ) -> ResumableOutput:
-    """The files of an unfinished run, as far as it has written what this one would."""
+    """Open the files of an unfinished run, as far as they agree with this one."""
     options = encoding.options
     identity = [
         encoding.tokenizer.identity.to_dict(),
@@ -381,8 +381,7 @@ def _open_output(
         options.index_format,
     ]
     run = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    states = [
-        None if item.is_stream else item.state() for item in inputs
-    ]  # a stream cannot be told from another
+    # streams have no state by which to recognize them
+    states = [None if item.is_stream else item.state() for item in inputs]
     folder = beside(output_prefix, _UNFINISHED)
     return ResumableOutput.open(folder, run, dtype, len(options.keys), states, skip=options.skip)

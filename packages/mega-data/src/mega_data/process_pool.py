@@ -1,9 +1,8 @@
-"""One function on several processes, results in the order of the items.
+"""Run one function on several processes, with results in the order of the items.
 
-We start one process, a seed. It imports and makes what the work needs, once, and forks into the workers,
-which share it. Nothing has run in the seed before, so forking it is safe; to fork the process of a caller is
-not, as its libraries may have threads. A worker's results come through a pipe, but for the arrays in them,
-which lie in memory that it shares with us.
+The pool starts one process, the seed (a fork server). It builds the work once and forks into the workers,
+which share its memory. The seed has no threads, so forking is safe; the caller's process may have threads of
+its libraries. Results come through a pipe; their arrays come through shared memory.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ Result = TypeVar("Result")
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`map(work, items)`, on `workers` processes when that is more than one.
+    """Run `map(work, items)`, on `workers` processes if there are several.
 
-    `work` is sent once, so it may hold what is costly to make. Each process holds AHEAD items at a time, so
-    memory does not grow with the items. The processes end with the iterator, whoever ends it.
+    `work` is sent once, so it may be expensive to build. Each process has ITEMS_AHEAD items at a time, so
+    memory does not grow with the items. The processes end with the iterator.
 
-    The arrays in a result are the caller's until it asks for the next result.
+    The arrays in a result are valid until the next result is requested.
 
     Args:
-        work: picklable; returns what is wrong with an item, and does not raise it.
+        work: picklable; returns the error of an item instead of raising it.
 
     Raises:
-        MegaError: a process died, as when memory runs out.
+        MegaError: a process died, for example without memory.
     """
     with ProcessPool(workers) as pool:
         yield from pool.map_in_order(work, items)
 
 
 class ProcessPool:
-    """Processes for `in_order` that start before the work is known, so that both begin at the same time.
+    """Processes for `map_in_order` that start before the work is known.
 
     Args:
-        workers: how many; 1 is this process.
-        modules: what they import meanwhile.
+        workers: number of processes; 1 is this process.
+        modules: modules that the seed imports before it receives the work.
     """
 
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
@@ -83,17 +82,17 @@ class ProcessPool:
         self._stack.close()
 
     def prepare(self, work: object) -> None:
-        """Have what may become the work made ready. What goes wrong there is for `in_order` to find."""
+        """Send a likely work ahead, so that it is built early. `map_in_order` reports its errors."""
         if self._workers and work != self._prepared:
             self._prepared = work
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._orders.send(work)
 
     def ask(self, work: Item, question: Callable[[Item], Result]) -> Result:
-        """`question(work)`, where the work is made ready; before `in_order`.
+        """Return `question(work)`, computed where the work is built; call it before `map_in_order`.
 
         Args:
-            question: picklable. What it changes of the work is lost where that is in another process.
+            question: picklable. Its changes to the work are lost in another process.
         """
         if not self._workers:
             return question(work)
@@ -107,7 +106,7 @@ class ProcessPool:
         return result
 
     def map_in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """As the function of that name; once."""
+        """Run `map(work, items)` on the processes; once per pool."""
         if not self._workers:
             yield from map(work, items)
             return
@@ -124,7 +123,7 @@ class ProcessPool:
                 self._workers[number][0].send(item)
                 busy.append(number)
             counts = [0] * len(self._workers)
-            while busy:  # the process that was first to get an item is the first we ask for its result
+            while busy:  # results are read in the order in which items were sent
                 number = busy.popleft()
                 pipe, memory = self._workers[number]
                 shelf = memoryview(memory)[counts[number] % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES]
@@ -133,10 +132,10 @@ class ProcessPool:
                 if isinstance(result, Failure):
                     raise result.error
                 yield result
-                for item in islice(queue, 1):  # only now: the worker will want the shelf again
+                for item in islice(queue, 1):  # only now: the worker will reuse the shelf
                     pipe.send(item)
                     busy.append(number)
-            self._stop()  # at once: the processes come down while the caller does what is left
+            self._stop()  # at once: the processes exit while the caller finishes
 
     @contextmanager
     def _report_dead_worker(self) -> Iterator[None]:
@@ -148,9 +147,9 @@ class ProcessPool:
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
     def _stop(self) -> None:
-        """End the workers, which the seed has not waited for yet, so that their numbers are still theirs.
+        """Terminate the workers. The seed has not waited for them yet, so their pids are still theirs.
 
-        Once: when the pipes are closed, the seed waits for the workers, and their numbers may be others'.
+        Runs once: after the pipes are closed the seed waits for the workers, and their pids may be reused.
         """
         if self._orders.closed:
             return
@@ -166,22 +165,22 @@ class ProcessPool:
 def _start_seed(
     orders: int, worker_ends: list[tuple[int, int]], modules: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    """A process that runs `mega_data.seed` with these pipes and files."""
+    """Start the process that runs `mega_data.seed` with these pipes and files."""
     lines = (
-        # Ctrl-C is for us; we end it
+        # the caller handles Ctrl-C and ends the seed
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)",
         f"sys.path[:] = {sys.path!r}",
         f"from mega_data.seed import main; main({orders}, {worker_ends!r}, {tuple(modules)!r})",
     )
     inherited = (orders, *(file for pair in worker_ends for file in pair))
-    # -P: a file here that is called as a module is no module
+    # -P: do not import modules from the current folder
     return subprocess.Popen(
         [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=inherited
     )
 
 
 def _open_memory(size: int) -> int:
-    """The number of an open file without a name, nowhere but in memory where the system has such."""
+    """Return the descriptor of an anonymous file, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("mega-data")
     else:

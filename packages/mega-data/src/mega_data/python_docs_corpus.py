@@ -1,8 +1,8 @@
-"""Real text that every Python environment carries: what its libraries say about themselves.
+"""A corpus of real text from every Python environment: the documentation of its libraries.
 
 Documents are docstrings of the standard library and of installed packages, and the topics of `help()`.
-Sources are parsed, never imported. Order and choice depend on hashes of names and texts alone, so the same
-packages give the same corpus, and any beginning of it is a fair sample.
+Sources are parsed, never imported. Order and choice depend only on hashes of names and texts, so the same
+packages give the same corpus, and any prefix of it is a random sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mega_schema.atomic_io import reporting_full_disk
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, has_keys
 
-MIN_CHARACTERS = 100  # characters: below it a docstring is a label, not text
+MIN_CHARACTERS = 100  # a shorter docstring is a label
 TOPICS = "pydoc_data.topics"
 _FILES_PER_BATCH = 16
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
@@ -31,7 +31,7 @@ _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests",
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, and the dotted name of the module it stands in."""
+    """A text, and the dotted name of its module."""
 
     text: str
     source: str
@@ -39,7 +39,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class CorpusSample:
-    """What was found: training text, and text of other modules held out from it."""
+    """Training text, and held-out text of other modules."""
 
     train: list[Document]
     held_out: list[Document]
@@ -61,19 +61,19 @@ def collect(
     workers: int = 1,
     progress: Callable[[int], object] = lambda _: None,
 ) -> CorpusSample:
-    """About `size` bytes of training text, or all there is.
+    """Collect about `size` bytes of training text, or all there is.
 
-    Whole modules are held out, chosen by their names, so that a text and its close relatives are on one side;
-    a held-out text that also stands in a training module is dropped.
+    Whole modules are held out, chosen by name, so that similar texts are on one side. A held-out text that
+    also occurs in a training module is dropped.
 
     Args:
-        size: bytes of UTF-8, of training text alone.
-        held_out_share: of the modules.
-        roots: folders that hold modules; None takes those of this Python.
-        progress: told the bytes of training text found since it was last called.
+        size: bytes of UTF-8 of the training text.
+        held_out_share: share of the modules to hold out.
+        roots: folders of modules; None uses those of this Python.
+        progress: called with the bytes of training text found since its last call.
 
     Raises:
-        ConfigError: the share is not one.
+        ConfigError: the share is not between 0 and 1.
     """
     if not 0 <= held_out_share < 1:
         raise ConfigError(
@@ -85,7 +85,7 @@ def collect(
     for documents in map_in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
         collected_before = collected
         for document in documents:
-            # not the hash that orders modules: by that one, those held out would all come first
+            # not the hash that orders modules: the held-out ones would all come first
             is_held_out = (
                 int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
             )
@@ -103,7 +103,7 @@ def collect(
 
 
 def check_outputs(output: Path, held_out: Path | None) -> None:
-    """Refuse outputs that are one file, or would replace a file that `write` did not write.
+    """Refuse outputs that are one file, or would replace a file that `write_documents` did not write.
 
     Raises:
         ConfigError: one of them is refused.
@@ -120,7 +120,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def write_documents(path: Path, documents: Iterable[Document]) -> None:
-    """One JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
+    """Write one JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -140,7 +140,7 @@ def _own_roots() -> list[Path]:
 
 
 def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Dotted names and files: the topics first, the rest in an order that no package decides."""
+    """Return dotted names and files: the topics first, the rest in hash order."""
     modules: dict[str, Path] = {}
     for root in roots:
         for folder, inner, files in os.walk(root):
@@ -160,12 +160,12 @@ def _batches(modules: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]
 
 
 def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
-    """Texts of some modules; one that is not Python of our version has none."""
+    """Parse the texts of some modules; a file that is not Python of our version has none."""
     documents = []
     for name, path in modules:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an author's escapes, which are not ours to mend
+                warnings.simplefilter("ignore")  # of invalid escapes in other packages
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
@@ -175,19 +175,19 @@ def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings of the module and of every class and function in it, without their indentation."""
+    """Yield the docstrings of the module and of every class and function in it, without indentation."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
-        # definitions stand in statements, so expressions, most of the tree, need no visit
+        # definitions are in statements, so expressions, most of the tree, need no visit
         kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
         pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)]
 
 
 def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The entries of the dictionary that `help()` looks topics up in, each its own source."""
+    """Yield the entries of the dictionary of `help()` topics, each as its own source."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             for topic, text in ast.literal_eval(statement.value).items():
@@ -195,7 +195,7 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it is long enough, and UTF-8 can hold it: a literal may have half of a surrogate pair."""
+    """Return whether the text is long enough and valid UTF-8: a literal may have half of a surrogate pair."""
     return len(text) >= MIN_CHARACTERS and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -204,7 +204,7 @@ def _by_hash(documents: dict[bytes, Document]) -> list[Document]:
 
 
 def _first_bytes(size: int, documents: list[Document]) -> list[Document]:
-    """The first documents, until they hold `size` bytes."""
+    """Return the first documents, until they hold `size` bytes."""
     total = 0
     for count, document in enumerate(documents):
         if total >= size:

@@ -1,16 +1,16 @@
-"""What an unfinished run has written: files that only grow, and a journal of how far they are whole.
+"""The files of an unfinished run, which only grow, and a journal of their valid sizes.
 
     PREFIX.unfinished/
-        journal.json     which run this is, the place it got to, the size of each file there
-        0.ids            of the first key: ids end to end
+        journal.json     hash of the run's options, its resume point, the size of each file at it
+        0.ids            first key: ids end to end
         0.lengths        int32, tokens of each sequence
-        0.documents      int64, sequence at which each document begins; ends with that of the next
-        quarantine       JSON lines of what was passed over
-        inputs           JSON lines, of each input that was begun: its state, and place and sizes before it
+        0.documents      int64, first sequence of each document; ends with that of the next
+        quarantine       JSON lines of the skipped rows
+        inputs           JSON lines of each started input: its state, resume point and sizes before it
 
-A run that was killed cuts the files back to those sizes and goes on from the place. Where an input has since
-changed, as when a wrong line in it was mended, the next run cuts them back to where that input began. No
-reader looks there; when all is read, the files become a dataset under its name, or not at all.
+After a kill, the next run truncates the files to those sizes and continues from the resume point. If an input
+has changed since, for example because a wrong line was corrected, the next run truncates the files to the
+start of that input. Readers ignore the folder; at the end the files are renamed to a dataset, all or none.
 """
 
 from __future__ import annotations
@@ -41,22 +41,20 @@ JOURNAL: Final = "journal.json"
 LOCK: Final = "lock"
 QUARANTINE: Final = "quarantine"
 INPUTS: Final = "inputs"
-InputState = (
-    list[str | int] | None
-)  # what tells an input from others and from other versions of it; None: nothing does
+InputState = list[str | int] | None  # identifies an input and its version; None if nothing does
 
 
 @dataclass(slots=True)
 class ResumePoint:
-    """How far a run got.
+    """How far a run has read its inputs.
 
     Attributes:
-        input: number of the input that is being read.
-        position: of it, where the next block begins.
-        rows: of it, before that.
-        size: bytes read, of all inputs.
-        consumed: the same on disk, where files may be compressed.
-        skipped: rows that were passed over.
+        input: number of the current input.
+        position: start of its next block.
+        rows: its rows before that.
+        size: bytes of text read from all inputs.
+        consumed: bytes on disk of that text; files may be compressed.
+        skipped: skipped rows.
     """
 
     input: int = 0
@@ -72,9 +70,9 @@ class EncodedDocuments:
     """Documents under one key.
 
     Attributes:
-        ids: of all of them, end to end.
+        ids: ids of all documents, end to end.
         lengths: int32, tokens of each sequence.
-        sequences: of each document, 0 for an empty one.
+        sequences: number of sequences of each document, 0 for an empty one.
     """
 
     ids: NDArray[Any]
@@ -94,12 +92,12 @@ class _KeyFiles:
 
 @dataclass(slots=True)
 class ResumableOutput:
-    """The files of a run, open for more.
+    """The files of a run, open for appending.
 
     Attributes:
-        run: what tells that the options are the same as before.
-        inputs: state of each.
-        skip: wrong rows are passed over.
+        run: hash of the options.
+        inputs: state of each input.
+        skip: wrong rows are skipped.
     """
 
     folder: Path
@@ -126,10 +124,10 @@ class ResumableOutput:
         *,
         skip: bool = False,
     ) -> ResumableOutput:
-        """The files in `folder`, as far as they are whole; empty ones where they are of another run.
+        """Open the files in `folder` as far as they are valid; empty ones if they are of another run.
 
         Raises:
-            ConfigError: a process that lives writes there.
+            ConfigError: another process writes there.
         """
         folder.mkdir(parents=True, exist_ok=True)
         output = cls(folder, run, dtype, inputs, skip)
@@ -145,7 +143,8 @@ class ResumableOutput:
         snapshot, output._inputs_started = output._last_usable(inputs)
         sizes = snapshot.get("sizes", {})
         if snapshot:
-            output.resume_point, output.is_resumed = ResumePoint(**snapshot["place"]), True
+            output.resume_point = ResumePoint(**snapshot["place"])
+            output.is_resumed = True
         for key in range(keys):
             names = ("ids", "lengths", "documents")
             files = {name: output._open_truncated(f"{key}.{name}", sizes) for name in names}
@@ -158,16 +157,16 @@ class ResumableOutput:
 
     @property
     def tokens(self) -> int:
-        """Of all keys."""
+        """Return the tokens of all keys."""
         return sum(part.tokens for part in self._keys)
 
     @property
     def documents(self) -> int:
-        """Of each key."""
+        """Return the documents of each key."""
         return self._keys[0].documents
 
     def start_input(self, input: int) -> None:
-        """Keep where an input begins, and those before it that had no rows, unless that was done."""
+        """Record where an input begins, and those before it that had no rows; once per input."""
         assert self._inputs_file is not None
         for number in range(self._inputs_started, input + 1):
             point = ResumePoint(
@@ -181,7 +180,7 @@ class ResumableOutput:
         self._inputs_started = max(self._inputs_started, input + 1)
 
     def add(self, key: int, encoded: EncodedDocuments) -> None:
-        """Write documents; `note` says later how far they are whole."""
+        """Append documents; `write_journal` records later that they are complete."""
         part = self._keys[key]
         ends = np.cumsum(encoded.sequences, dtype=np.int64) + part.sequences
         part.files["ids"].write(encoded.ids.astype(self.dtype, copy=False).data)
@@ -192,12 +191,12 @@ class ResumableOutput:
         part.tokens += len(encoded.ids)
 
     def quarantine(self, row: dict[str, object]) -> None:
-        """Keep a row that was passed over, and why."""
+        """Append a skipped row and its error."""
         assert self._quarantine is not None
         self._quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
     def first_error(self) -> str:
-        """The place of the first row that was passed over, and what is wrong with it."""
+        """Return the place and the error of the first skipped row."""
         assert self._quarantine is not None
         self._quarantine.flush()
         with (self.folder / QUARANTINE).open("rb") as file:
@@ -206,7 +205,7 @@ class ResumableOutput:
         return f"{row['file']}:{row['line']}, {what}"
 
     def write_journal(self) -> None:
-        """Everything written so far outlasts the process: a later run may go on from `place`."""
+        """Make everything written so far durable: a later run may resume from `resume_point`."""
         for _, file in self._named_files():
             _sync(file)
         journal = {"format": FORMAT, "run": self.run, "skip": self.skip, **self._snapshot(self.resume_point)}
@@ -217,10 +216,10 @@ class ResumableOutput:
         temporary.replace(self.folder / JOURNAL)
 
     def keep_for_resume(self, unchanged: int) -> None:
-        """After an error, leave what was done to the next run; nothing where that can use nothing of it.
+        """After an error, keep the finished part for the next run; discard it if no run can use it.
 
         Args:
-            unchanged: so many inputs, the first ones, are still as they were.
+            unchanged: number of inputs, from the first on, that have not changed.
         """
         self.write_journal()
         if not self._last_usable(self.inputs[:unchanged])[0]:
@@ -229,11 +228,11 @@ class ResumableOutput:
     def publish(
         self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
     ) -> None:
-        """Give the files their names as datasets, in place of earlier ones; the folder goes.
+        """Rename the files to datasets, in place of earlier ones; remove the folder.
 
         Args:
-            form: of the index, mmap or cached.
-            quarantine: name for the rows that were passed over, where there are any.
+            form: format of the index, mmap or cached.
+            quarantine: path of the skipped rows, if there are any.
         """
         for number, (part, info) in enumerate(zip(self._keys, infos, strict=True)):
             for file in part.files.values():
@@ -251,8 +250,8 @@ class ResumableOutput:
                 _sync(info_file)
             _sync(part.files["ids"])
         for number, prefix in enumerate(prefixes):
-            # The index is what readers open first: without one there is no dataset. So the old one goes
-            # before the new payload comes, and the new one comes last.
+            # Readers open the index first: without one there is no dataset. So the old index is removed
+            # before the payload is replaced, and the new index comes last.
             for suffix in (".idx", ".json"):
                 beside(prefix, suffix).unlink(missing_ok=True)
             for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
@@ -266,9 +265,9 @@ class ResumableOutput:
         self.discard()
 
     def close(self) -> None:
-        """Leave the files for a later run."""
+        """Close the files and keep them for a later run."""
         for _, file in self._named_files():
-            with contextlib.suppress(OSError):  # what a full disk did not take is not in the journal either
+            with contextlib.suppress(OSError):  # data that did not fit on a full disk is not in the journal
                 file.close()
         if self._lock is not None:
             self._lock.close()
@@ -287,16 +286,16 @@ class ResumableOutput:
                 yield name, appended
 
     def _snapshot(self, point: ResumePoint) -> dict[str, Any]:
-        """A place, with what was written before it."""
+        """Return a resume point with the counts and file sizes at it."""
         counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._keys]
         sizes = {name: file.tell() for name, file in self._named_files()}
         return {"place": dataclasses.asdict(point), "parts": counts, "sizes": sizes}
 
     def _last_usable(self, inputs: Sequence[InputState]) -> tuple[dict[str, Any], int]:
-        """The last place of an earlier process up to which a run of these inputs writes the same.
+        """Return the last snapshot of an earlier process up to which a run of these inputs writes the same.
 
         Returns:
-            the place as `_at` gives it, empty where there is none; how many inputs were begun before it.
+            The snapshot, empty if there is none; the number of inputs started before it.
         """
         journal = self._read_journal()
         if not journal:
@@ -311,7 +310,7 @@ class ResumableOutput:
         if unchanged == len(started):
             snapshots.append((unchanged, journal))
         for count, snapshot in reversed(snapshots):
-            # rows that one run passes over end another
+            # rows that one run skips end another
             if snapshot["place"]["size"] and (
                 journal["skip"] == self.skip or not snapshot["place"]["skipped"]
             ):
@@ -319,7 +318,7 @@ class ResumableOutput:
         return {}, 0
 
     def _read_journal(self) -> dict[str, Any]:
-        """What an earlier process noted with these options; nothing where its files are not as noted."""
+        """Read the journal of an earlier run with these options; {} if its files are too short for it."""
         try:
             journal = json.loads((self.folder / JOURNAL).read_bytes())
             if journal["format"] != FORMAT or journal["run"] != self.run:
@@ -350,7 +349,7 @@ class ResumableOutput:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder is that of a run, its first files perhaps not written yet."""
+    """Return whether a folder belongs to an unfinished run, even one without files yet."""
     return (folder / LOCK).is_file()
 
 

@@ -1,7 +1,7 @@
-"""The seed of `mega_data.process_pool`: the process that makes the work once and forks into those that do it.
+"""The seed process of `mega_data.process_pool`: it builds the work once and forks into the workers.
 
-It is a program of its own, not a process of `multiprocessing`, which would import the caller's main module
-here and start a second process that looks after the first.
+It is a program of its own. A `multiprocessing` process would import the caller's main module and start a
+resource tracker process.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from typing import Any, Final
 
 from mega_data.worker_errors import portable_error
 
-ITEMS_AHEAD: Final = 2  # items a worker has: one it works on, one that waits for it
-SHELF_BYTES: Final = 4 << 20  # bytes for the arrays of one result; those of a larger one go through the pipe
-ALIGNMENT: Final = 64  # bytes at whose multiples arrays begin
+ITEMS_AHEAD: Final = 2  # per worker: one in work, one waiting
+SHELF_BYTES: Final = 4 << 20  # of shared memory per result; larger arrays go through the pipe
+ALIGNMENT: Final = 64  # of arrays, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """In place of a result: what a worker raised."""
+    """An exception of a worker, sent in place of a result."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """In place of work: what to tell of the work that was sent last."""
+    """A function to apply to the work that was sent last, sent in place of work."""
 
     ask: Callable[[Any], Any]
 
 
 def main(orders: int, worker_ends: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
-    """Make the work, then a worker of it for each pipe.
+    """Build the work, then fork a worker for each pipe.
 
     Args:
-        orders: number of the pipe that brings works and questions.
-        given: of each worker, the number of the file it shares with who started us, and that of its pipe.
-        modules: what to import before the work comes.
+        orders: descriptor of the pipe for works and questions.
+        worker_ends: descriptors of each worker's shared memory file and pipe.
+        modules: modules to import before the work arrives.
     """
-    # else each of the workers starts a thread per core
+    # else each worker starts a thread per core
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
     for module in modules:
-        with suppress(ImportError):  # not installed: the work says so where it needs it
+        with suppress(ImportError):  # the work reports a missing module itself
             import_module(module)
-    with suppress(EOFError, BrokenPipeError):  # who started us is gone
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
         _fork_workers(Connection(orders), [(file, Connection(pipe)) for file, pipe in worker_ends])
     sys.stderr.flush()
-    os._exit(0)  # at once: to take down what was imported would keep waiting who waits for our end
+    os._exit(0)  # at once: the parent waits, and tearing down the imports takes time
 
 
 def _fork_workers(orders: Connection, worker_ends: list[tuple[int, Connection]]) -> None:
@@ -74,14 +74,15 @@ def _fork_workers(orders: Connection, worker_ends: list[tuple[int, Connection]])
         pipe.close()
     with suppress(EOFError):
         orders.send(pids)
-        orders.recv()  # until its other end is closed
+        orders.recv()  # blocks until the other end is closed
     for pid in pids:
         os.waitpid(pid, 0)
 
 
 def _receive_work(orders: Connection) -> Any:
-    """What comes last before None. What could not be made before it does not matter."""
-    work, error_of_work = None, None
+    """Return the last work before None. Errors of earlier ones are ignored."""
+    work = None
+    error_of_work = None
     while True:
         data = orders.recv_bytes()
         try:
@@ -94,7 +95,8 @@ def _receive_work(orders: Connection) -> Any:
             continue
         if message is None:
             break
-        work, error_of_work = message, None
+        work = message
+        error_of_work = None
     if error_of_work is not None:
         raise error_of_work
     return work
@@ -103,7 +105,7 @@ def _receive_work(orders: Connection) -> Any:
 def _answer_question(
     orders: Connection, question: Question, work: Any, error_of_work: Exception | None
 ) -> None:
-    """Tell in a process of its own: the libraries that answer start threads, and a fork must not have any."""
+    """Answer in a forked process: libraries start threads, and a process with threads must not fork."""
     if error_of_work is not None:
         orders.send(Failure(portable_error(error_of_work)))
         return
@@ -117,20 +119,20 @@ def _answer_question(
             orders.send(answer)
         os._exit(0)
     if os.waitpid(pid, 0)[1]:
-        os._exit(1)  # it died without an answer, which who asked sees by our end
+        os._exit(1)  # it died without an answer; the caller sees this exit
 
 
 def _fork_worker(
     work: Any, number: int, orders: Connection, worker_ends: list[tuple[int, Connection]]
 ) -> int:
-    """The number of a new process that serves a pipe; it does not return."""
+    """Fork a worker that serves a pipe; return its pid in the parent, never in the worker."""
     pid = os.fork()
     if pid:
         return pid
     try:
         orders.close()
         for index, (_, pipe) in enumerate(worker_ends):
-            if index != number:  # else its end would not be seen while we live
+            if index != number:  # else its EOF would not be seen while this process lives
                 pipe.close()
         file, pipe = worker_ends[number]
         _serve(work, pipe, mmap.mmap(file, ITEMS_AHEAD * SHELF_BYTES))
@@ -142,11 +144,11 @@ def _fork_worker(
 
 
 def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> None:
-    """A worker: results for items, until the other end of the pipe is gone."""
+    """Run a worker: send results for items, until the other end of the pipe is closed."""
     queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
     def receive() -> None:
-        # a thread, so that who sends us an item never waits while we wait for him to take a large result
+        # a thread, so that the sender of an item never blocks while this process sends a large result
         with suppress(EOFError, ConnectionResetError):
             while True:
                 queue.put((pipe.recv(),))
@@ -158,14 +160,14 @@ def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> N
         while item := queue.get():
             try:
                 result = work(*item)
-            except Exception as error:  # for the process that started us to raise
+            except Exception as error:  # raised by the parent process
                 result = Failure(portable_error(error))
             _send_result(pipe, memoryview(memory)[count % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES], result)
             count += 1
 
 
 def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
-    """Send a result, its arrays by way of the shelf if they have room there."""
+    """Send a result; its arrays through shared memory if they fit."""
     arrays = list[memoryview]()
     head = pickle.dumps(result, 5, buffer_callback=lambda array: arrays.append(array.raw()))
     sizes = [array.nbytes for array in arrays]
@@ -178,7 +180,7 @@ def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
 
 
 def receive_result(pipe: Connection, shelf: memoryview) -> Any:
-    """The result that `_give` sent."""
+    """Receive the result that `_send_result` sent."""
     head, sizes = pipe.recv()
     if sizes is None:
         return pickle.loads(head)
@@ -187,7 +189,7 @@ def receive_result(pipe: Connection, shelf: memoryview) -> Any:
 
 
 def _array_offsets(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin, and where the one after them would."""
+    """Return the aligned offsets of arrays of these sizes, and the end of the last."""
     places = [0]
     for size in sizes:
         places.append(places[-1] + -(-size // ALIGNMENT) * ALIGNMENT)

@@ -1,7 +1,7 @@
-"""Work cut into tasks: a stage has numbered ones, each writes its own files, then a marker that it is done.
+"""Split work into tasks: each task of a stage writes its own files, then a marker that it is finished.
 
-A run that was killed, or whose machines change, goes on with the tasks that have no marker; the bytes are
-the same. What runs the tasks is an executor (mega_data.executors); every one of them calls `perform`.
+A killed run, or a run that moves to other machines, continues with the tasks that have no marker; the bytes
+are the same. An executor (mega_data.executors) runs the tasks with `run_task`.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
 TaskResult = dict[str, Any]
-# told of a stage and of its tasks that are to be done here; what it returns is told of each that is done
+# called with a stage and its pending tasks; returns a function that is called with the result of each
 StartProgress = Callable[["TaskStage", Sequence[int]], Callable[[TaskResult], object]]
 PLAN = "plan.json"
-FAILED = ".failed"  # in the folder of a run that a wrong line ended
-REMOVED = ".removed"  # ending of a folder that is being removed
+FAILED = ".failed"  # in the folder of a run that ended at a wrong line
+REMOVED = ".removed"  # suffix of a folder during its removal
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStage:
-    """Tasks that may run in any order and at the same time, all after the stage before.
+    """Tasks that may run in any order and at the same time, all after the previous stage.
 
     Attributes:
-        work: picklable; does the task of a number below `tasks` and returns what is to be remembered of it.
-        sizes: bytes that each task reads, where they are known.
+        work: picklable; runs the task of a number below `tasks` and returns its result.
+        sizes: bytes that each task reads, if known.
     """
 
     name: str
     tasks: int
     work: Callable[[int], TaskResult]
-    after: TaskStage | None = None  # done whole before
-    only: int | None = None  # the one task this process is to do; others have the rest
-    share: tuple[int, int] = (0, 1)  # i of n: every n-th task from i on is to be done here
+    after: TaskStage | None = None  # the previous stage
+    only: int | None = None  # the only task of this process
+    share: tuple[int, int] = (0, 1)  # i of n: this process runs every n-th task from i on
     sizes: tuple[int, ...] = ()
 
     @property
     def own_tasks(self) -> range:
-        """The tasks to do here."""
+        """Return the tasks that this process runs."""
         if self.only is not None:
             return range(self.only, self.only + 1)
         return range(self.share[0], self.tasks, self.share[1])
@@ -54,13 +54,13 @@ class TaskStage:
 
 @dataclass(frozen=True, slots=True)
 class ReusableTasks:
-    """Which tasks of a run that a wrong line ended stay done in the next, whose inputs were mended.
+    """Which finished tasks of a run that a wrong line ended remain valid after inputs were corrected.
 
     Attributes:
-        markers: folder of the markers, in the work folder, of the stage whose tasks read one input each.
-        owners: of each task of the stage, the number of its input.
-        skip: the option that passes over wrong lines: a run with it takes over the tasks of one without it.
-        outputs: folder of what the tasks wrote; removed where nothing stays.
+        markers: folder, in the work folder, of the markers of the stage whose tasks read one input each.
+        owners: number of the input of each task of the stage.
+        skip: name of the option that skips wrong lines: a run with it reuses the tasks of a run without it.
+        outputs: folder of the tasks' output; removed if no task is reusable.
     """
 
     markers: str
@@ -70,18 +70,19 @@ class ReusableTasks:
 
 
 def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | None = None) -> None:
-    """Make the folder of a run, or see that it is one of the same inputs and options.
+    """Create the folder of a run, or check that it belongs to the same inputs and options.
 
     Args:
-        reuse: what stays of a run that a wrong line ended, where inputs differ; None: nothing.
+        reuse: the tasks to keep of a run that ended at a wrong line, if inputs differ; None keeps none.
 
     Raises:
         ConfigError: the folder holds another run.
     """
-    file, text = folder / PLAN, json.dumps(wanted, indent=1, sort_keys=True)
+    file = folder / PLAN
+    text = json.dumps(wanted, indent=1, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        # elements of a job array begin at once: each may find the others' files, and the plan of any will do
+        # elements of a job array start together: each may find files of the others, and any plan is valid
         temporary = folder / f".plan-{uuid4().hex}"
         if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
             raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
@@ -100,7 +101,7 @@ def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | Non
 
 
 def planned_inputs(folder: Path) -> list[list[str | int]]:
-    """The inputs of the run that has a work folder, as they were when it began."""
+    """Return the inputs of the run in a work folder, as they were when it began."""
     inputs: list[list[str | int]] = json.loads((folder / PLAN).read_bytes())["inputs"]
     return inputs
 
@@ -108,7 +109,7 @@ def planned_inputs(folder: Path) -> list[list[str | int]]:
 def _keep_finished_tasks(
     folder: Path, recorded: TaskResult, current: TaskResult, differing: Sequence[str], reuse: ReusableTasks
 ) -> None:
-    """Remove the markers of the tasks that have to be done again, as their input or an option has changed."""
+    """Remove the markers of the tasks whose input or option has changed."""
     kept_markers = set[Path]()
     options_fit = set(differing) <= {"inputs", reuse.skip} and recorded[reuse.skip] in (
         False,
@@ -128,7 +129,7 @@ def _keep_finished_tasks(
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder so that no process finds it half removed."""
+    """Remove a folder so that no process sees it partly removed."""
     finish_removal(folder)
     if folder.is_dir():
         folder.rename(_removal_name(folder))
@@ -145,7 +146,7 @@ def _removal_name(folder: Path) -> Path:
 
 
 def run_task(stage: TaskStage, task: int, folder: Path) -> TaskResult:
-    """Do one task unless its marker says that it is done; return what is remembered of it."""
+    """Run one task unless its marker exists; return its result."""
     marker = _marker(stage, task, folder)
     if not marker.exists():
         write_file(marker, json.dumps(stage.work(task)))
@@ -153,10 +154,10 @@ def run_task(stage: TaskStage, task: int, folder: Path) -> TaskResult:
 
 
 def pending_tasks(stage: TaskStage, folder: Path) -> list[int]:
-    """The tasks that are to be done here: those without a marker.
+    """Return the tasks to run in this process: those without a marker.
 
     Raises:
-        ConfigError: a task of the stage before is not done.
+        ConfigError: a task of the previous stage is not finished.
     """
     if stage.after is not None:
         read_results(stage.after, folder)
@@ -172,10 +173,10 @@ def pending_tasks(stage: TaskStage, folder: Path) -> list[int]:
 
 
 def read_result(stage: TaskStage, task: int, folder: Path) -> TaskResult:
-    """What is remembered of a task that is done.
+    """Read the result of a finished task.
 
     Raises:
-        ConfigError: it is not done.
+        ConfigError: the task is not finished.
     """
     marker = _marker(stage, task, folder)
     if not marker.exists():
@@ -185,17 +186,17 @@ def read_result(stage: TaskStage, task: int, folder: Path) -> TaskResult:
 
 
 def read_results(stage: TaskStage, folder: Path) -> list[TaskResult]:
-    """What is remembered of all tasks, by number."""
+    """Read the results of all tasks, by number."""
     return [read_result(stage, task, folder) for task in stage.own_tasks]
 
 
 def no_progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], object]:
-    """Progress that nobody is told of."""
+    """Report no progress."""
     return lambda result: None
 
 
 def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskStage]:
-    """The stages, or the one that `STAGE` or `STAGE:TASK` names, with that task alone; for `plan` none.
+    """Return the stages, or the one that `STAGE` or `STAGE:TASK` names, with one task; none for `plan`.
 
     Raises:
         ConfigError: there is no such stage or task.
@@ -223,7 +224,7 @@ def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskSta
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a whole file or none; its folder is made."""
+    """Write a whole file or none; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with reporting_full_disk(path), replacing(path, own_partial_file(path)) as partial:
         partial.write_text(text, "utf-8")

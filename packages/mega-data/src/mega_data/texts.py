@@ -1,4 +1,4 @@
-"""JSON lines as values and back, and the texts of inputs one after the other."""
+"""Read and write JSON lines, and read the texts of inputs one after the other."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mega_data.readers.inputs import InputFile
 from mega_data.readers.magic import BOM
 from mega_data.readers.streams import read_blocks
 
-_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may be beyond 64 bits
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may exceed 64 bits
 
 
 def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
-    """The text under `key` of every row of the inputs, whatever their form.
+    """Yield the text under `key` of every row of the inputs, in any format.
 
     Raises:
         FormatError: a row has no string there; the message begins with file and line.
     """
     for item in inputs:
-        first_row, version = 1, item.version()
+        first_row = 1
+        version = item.version()
         for block in read_blocks(item, keys=[key]):
             rows = block.rows([key])
             item.check_version(version)
@@ -35,20 +36,20 @@ def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
 
 
 def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a line with whole numbers of any size, where `parse_json` makes floats beyond 64 bits."""
+    """Restore integers beyond 64 bits in the values of a line, which `parse_json` reads as floats."""
     if not _LONG_NUMBER.search(line):
         return values
     try:
         exact: dict[str, Any] = json.loads(line.removeprefix(BOM))
-    except (ValueError, RecursionError):  # more digits or levels than Python takes
+    except (ValueError, RecursionError):  # more digits or levels than Python accepts
         return values
     return exact
 
 
 def dump_line(values: Mapping[str, Any]) -> bytes:
-    """The values as one line of JSON with its line break.
+    """Return the values as one line of JSON with its line break.
 
-    Whole numbers keep their digits; what UTF-8 cannot hold, as the bytes of a file's name, becomes "?".
+    Integers keep their digits; characters without UTF-8, such as bytes of a file name, become "?".
     """
     try:
         return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
@@ -58,6 +59,6 @@ def dump_line(values: Mapping[str, Any]) -> bytes:
 
 
 def text_of(values: Mapping[str, Any], key: str) -> str:
-    """The text of a document; sentences in a list are joined by a space."""
+    """Return the text of a document; sentences in a list are joined by a space."""
     text = values[key]
     return text if isinstance(text, str) else " ".join(text)

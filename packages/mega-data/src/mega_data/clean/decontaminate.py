@@ -1,9 +1,8 @@
-"""Words of evaluation tasks out of training text: tools/openwebtext/filter_ngrams.py, with its windows.
+"""Remove n-grams of evaluation tasks from training text, as Megatron's tools/openwebtext/filter_ngrams.py.
 
-A task's text gives its 13-grams of words, or itself where it has 8 to 12. Where one of them stands in a
-document, it is cut out together with about 200 characters on each side, up to a sentence's end. N-grams that
-the corpus has 10 times or more are phrases of the language and stay: so the corpus is counted before it is
-cut.
+A task's text yields its 13-grams of words, or the whole text if it has 8 to 12 words. An n-gram in a document
+is cut out together with about 200 characters on each side, up to the end of a sentence. N-grams that occur 10
+times or more in the corpus are common phrases and are kept, so the corpus is counted before it is cut.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from mega_schema.errors import ConfigError, FormatError
 
 _WORD = re.compile(r"\w+")
 _TEXT_KEYS = ("text", "question", "goal", "sentence", "content", "premise", "context")
-_TABLE_BITS, _MULTIPLIER = 24, np.uint64(0x9E3779B97F4A7C15)
+_TABLE_BITS = 24
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SENTENCE_END = re.compile(r"[.!?]")
 
 
@@ -38,14 +38,13 @@ class Decontaminate:
 
     Attributes:
         tasks: JSON lines with the text under text, question, goal, sentence, content, premise or context; or
-        plain
-            text, a line each.
+            plain text, one per line.
         longest: words of an n-gram.
-        shortest: a shorter task text is passed over.
-        phrase: an n-gram seen so often is a phrase, and stays.
-        window: characters to cut on each side; a piece left of no more than so many goes too.
-        pieces: a document that falls into more goes whole.
-        counts: how often the corpus has each n-gram; filled in by the run.
+        shortest: skip task texts with fewer words.
+        phrase: keep n-grams with this many occurrences or more in the corpus.
+        window: characters to cut on each side; drop remaining pieces of at most this many characters.
+        pieces: drop documents that split into more pieces.
+        counts: occurrences of each n-gram in the corpus; set by the run.
     """
 
     tasks: tuple[str, ...] = ()
@@ -81,21 +80,22 @@ class Decontaminate:
         return work
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """How often each n-gram of the tasks stands in the texts; those that do not are left out."""
-        ngrams, counts = self._task_ngrams(), Counter[str]()
+        """Count how often each n-gram of the tasks is in the texts; omit those that are in none."""
+        ngrams = self._task_ngrams()
+        counts = Counter[str]()
         for text in texts:
             if ngrams.might_contain(text):
-                counts.update(gram for _, gram in ngrams.find_hits(text))
+                counts.update(ngram for _, ngram in ngrams.find_hits(text))
         return dict(sorted(counts.items()))
 
     def _task_ngrams(self) -> NgramSet:
-        """The n-grams of all tasks; a process makes them once, and again where a file has changed."""
+        """Return the n-grams of all tasks; cached in the process until a file changes."""
         paths = [Path(task) for task in self.tasks]
         versions = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths)
         return _task_ngrams(self.tasks, self.longest, self.shortest, versions)
 
     def task_words(self) -> Iterator[list[str]]:
-        """The words of each task text that is long enough."""
+        """Yield the words of each task text that is long enough."""
         if not self.tasks:
             raise ConfigError("step decontaminate: tasks", "missing", hint='tasks = ["lambada_test.jsonl"]')
         for task in self.tasks:
@@ -105,12 +105,13 @@ class Decontaminate:
                     yield words
 
     def split(self, text: str, ngrams: NgramSet) -> list[str]:
-        """The clean pieces of a text; beyond `pieces` of them the rest is not looked at.
+        """Return the clean pieces of a text; stop after `pieces` of them.
 
-        After each hit the rest of the text begins at a sentence's end. The text is cut into words once.
+        After each hit the search continues at the end of a sentence. The text is split into words once.
         """
         ends = [match.start() for match in _SENTENCE_END.finditer(text)]
-        pieces, base = list[str](), 0  # where the rest begins, in characters
+        pieces = list[str]()
+        base = 0  # character offset of the remaining text
         hits = ngrams.find_hits(text)
         while len(pieces) <= self.pieces and (hit := hits.find(base)) is not None:
             start, ngram = hit
@@ -126,23 +127,22 @@ class Decontaminate:
 
 
 class NgramSet:
-    """The n-grams of task texts, words joined by one space, looked for in other texts.
+    """The n-grams of task texts, words joined by one space, for a search in other texts.
 
-    A table of hashes of their first words tells at which few places of a text to look; there the strings
-    decide.
+    A table of hashes of their first words selects the few places of a text at which the strings are compared.
     """
 
     def __init__(self, texts: Iterable[Sequence[str]], longest: int) -> None:
-        """Those of `longest` words of each text, given as its words; the whole of one that has fewer."""
+        """Collect the n-grams of `longest` words of each text; a shorter text is one n-gram."""
         self.longest = longest
         self._phrases = frozenset[str]()
         word_lists = [words for words in texts if words]
         self._ngrams = frozenset(chain.from_iterable(_ngrams(words, longest) for words in word_lists))
         sizes = {min(len(words), longest) for words in word_lists}
         self._sizes = sorted(sizes - {longest})
-        self._hashed_words = min(sizes, default=longest)  # words that are hashed
+        self._hashed_words = min(sizes, default=longest)
         self._table = np.zeros(1 << _TABLE_BITS, bool)
-        # each word is hashed once, in whichever n-grams it is; none reaches beyond its text
+        # each word is hashed once, however many n-grams it is in; no n-gram crosses the end of its text
         lengths = np.fromiter(map(len, word_lists), np.int64, len(word_lists))
         hashes = np.fromiter(map(hash, chain.from_iterable(word_lists)), np.int64, int(lengths.sum()))
         words_left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(hashes))
@@ -152,23 +152,23 @@ class NgramSet:
         ] = True
 
     def excluding(self, phrases: Iterable[str]) -> NgramSet:
-        """The same but for these n-grams; the table is shared."""
+        """Return a copy without these n-grams; the table is shared."""
         smaller = copy(self)
         smaller._phrases = frozenset(phrases)
         return smaller
 
     def might_contain(self, text: str) -> bool:
-        """False is certain, True is not."""
+        """Return False if the text certainly has no n-gram of the set."""
         words = _split_words(text)
         return len(words) >= self.longest and bool(self._table[self._word_indices(words)].any())
 
     def find_hits(self, text: str) -> NgramHits:
-        """Where n-grams begin in a text."""
+        """Find where n-grams begin in a text."""
         words = _split_words(text)
         return NgramHits(self, text, words, np.flatnonzero(self._table[self._word_indices(words)]).tolist())
 
     def ngram_at(self, words: Sequence[str], place: int) -> str | None:
-        """The n-gram that begins at a word: the longest size, else the shortest there is."""
+        """Return the n-gram that begins at a word: the longest size, else the shortest that matches."""
         is_full_size = place + self.longest <= len(words)
         for size in [self.longest, *self._sizes] if is_full_size else self._sizes:
             ngram = " ".join(words[place : place + size])
@@ -177,7 +177,7 @@ class NgramSet:
         return None
 
     def _word_indices(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """Of each so many words that follow each other, a place in the table."""
+        """Return the table index of each run of consecutive words."""
         hashes = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
         count = max(0, len(hashes) - self._hashed_words + 1)
         return _table_indices(hashes[offset : offset + count] for offset in range(self._hashed_words))
@@ -186,58 +186,62 @@ class NgramSet:
 class NgramHits:
     """The n-grams of one text.
 
-    As in filter_ngrams.py a text of fewer than 13 words has none, and one of 13 none but at its first word.
+    As in filter_ngrams.py, a text of fewer than 13 words has none, and a text of 13 words only at its first
+    word.
 
     Args:
-        places: the words where one may begin, ascending.
+        places: indices of the words at which an n-gram may begin, ascending.
     """
 
-    def __init__(self, grams: NgramSet, text: str, words: Sequence[str], places: Sequence[int]) -> None:
-        self._ngrams, self._words, self._places = grams, words, places
+    def __init__(self, ngrams: NgramSet, text: str, words: Sequence[str], places: Sequence[int]) -> None:
+        self._ngram_set = ngrams
+        self._words = words
+        self._places = places
         self._starts = [match.start() for match in _WORD.finditer(text)] if places else []
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Where each begins, in characters, and which it is."""
-        if len(self._words) < self._ngrams.longest:
+        """Yield the character offset of each n-gram and the n-gram."""
+        if len(self._words) < self._ngram_set.longest:
             return
-        only_first = len(self._words) == self._ngrams.longest
+        only_first = len(self._words) == self._ngram_set.longest
         for place in self._places[: 1 if only_first else None]:
             if (
                 not (only_first and place)
-                and (ngram := self._ngrams.ngram_at(self._words, place)) is not None
+                and (ngram := self._ngram_set.ngram_at(self._words, place)) is not None
             ):
                 yield self._starts[place], ngram
 
     def find(self, start: int) -> tuple[int, str] | None:
-        """The first in the rest of the text from character `start` on, as if the rest were the text."""
+        """Find the first n-gram from character `start` on, as if the text began there."""
         first = bisect_left(self._starts, start)
         words_left = len(self._words) - first
-        if words_left < self._ngrams.longest:
+        if words_left < self._ngram_set.longest:
             return None
         for index in range(bisect_left(self._places, first), len(self._places)):
             place = self._places[index]
-            if words_left == self._ngrams.longest and place > first:
+            if words_left == self._ngram_set.longest and place > first:
                 return None
-            if (ngram := self._ngrams.ngram_at(self._words, place)) is not None:
+            if (ngram := self._ngram_set.ngram_at(self._words, place)) is not None:
                 return self._starts[place], ngram
         return None
 
 
 @lru_cache(maxsize=1)
 def _task_ngrams(tasks: tuple[str, ...], longest: int, shortest: int, versions: tuple[int, ...]) -> NgramSet:
-    """The n-grams of the tasks; other `versions` of their files are another key."""
+    """Build the n-grams of the tasks; `versions` of their files are part of the cache key."""
     return NgramSet(Decontaminate(tasks, longest, shortest).task_words(), longest)
 
 
 def _ngrams(words: Sequence[str], longest: int) -> Iterator[str]:
-    """Each run of `longest` words of a text, or all of its words where they are fewer."""
-    text, size = " ".join(words), min(len(words), longest)
-    ends = list(accumulate((len(word) + 1 for word in words), initial=0))  # one beyond the space after a word
+    """Yield each run of `longest` words of a text, or all of its words if there are fewer."""
+    text = " ".join(words)
+    size = min(len(words), longest)
+    ends = list(accumulate((len(word) + 1 for word in words), initial=0))  # offset after each space
     return (text[first : end - 1] for first, end in zip(ends, ends[size:], strict=False))
 
 
 def _table_indices(columns: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """Places in the table of runs of words, given the hashes of their first words, their second and so on."""
+    """Map runs of words to table indices, given the hashes of their first words, second words and so on."""
     hashes = np.zeros(1, np.uint64)
     for column in columns:
         hashes = hashes * _MULTIPLIER + column
@@ -245,7 +249,7 @@ def _table_indices(columns: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
 
 
 def _split_words(text: str) -> list[str]:
-    # a capital letter may be several characters in lower case, which are no word: so words first
+    # lower case may add characters that are not part of a word, so split first
     if text.isascii():
         return _WORD.findall(text.lower())
     return [word.lower() for word in _WORD.findall(text)]

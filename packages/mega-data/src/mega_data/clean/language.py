@@ -1,4 +1,4 @@
-"""Which language a text is in, by py3langid's model, which its wheel carries, or by a fastText file."""
+"""Identify the language of a text with py3langid's bundled model or a fastText file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
 from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
-MAX_CHARACTERS = 1000  # of a text that are looked at: more do not change the answer
+MAX_CHARACTERS = 1000  # read of a text: more do not change the result
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Keep documents in some languages; each gets its language under `store`.
+    """Keep documents in some languages; store each document's language under `store`.
 
     Attributes:
-        keep: codes as the model gives them, "en" or GlotLID's "eng_Latn"; empty keeps all.
-        score: least probability of the language.
-        model: a fastText file such as lid.176.bin or GlotLID's; empty takes py3langid.
-        shorter_than: look only at texts with fewer characters, as cleanup_fix_dataset.py's
-        remove_512_non_english
-            does with 512; 0 looks at all.
+        keep: language codes of the model, such as "en" or GlotLID's "eng_Latn"; empty keeps all.
+        score: minimum probability of the language.
+        model: a fastText file such as lid.176.bin or GlotLID's; empty uses py3langid.
+        shorter_than: check only texts with fewer characters, as cleanup_fix_dataset.py's
+            remove_512_non_english does with 512; 0 checks all.
     """
 
     keep: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Steps that mend a text and keep the document."""
+"""Steps that repair a text and keep the document."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
 
-# every character ftfy.fix_text looks for, except those of wrong encodings, for which it has a test of its
-# own: entities and escapes, controls, ligatures, curly quotes, line breaks, full width, surrogates
+# every character that ftfy.fix_text changes, except those of wrong encodings, which `badness` detects:
+# entities and escapes, controls, ligatures, curly quotes, line breaks, full width, surrogates
 _FTFY_CHARACTERS = re.compile(
     "[&\r\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\u02bc\u2018-\u201f"
     "\u2028\u2029\u206a-\u206f\u3000\ufb00-\ufb06\ufeff\uff01-\uffef\ufff9-\ufffc\ud800-\udfff]"
@@ -31,7 +31,7 @@ _ASCII_PUNCTUATION = str.maketrans(
 
 
 def might_change(text: str) -> bool:
-    """Whether ftfy could change the text; False is certain, True is not. Far cheaper than ftfy."""
+    """Return False if ftfy certainly leaves the text unchanged. Far cheaper than ftfy."""
     if _FTFY_CHARACTERS.search(text):
         return True
     if text.isascii():
@@ -42,7 +42,7 @@ def might_change(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FixText:
-    """Mend what wrong encodings, entities and stray control characters did, with ftfy."""
+    """Repair wrong encodings, entities and stray control characters with ftfy."""
 
     def start(self) -> RowFunction:
         ftfy = import_for_step("fix-text", "ftfy")
@@ -57,7 +57,7 @@ class FixText:
 
 @dataclass(frozen=True, slots=True)
 class Punctuation:
-    """Write quotation marks, dashes, dots and spaces the ASCII way; soft hyphens and zero widths go."""
+    """Replace quotation marks, dashes, dots and spaces by ASCII; remove soft hyphens and zero widths."""
 
     def start(self) -> RowFunction:
         def work(row: Row) -> Verdict:
@@ -70,7 +70,7 @@ class Punctuation:
 
 @dataclass(frozen=True, slots=True)
 class Whitespace:
-    """One space for several and for a line break in a text: general_cleaning of cleanup_fix_dataset.py."""
+    """Replace white space and line breaks by one space: general_cleaning of cleanup_fix_dataset.py."""
 
     def start(self) -> RowFunction:
         return lambda row: [row.with_values(**{row.key: _WHITESPACE_RUNS.sub(" ", row.text)})]

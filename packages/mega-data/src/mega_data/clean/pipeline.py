@@ -1,8 +1,8 @@
-"""A list of steps over the shards of a corpus.
+"""Run a list of cleaning steps over the shards of a corpus.
 
-Steps that look at one document follow each other in one pass over a shard. A step that looks at all of them
-(duplicates, spans, the counts before decontamination) ends a pass; the next goes on from the files the one
-before has left.
+Steps that need one document run one after the other in one pass over a shard. A step that needs the whole
+corpus (duplicates, spans, the counts before decontamination) ends a pass. The next pass reads the files of
+that pass.
 
     WORK/00-pass/…  WORK/01-duplicates/…  WORK/02-pass/…  ->  OUTPUT/SHARD, OUTPUT/dropped/…, OUTPUT/report.*
 """
@@ -50,9 +50,9 @@ class CleaningPass:
     """Steps over single documents, from files to files.
 
     Attributes:
-        dropped: folder of the documents that go, with the reason under "dropped"; None keeps them nowhere.
+        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder of the lines that are no documents; None ends the run at the first.
-        id_key: where documents must have an id; "" asks for none.
+        id_key: key of the id that each document must have; "" requires none.
     """
 
     work: Path
@@ -71,14 +71,14 @@ class CleaningPass:
         return [*stages, TaskStage("pass", len(self.inputs), self.run, after=after, sizes=sizes)]
 
     def _count_stages(self, sizes: tuple[int, ...] = ()) -> list[TaskStage]:
-        """The stages before a decontamination."""
+        """Return the stages before a decontamination."""
         if not any(isinstance(named.step, Decontaminate) for named in self.steps):
             return []
         count = TaskStage("count", len(self.inputs), self.count, sizes=sizes)
         return [count, TaskStage("total", 1, self.total, after=count)]
 
     def count(self, shard: int) -> TaskResult:
-        """How often a shard has the n-grams of each decontamination."""
+        """Count the n-grams of each decontamination in a shard."""
         steps = [named.step for named in self.steps if isinstance(named.step, Decontaminate)]
         on_error = skip_row if self.quarantine else fail_on_row
         documents = 0
@@ -94,7 +94,7 @@ class CleaningPass:
         return {"counts": counts, "read": file_bytes(self.inputs[shard]), "documents": documents}
 
     def run(self, shard: int) -> TaskResult:
-        """Write what is left of a shard, and count."""
+        """Write the cleaned documents of a shard and return its counts."""
         path = self.inputs[shard]
         stats = [StepStats(named.name) for named in self.steps]
         functions = [named.step.start() for named in self._steps_with_counts()]
@@ -112,7 +112,7 @@ class CleaningPass:
         return {"steps": [step_stats.to_dict() for step_stats in stats], **counts, **errors}
 
     def total(self, _: int) -> TaskResult:
-        """How often the corpus has the n-grams of each decontamination."""
+        """Sum the n-gram counts of each decontamination over the corpus."""
         totals = [Counter[str]() for named in self.steps if isinstance(named.step, Decontaminate)]
         for shard_counts in read_results(self._count_stages()[0], self.work):
             for total, counts in zip(totals, shard_counts["counts"], strict=True):
@@ -120,8 +120,9 @@ class CleaningPass:
         return {"counts": totals}
 
     def _steps_with_counts(self) -> list[NamedStep]:
-        """The steps, decontaminations with the corpus's counts."""
-        stages, steps = self._count_stages(), list[NamedStep]()
+        """Return the steps, decontaminations with the counts of the corpus."""
+        stages = self._count_stages()
+        steps = list[NamedStep]()
         counts = iter(read_result(stages[-1], 0, self.work)["counts"] if stages else ())
         for named in self.steps:
             if isinstance(named.step, Decontaminate):
@@ -142,7 +143,7 @@ def _dropped_recorder(dropped: IO[bytes] | None) -> RecordDropped:
 def _apply_steps(
     row: Row, functions: Sequence[RowFunction], stats: Sequence[StepStats], record: RecordDropped
 ) -> Iterator[Row]:
-    """What the steps leave of a document."""
+    """Yield the documents that the steps make of one document."""
     if not functions:
         yield row
         return
@@ -163,13 +164,13 @@ def _apply_steps(
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """One run: all passes of a list of steps.
+    """A cleaning run: all passes of a list of steps.
 
     Attributes:
-        keep_dropped: write the documents that go to `output`/dropped.
+        keep_dropped: write dropped documents to `output`/dropped.
         skip: write the lines that are no documents to `output`/quarantine; else the first ends the run.
-        id_key: where documents have an id; "" is nowhere.
-        memory: bytes that sorting may take, for steps that look at all documents.
+        id_key: key of the id of each document; "" for none.
+        memory: bytes for sorting, in steps that compare all documents.
     """
 
     inputs: tuple[Path, ...]
@@ -183,10 +184,10 @@ class Cleaning:
     memory: int = DEFAULT_MEMORY
 
     def begin(self) -> None:
-        """Make the work folder, or go on in one of the same run.
+        """Create the work folder, or resume the same run in an existing one.
 
         Raises:
-            ConfigError: it holds another run, or a step's options cannot be meant.
+            ConfigError: the folder holds another run, or a step's options are invalid.
         """
         if not self.steps:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
@@ -194,7 +195,7 @@ class Cleaning:
             if isinstance(named.step, SentenceDedupStep) and not named.step.sentences:
                 raise ConfigError("step spans: sentences", "none in a span", found=0, wanted="1 or more")
             if not _is_whole_corpus([named]):
-                named.step.start()  # sees whether libraries and files are there
+                named.step.start()  # fails early if a library or file is missing
         steps = [[named.name, asdict(named.step)] for named in self.steps]
         wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
@@ -204,15 +205,16 @@ class Cleaning:
         open_run_folder(self.work, {**wanted, "steps": steps, **options}, reuse)
 
     def passes(self) -> list[CleaningPass | Deduplication | SentenceDedup]:
-        """What is to be run, one after the other, each in its own folder `work`."""
+        """Return the passes in their order, each with its own folder `work`."""
         groups = list[list[NamedStep]]()
         for named in self.steps:
-            # the counts of a decontamination are of what the steps before it have left
+            # a decontamination counts the output of the steps before it
             is_own_pass = _is_whole_corpus([named]) or isinstance(named.step, Decontaminate)
             if is_own_pass or not groups or _is_whole_corpus(groups[-1]):
                 groups.append([])
             groups[-1].append(named)
-        passes, inputs = list[CleaningPass | Deduplication | SentenceDedup](), self.inputs
+        passes = list[CleaningPass | Deduplication | SentenceDedup]()
+        inputs = self.inputs
         for number, group in enumerate(groups):
             name = f"{number:02d}-{group[0].name if _is_whole_corpus(group) else 'pass'}"
             output = self.output if number == len(groups) - 1 else self.work / name / "out"
@@ -228,7 +230,8 @@ class Cleaning:
         quarantine = self.output / QUARANTINE / name if self.skip else None
         step = group[0].step
         if isinstance(step, DuplicateFilter):
-            preset, key = _dedup_preset(step), step.key or self.key
+            preset = _dedup_preset(step)
+            key = step.key or self.key
             deduplication = Deduplication(inputs, output, work, preset, key, self.memory)
             return replace(deduplication, dropped=dropped, quarantine=quarantine, id_key=self.id_key)
         options = (dropped, quarantine, self.id_key)
@@ -237,7 +240,7 @@ class Cleaning:
         return CleaningPass(work, inputs, output, tuple(group), self.key, *options)
 
     def count_skipped(self) -> int:
-        """Lines that are no documents, over all shards."""
+        """Count the lines of all shards that are no documents."""
         passes = self.passes()
         return sum(
             int(shard["skipped"])
@@ -246,7 +249,7 @@ class Cleaning:
         )
 
     def report(self) -> list[dict[str, Any]]:
-        """The counts of each step over all shards."""
+        """Return the counts of each step over all shards."""
         report = []
         for cleaning_pass in self.passes():
             shards = read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
@@ -259,7 +262,7 @@ class Cleaning:
 
 
 def _is_whole_corpus(group: Sequence[NamedStep]) -> bool:
-    """Whether the steps are one that looks at all documents together."""
+    """Return whether the group is one step that compares all documents."""
     return isinstance(group[0].step, DuplicateFilter | SentenceDedupStep)
 
 

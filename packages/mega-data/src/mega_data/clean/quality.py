@@ -1,4 +1,4 @@
-"""Filters by what a text looks like: its length, and the rules of C4 and Gopher."""
+"""Filter documents by length and by the rules of C4 and Gopher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mega_schema.errors import ConfigError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# the pieces GPT-2's encoder merges bytes in: a text has at least as many tokens
+# GPT-2's pre-tokenization: a text has at least as many tokens as pieces
 _GPT2_PIECES = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+")
 _SENTENCE_ENDS = re.compile(r"[.!?]+(?:\s|$)")
 _POLICIES = (
@@ -31,7 +31,7 @@ _POLICIES = (
 )
 _STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _BULLETS = ("•", "‣", "◦", "⁃", "▪", "-", "*")
-# words, and the share of characters: up to 4 of the n-gram met most, from 5 on of all that were there before
+# words, and the maximum share of characters: of the most frequent n-gram up to 4, of all repeated ones from 5
 _NGRAM_LIMITS = (
     (2, 0.2),
     (3, 0.18),
@@ -43,12 +43,13 @@ _NGRAM_LIMITS = (
     (9, 0.11),
     (10, 0.1),
 )
-_REPEATED_FROM, _MULTIPLIER = 5, np.uint64(0x9E3779B97F4A7C15)
+_REPEATED_FROM = 5
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class LengthFilter:
-    """Keep texts of so many characters."""
+    """Keep texts with a number of characters in a range."""
 
     minimum: int = 0
     maximum: int = 0  # 0 is no limit
@@ -66,13 +67,12 @@ class LengthFilter:
 
 @dataclass(frozen=True, slots=True)
 class TokenCountFilter:
-    """Keep texts of so many tokens: the 128 of openwebtext's cleanup_dataset.py.
+    """Keep texts with a minimum number of tokens: the 128 of openwebtext's cleanup_dataset.py.
 
-    As there, a text of 8 characters a token or more is not counted.
+    As there, a text of 8 characters or more per token is kept without counting.
 
     Attributes:
-        tokenizer: a tokenizer.json; empty counts the pieces GPT-2 cuts before it merges, of which a text has
-            at most as many as tokens.
+        tokenizer: a tokenizer.json; empty counts the pieces of GPT-2's pre-tokenization, a lower bound.
     """
 
     minimum: int = 128
@@ -104,7 +104,7 @@ def _load_tokenizer(path: str, version: FileVersion) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class JavascriptFilter:
-    """Drop short texts that speak of JavaScript: cleanup_fix_dataset.py's remove_256_javascript."""
+    """Drop short texts that mention JavaScript: cleanup_fix_dataset.py's remove_256_javascript."""
 
     shorter_than: int = 256
 
@@ -118,14 +118,13 @@ class JavascriptFilter:
 
 @dataclass(frozen=True, slots=True)
 class C4Filter:
-    """The lines and pages the Colossal Clean Crawled Corpus keeps (arXiv:1910.10683, section 2.2).
+    """Keep the lines and pages that C4 keeps (arXiv:1910.10683, section 2.2).
 
-    Lines that end a sentence, have 5 words or more and speak neither of JavaScript nor of policies on
-    cookies; pages of 3 sentences or more, without "lorem ipsum", braces and, where a list is given, its
-    words.
+    Lines end a sentence, have 5 words or more and mention neither JavaScript nor cookie policies. Pages have
+    3 sentences or more and neither "lorem ipsum" nor braces nor a word of the optional list.
 
     Attributes:
-        bad_words: a file with one word or phrase a line.
+        bad_words: a file with one word or phrase per line.
     """
 
     words: int = 5
@@ -162,10 +161,10 @@ class C4Filter:
 
 @dataclass(frozen=True, slots=True)
 class GopherQuality:
-    """The quality rules of Gopher's MassiveText (arXiv:2112.11446, appendix A.1.1).
+    """Drop documents that fail the quality rules of Gopher's MassiveText (arXiv:2112.11446, appendix A.1.1).
 
     Attributes:
-        stop_words: two different ones must be there; for other languages than English give theirs.
+        stop_words: the text needs two different ones; set them for languages other than English.
     """
 
     fewest: int = 50  # words
@@ -176,7 +175,8 @@ class GopherQuality:
         stops = frozenset(self.stop_words)
 
         def work(row: Row) -> Verdict:
-            words, lines = row.text.split(), row.text.splitlines()
+            words = row.text.split()
+            lines = row.text.splitlines()
             if not self.fewest <= len(words) <= self.most:
                 return f"not {self.fewest} to {self.most:,} words"
             if words and not 3 <= sum(map(len, words)) / len(words) <= 10:
@@ -201,7 +201,7 @@ class GopherQuality:
 
 @dataclass(frozen=True, slots=True)
 class GopherRepetition:
-    """The repetition rules of Gopher's MassiveText (arXiv:2112.11446, table A1)."""
+    """Drop documents that fail the repetition rules of Gopher's MassiveText (arXiv:2112.11446, table A1)."""
 
     def start(self) -> RowFunction:
         return lambda row: _repetition_reason(row.text) or [row]
@@ -228,7 +228,7 @@ def _repeated_ngrams(text: str) -> str:
     ngrams = word_ids
     for size, limit in _NGRAM_LIMITS:
         while (width := len(words) - len(ngrams) + 1) < size and len(ngrams) > 1:
-            # numbers of n-grams times a large odd one, plus the next word: two rarely meet in 2^64
+            # hash of the n-gram times a large odd number, plus the next word: collisions in 2^64 are rare
             ngrams = (ngrams[:-1] + np.uint64(1)) * _MULTIPLIER + word_ids[width:]
         if len(words) < size:
             return ""
@@ -252,8 +252,9 @@ def _repeated_ngrams(text: str) -> str:
 
 
 def _repeated_parts(parts: Sequence[str]) -> list[str]:
-    """The parts that were there before."""
-    seen, repeated = set[str](), list[str]()
+    """Return the parts that occurred before."""
+    seen = set[str]()
+    repeated = list[str]()
     for part in parts:
         if part in seen:
             repeated.append(part)

@@ -1,4 +1,4 @@
-"""The steps by name, and their options from TOML tables or flags.
+"""The cleaning steps by name, and their options from TOML tables or flags.
 
 [[step]]                          --step language:keep=tr,score=0.8
 name = "language"
@@ -34,12 +34,12 @@ from mega_schema.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DuplicateFilter:
-    """Keep the first of documents that are alike, across all shards.
+    """Keep the first of duplicate documents, across all shards.
 
     Attributes:
         preset: exact, megatron or datatrove, see dedup/presets.py.
-        key: what is compared; "url" with exact drops addresses seen before. Empty is the text.
-        jaccard: check pairs, from this similarity on; 0 is the preset's own.
+        key: key of the compared value; "url" with exact drops repeated addresses. Empty is the text.
+        jaccard: minimum similarity of a pair; 0 is the preset's.
     """
 
     preset: str = "exact"
@@ -65,22 +65,22 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
         "spans": SentenceDedupStep,
     }
 )
-_RUNTIME_FIELDS = frozenset({"counts"})  # fields that are no option
+_RUNTIME_FIELDS = frozenset({"counts"})  # fields that are not options
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A step and the name it is reported under."""
+    """A step and its name in the report."""
 
     name: str
     step: Any
 
 
 def steps_from_toml(path: Path) -> list[NamedStep]:
-    """The steps of a file.
+    """Read the steps of a TOML file.
 
     Raises:
-        ConfigError: it is not TOML, or a step or one of its keys is not known.
+        ConfigError: the file is not TOML, or a step or one of its keys is unknown.
     """
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -96,7 +96,7 @@ def steps_from_toml(path: Path) -> list[NamedStep]:
 
 
 def step_from_flag(text: str) -> NamedStep:
-    """The step of a flag: `name`, or `name:key=value,key=value`; a `+` joins several values of one key."""
+    """Parse a flag `name` or `name:key=value,key=value`; `+` separates several values of one key."""
     name, _, options = text.partition(":")
     values = dict[str, Any]()
     for option in filter(None, options.split(",")):

@@ -1,4 +1,4 @@
-"""The counts of a cleaning as a page people can look at: one file, nothing to load, charts as SVG in it."""
+"""Render the counts of a cleaning as one HTML page with charts in SVG; it loads nothing else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WIDTH, _HEIGHT, _FOOT = 640, 150, 34
 
 
 def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> str:
-    """The report as HTML.
+    """Render the report as HTML.
 
     Args:
-        steps: as `Cleaning.report` gives them.
-        skipped: lines that were no documents.
+        steps: the result of `Cleaning.report`.
+        skipped: lines that are no documents.
     """
     body = [_overview(steps)]
     if skipped:
@@ -79,7 +79,7 @@ def _counts(head: Sequence[str], counts: Mapping[str, int], total: int) -> str:
 
 
 def _lengths(step: Mapping[str, Any]) -> str:
-    """Documents by length before and after, a pair of bars for each power of two."""
+    """Draw documents by length before and after, a pair of bars for each power of two."""
     before = {int(length): count for length, count in step["lengths_in"].items()}
     after = {int(length): count for length, count in step["lengths_out"].items()}
     if not before:
@@ -111,7 +111,7 @@ def _lengths(step: Mapping[str, Any]) -> str:
 
 
 def _bin_label(length: int) -> str:
-    """The least number of characters of a bar: its bit length's."""
+    """Format the minimum number of characters of a bar."""
     minimum = 1 << (length - 1) if length else 0
     return f"{minimum:,}" if minimum < 10_000 else f"{minimum // 1024:,}Ki"
 

@@ -1,12 +1,12 @@
-"""C4's rule against repetition: of a span of sentences that a corpus has more than once, all but one are cut.
+"""Keep one occurrence of each repeated span of sentences, as C4 does.
 
 "To deduplicate the data set, we discarded all but one of any three-sentence span occurring more than once in
-the data set" (arXiv:1910.10683, section 2.2). The one that stays is the first: shards in the order of their
-names, then lines, then sentences. Its sentences stay also where another span of theirs is cut.
+the data set" (arXiv:1910.10683, section 2.2). The first occurrence is kept, in the order of shard names,
+lines and sentences. Its sentences are kept even if another span that contains them is cut.
 
     spans    a task per shard    text -> the hash and place of each span, in sorted runs
-    repeats  a task per range    equal hashes of all shards -> which stay and which go, by shard
-    cut      a task per shard    documents without the sentences that go
+    repeats  a task per range    equal hashes of all shards -> which are kept and which are cut, by shard
+    cut      a task per shard    documents without the cut sentences
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from mega_data.texts import dump_line, text_of
 
 Numbers = NDArray[np.uint64]
 RUN_SPANS = 1 << 20  # spans sorted together
-RANGE_BYTES = 1 << 30  # of input for a task of the stage `repeats`
-BYTES_PER_SPAN = 64  # of hash, place, shard, order and copies while a range is sorted
-# a place: the line in the shard, the span's first sentence, and in a mark whether it goes
+RANGE_BYTES = 1 << 30  # of input per task of the stage `repeats`
+BYTES_PER_SPAN = 64  # hash, place, shard, order and copies while a range is sorted
+# a place: the line in the shard and the span's first sentence; a mark adds whether the span is cut
 _SENTENCE_BITS = 24
-# one class of characters first: the engine looks for that alone. A dot needs white space after it
+# a single character class comes first, which the engine searches fast. A dot needs white space after it
 _SENTENCE_END = re.compile(r"[\n.!?…。！？](?:(?<=[\n。！？])[。！？]*|[.!?…]*[\"'”’)\]]*(?=\s))\s*")
 _MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceDedupStep:
-    """Cut all but one of each span of sentences that the corpus has more than once, see above.
+    """Cut all but one of each span of sentences that the corpus has more than once.
 
-    Sentences are compared without regard to case and white space, by 64 bits of hash of the span.
+    Spans are compared by a 64-bit hash that ignores case and white space.
 
     Attributes:
-        sentences: of a span.
-        fewest: a document that was cut goes where fewer sentences are left.
+        sentences: number of sentences in a span.
+        fewest: drop a cut document with fewer remaining sentences.
     """
 
     sentences: int = 3
@@ -63,13 +63,13 @@ class SentenceDedupStep:
 
 @dataclass(frozen=True, slots=True)
 class SentenceDedup:
-    """One run.
+    """One run over the corpus.
 
     Attributes:
-        memory: bytes the sorting of spans may take; `cut` takes 8 for each repeated span of a shard.
-        dropped: folder of the documents that go, with the reason under "dropped"; None keeps them nowhere.
+        memory: bytes for sorting spans; `cut` needs 8 more for each repeated span of a shard.
+        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder of the lines that are no documents; None ends the run at the first.
-        id_key: where documents must have an id; "" asks for none.
+        id_key: key of the id that each document must have; "" requires none.
     """
 
     work: Path
@@ -101,11 +101,12 @@ class SentenceDedup:
         return {"read": file_bytes(self.inputs[shard]), "documents": documents}
 
     def repeats(self, part: int) -> TaskResult:
-        """Write which spans of a range are repeated: a chunk for each part of it that fits in memory.
+        """Write which spans of a key range are repeated: a chunk for each part that fits in memory.
 
-        A chunk is where the marks of each shard begin, u64 for each and for their end, then the marks.
+        A chunk has the u64 offsets of each shard's marks, the end of the marks, then the marks.
         """
-        shards, count = range(len(self.inputs)), 0
+        shards = range(len(self.inputs))
+        count = 0
         parts = self._count_ranges(tuple(map(file_bytes, self.inputs)))
         files = [self._spans_path(shard) for shard in shards]
         low, high = _first_key(part, parts), _first_key(part + 1, parts)
@@ -124,8 +125,9 @@ class SentenceDedup:
         return {"marks": count}
 
     def cut(self, shard: int) -> TaskResult:
-        """Write what is left of a shard, and count."""
-        path, stats = self.inputs[shard], StepStats(self.name)
+        """Write the documents of a shard without the cut sentences, and return the counts."""
+        path = self.inputs[shard]
+        stats = StepStats(self.name)
         marks = np.sort(np.concatenate([*self._read_marks(shard), np.empty(0, np.uint64)]))
         with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
             for number, line, values in read_documents(
@@ -151,10 +153,10 @@ class SentenceDedup:
         return {"steps": [stats.to_dict()], **counts, **quarantine_counts(quarantine, stats.documents_in)}
 
     def _remaining_text(self, text: str, marks: Numbers) -> str | None:
-        """A text without the sentences that go; None where too few are left."""
+        """Return a text without the cut sentences; None if too few remain."""
         pieces = split_sentences(text)
         is_kept = np.ones(len(pieces), bool)
-        # those that go first: the sentences of a span that stays are not cut
+        # cut spans first: the sentences of a kept span are not cut
         for is_cut in (1, 0):
             for mark in marks[(marks & np.uint64(1)) == is_cut].tolist():
                 first = mark >> 1 & (1 << _SENTENCE_BITS) - 1
@@ -187,13 +189,13 @@ class SentenceDedup:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, each with the white space after it: together they are the text again."""
+    """Split a text into sentences, each with the white space after it; joined they are the text."""
     bounds = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(bounds) if end > start]
 
 
 def span_keys(pieces: Sequence[str], count: int) -> Numbers:
-    """A number for each `count` sentences that follow each other, at most 2^24."""
+    """Hash each run of `count` consecutive sentences; at most 2^24 runs."""
     words = (" ".join(piece.lower().split()).encode("utf-8", "surrogatepass") for piece in pieces)
     hashes = np.frombuffer(b"".join(blake2b(sentence, digest_size=8).digest() for sentence in words), "<u8")
     spans = min(max(0, len(pieces) - count + 1), 1 << _SENTENCE_BITS)
@@ -207,10 +209,10 @@ def span_keys(pieces: Sequence[str], count: int) -> Numbers:
 
 
 def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> list[Numbers]:
-    """Of each shard the marks of spans that are repeated: place times two, plus one where it goes.
+    """Return the marks of repeated spans by shard: place times two, plus one if the span is cut.
 
     Args:
-        held: of each shard, keys and places; of one key the places come in ascending order.
+        shard_runs: keys and places of each shard; the places of one key ascend.
     """
     all_runs = [run for shard in shard_runs for run in shard]
     empty = np.empty(0, np.uint64)
@@ -220,7 +222,8 @@ def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> l
     shards = np.repeat(np.arange(len(shard_runs), dtype=np.uint32), counts)
     order = np.argsort(keys, kind="stable")
     keys, places, shards = keys[order], places[order], shards[order]
-    is_cut, repeated = np.zeros(len(keys), bool), np.zeros(len(keys), bool)
+    is_cut = np.zeros(len(keys), bool)
+    repeated = np.zeros(len(keys), bool)
     np.equal(keys[1:], keys[:-1], out=is_cut[1:])
     repeated[:-1] = is_cut[1:]
     repeated |= is_cut
@@ -232,11 +235,12 @@ def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> l
 
 @contextmanager
 def open_run_writer(path: Path) -> Iterator[Callable[[Numbers, Numbers], None]]:
-    """What to call with the keys and places that come next, places ascending.
+    """Yield a function that writes keys and their places; places ascend.
 
-    A run is its keys, sorted, then their places.
+    A run has its sorted keys, then their places.
     """
-    pending, count = list[tuple[Numbers, Numbers]](), 0
+    pending = list[tuple[Numbers, Numbers]]()
+    count = 0
     with open_output(path) as out:
 
         def put(keys: Numbers, places: Numbers) -> None:
@@ -264,7 +268,7 @@ def open_run_writer(path: Path) -> Iterator[Callable[[Numbers, Numbers], None]]:
 
 
 def read_runs(path: Path, low: int, high: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Of each run the keys from `low` on and below `high`, and their places: views of the file."""
+    """Yield from each run the keys in `low` to `high`, and their places: views of the file."""
     count = path.stat().st_size // 16
     data = np.memmap(path, "<u8", "r").view(np.ndarray) if count else np.empty(0, np.uint64)
     for start_row in range(0, count, RUN_SPANS):
@@ -280,5 +284,5 @@ def read_runs(path: Path, low: int, high: int) -> Iterator[tuple[Numbers, Number
 
 
 def _first_key(part: int, parts: int) -> int:
-    """The first key of a part of all keys; 2^64 after the last part."""
+    """Return the first key of a part of all keys; 2^64 after the last part."""
     return -(-(part << 64) // parts)

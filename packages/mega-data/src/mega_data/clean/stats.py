@@ -1,4 +1,4 @@
-"""What a pass over documents counts: in and out, reasons, languages, lengths, examples."""
+"""Count what a pass over documents does: in and out, reasons, languages, lengths, examples."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class StepStats:
 
     Attributes:
         reasons: documents dropped, by reason.
-        lengths_in: documents by the logarithm of their characters to the base 2, rounded down.
-        examples: the first texts dropped for each reason.
+        lengths_in: documents by the bit length of their number of characters.
+        examples: the first dropped texts for each reason.
     """
 
     step: str
@@ -49,7 +49,7 @@ class StepStats:
             examples.append(text[:MAX_EXAMPLE_CHARACTERS])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: the keys of all counts are strings, in order."""
+        """Convert to JSON values: the keys of all counts are strings, in order."""
         return {
             "step": self.step,
             "documents_in": self.documents_in,
@@ -66,12 +66,12 @@ class StepStats:
 
 
 def utf8_bytes(text: str) -> int:
-    """Bytes in UTF-8; a lone surrogate counts as the three it would take."""
+    """Count bytes in UTF-8; a lone surrogate counts as three."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def merge_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of one step's counts over shards, in their order: of examples the first are kept."""
+    """Sum one step's counts over shards in their order; keep the first examples."""
     total: dict[str, Any] = {}
     for shard_stats in stats:
         for name, value in shard_stats.items():

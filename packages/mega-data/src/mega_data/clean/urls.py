@@ -1,6 +1,6 @@
-"""Which addresses are worth reading: the rules of openwebtext's blacklist_urls.py.
+"""Filter documents by address: the rules of openwebtext's blacklist_urls.py.
 
-Where that has a missing comma, so that neither .7z nor .ai is found, this has both.
+A missing comma there disables .7z and .ai; this list has both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
 from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
-MIN_CHARACTERS = 9  # characters
+MIN_CHARACTERS = 9
 _DOMAINS = (
     "500px aapks akamaihd amazon apple artifactfire artstation awwni bandcamp battleforthenet "
     "coinscalendar dailymotion deviantart discord discordapp dlapkandroid dropbox e621 ebay edealinfo "
@@ -43,19 +43,20 @@ _URL = re.compile(
 
 
 _ADBLOCK = re.compile(r"\|\|([^/^$|]+)\^?$")
-_NULL_ADDRESSES = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # where a hosts file sends blocked names
+_NULL_ADDRESSES = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # targets of blocked names in a hosts file
 
 
 @dataclass(frozen=True, slots=True)
 class UrlFilter:
-    """Drop documents from listed domains, of listed file endings, and with an address that is none.
+    """Drop documents with a listed domain, a listed file extension or an invalid address.
 
-    A listed word without a dot is a registered name alone: `google` of www.google.co.uk. One with dots is a
-    domain with all below it: `bad.example.org` is a.bad.example.org too, and not example.org.
+    A listed word without a dot matches a registered name: `google` matches www.google.co.uk. A word with dots
+    matches a domain and its subdomains: `bad.example.org` matches a.bad.example.org but not example.org.
 
     Attributes:
-        key: where the address is; a document without one stays.
-        domains: a file of more domains: one a line, a hosts file, or an adblock list (`||bad.example.org^`).
+        key: key of the address; a document without one is kept.
+        domains: a file of more domains: one per line, a hosts file, or an adblock list
+            (`||bad.example.org^`).
     """
 
     key: str = "url"
@@ -91,7 +92,7 @@ class UrlFilter:
 
 @cache
 def _domain_extractor(tldextract: Any) -> Any:
-    """What finds the registered name in an address, by the list of suffixes that its wheel carries."""
+    """Build the function that finds the registered name, with tldextract's bundled suffix list."""
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
@@ -101,7 +102,7 @@ def _load_domain_list(path: Path, version: FileVersion) -> frozenset[str]:
 
 
 def _parse_domain_list(text: str) -> frozenset[str]:
-    """The names and domains of a list, in ASCII and lower case."""
+    """Parse the names and domains of a list into ASCII and lower case."""
     names = set[str]()
     for line in text.splitlines():
         line = re.sub(r"(^|\s)[#!].*", "", line.removeprefix("\ufeff")).strip()
@@ -112,7 +113,7 @@ def _parse_domain_list(text: str) -> frozenset[str]:
 
 
 def _listed_domain(host: str, names: frozenset[str]) -> str:
-    """The listed domain that a host is or is below; "" for none."""
+    """Return the listed domain that is the host or a parent of it; "" for none."""
     labels = host.strip(".").split(".")
     parents = (".".join(labels[index:]) for index in range(len(labels) - 1))
     return next((parent for parent in parents if parent in names), "")
@@ -121,12 +122,12 @@ def _listed_domain(host: str, names: frozenset[str]) -> str:
 def _host(url: str) -> str:
     try:
         return (urlsplit(url).hostname or "").lower()
-    except ValueError:  # brackets that hold no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return ""
 
 
 def _ascii_url(url: str) -> str:
-    """The address with an international domain in its ASCII form: xn--mnchen-3ya.de of münchen.de."""
+    """Convert an international domain to ASCII: xn--mnchen-3ya.de for münchen.de."""
     if url.isascii() or not (host := _host(url)) or host.isascii():
         return url
     begin = url.lower().find(host)
@@ -134,7 +135,7 @@ def _ascii_url(url: str) -> str:
 
 
 def _ascii_name(name: str) -> str:
-    """A domain as DNS has it; as it is where it is none."""
+    """Convert a domain to its DNS form; return anything else unchanged."""
     try:
         return name.lower().encode("idna").decode("ascii")
     except UnicodeError:

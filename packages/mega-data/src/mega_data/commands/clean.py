@@ -1,4 +1,4 @@
-"""`mega-data clean`: a list of steps over a corpus."""
+"""`mega-data clean`: run a list of steps over a corpus."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ if TYPE_CHECKING:
 
 @click.command(cls=MultiValueCommand)
 @document_options
-@click.option("--output", type=OUTPUT_FOLDER, required=True, help="Folder of what is left, and of a report.")
-@click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
+@click.option(
+    "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept documents and the report."
+)
+@click.option("--config", type=EXISTING, help="TOML file with [[step]] tables, run in order.")
 @click.option(
     "--step",
     "flags",
     multiple=True,
-    help="A step, after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
+    help="Step to run after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
 )
-@click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT/.work]")
-@click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort in, per worker.")
-@click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, PASS/STAGE or PASS/STAGE:TASK to do; {LAST_CALL_HELP}")
+@click.option(
+    "--keep-dropped", is_flag=True, help="Write dropped documents with the reason to OUTPUT/dropped."
+)
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]")
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting, per worker.")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,
@@ -61,11 +65,11 @@ def clean(
     executor: str,
     only: str | None,
 ) -> None:
-    """Mend documents and drop those that are not worth training on, step by step.
+    """Repair documents and drop those that are not worth training on, step by step.
 
     Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, urls, decontaminate, duplicates, spans. The same documents stay whatever the
-    workers; a run that was killed goes on where its finished tasks end.
+    gopher-repetition, urls, decontaminate, duplicates, spans. The result does not depend on the workers. A
+    killed run resumes after its finished tasks.
     """
     from mega_data.clean.pipeline import Cleaning
     from mega_data.clean.registry import step_from_flag, steps_from_toml
@@ -75,8 +79,10 @@ def clean(
 
     errors = ErrorCount(error_limit(on_error, max_errors))
     steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
-    files, skip = find_checked_shards(inputs, output, work), on_error == "skip"
-    whole_run, staging = is_whole_run(executor, only), staging_folder(output)
+    files = find_checked_shards(inputs, output, work)
+    skip = on_error == "skip"
+    whole_run = is_whole_run(executor, only)
+    staging = staging_folder(output)
     with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Cleaning(
             files,
@@ -118,10 +124,10 @@ def clean(
 
 
 def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
-    """Write the report, give all files their names, and print what each step left.
+    """Write the report, publish all files, and print what each step kept.
 
     Raises:
-        SystemExit: nothing is left of the documents: exit code 1.
+        SystemExit: no document remains: exit code 1.
     """
     import json
 
@@ -130,7 +136,8 @@ def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
     from mega_data.readers.inputs import QUARANTINE, REPORT
     from mega_data.task_stages import remove_folder, write_file
 
-    report, skipped = job.report(), job.count_skipped()
+    report = job.report()
+    skipped = job.count_skipped()
     values = {"skipped": skipped, "steps": report}
     write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
     write_file(

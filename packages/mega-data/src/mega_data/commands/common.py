@@ -1,4 +1,4 @@
-"""What the commands share: path types, options of several words, a progress bar."""
+"""Path types, options and progress displays that the commands share."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
-MAX_LINES = 50  # of a stage in a log
+MAX_LINES = 50  # of progress of a stage in a log
 SECONDS_PER_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
-LAST_CALL_HELP = "the last call, without --only, gives the files their names."  # of --only
+LAST_CALL_HELP = "the last call, without --only, publishes the files."
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def inputs_option(help_text: str) -> Callable[[Command], Command]:
-    """`--input` of the commands whose tasks are files."""
+    """Build `--input` of the commands whose tasks are files."""
     return click.option("--input", "inputs", multiple=True, required=True, help=help_text)
 
 
 def max_errors_option(rows: str, share: str = "of all") -> Callable[[Command], Command]:
-    """`--max-errors` of the commands that have `--on-error`; a share is `share` that are read."""
-    text = f"With --on-error skip: end the run when more {rows} than N are wrong, or than N% {share} read."
+    """Build `--max-errors` of the commands that have `--on-error`."""
+    text = f"With --on-error skip: fail after more than N {rows}, or N% {share} read."
     return click.option("--max-errors", metavar="N|N%", help=text)
 
 
 def error_limit(on_error: str, text: str | None) -> ErrorLimit:
-    """The limit that the flags name.
+    """Parse the limit that the flags name.
 
     Raises:
-        ConfigError: it is none, or wrong rows end the run anyway.
+        ConfigError: the text is no limit, or wrong rows end the run anyway.
     """
     from mega_data.error_limit import OPTION, ErrorLimit
     from mega_schema.errors import ConfigError
@@ -57,16 +57,18 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
 
 
 def document_options(command: Command) -> Command:
-    """The flags of the commands that read a corpus of JSON lines or tables and write JSON lines."""
-    text = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets."
+    """Add the flags of the commands that read JSON lines or tables and write JSON lines."""
+    text = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, saved datasets."
     options = (
         click.option("--input", "inputs", multiple=True, required=True, help=text),
-        click.option("--json-key", default="text", help="Key of the text."),
+        click.option("--json-key", default="text", help="Key of the text in a line."),
         click.option(
-            "--id-key", default="", show_default=False, help="Key of each document's id, for dropped/."
+            "--id-key", default="", show_default=False, help="Key of a document's id, written to dropped/."
         ),
-        click.option("--on-error", type=ON_ERROR, default="fail", help="At a line that is no document."),
-        max_errors_option("lines"),
+        click.option(
+            "--on-error", type=ON_ERROR, default="fail", help="What to do with a line that is no document."
+        ),
+        max_errors_option("wrong lines"),
     )
     for option in reversed(options):
         command = option(command)
@@ -74,10 +76,10 @@ def document_options(command: Command) -> Command:
 
 
 def exit_if_nothing_left(written: int, read: int) -> None:
-    """End with exit code 1 where a command wrote no document, for a script that goes on to the next step.
+    """Exit with code 1 if a command wrote no document, so that a script stops.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: no document was written.
     """
     if written:
         return
@@ -87,12 +89,12 @@ def exit_if_nothing_left(written: int, read: int) -> None:
 
 
 def warn_replaced(prefix: Path) -> None:
-    """Say that a dataset is there already, and that this run replaces it."""
+    """Print that a dataset exists already and that this run replaces it."""
     click.echo(f"note: {prefix}: a dataset is there already; it is replaced when this run ends", err=True)
 
 
 def warn_skipped(count: int, folder: Path) -> None:
-    """Say how many lines are in the quarantine, where there are any."""
+    """Print how many lines are in the quarantine, if there are any."""
     if count:
         click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
 
@@ -101,12 +103,12 @@ def warn_skipped(count: int, folder: Path) -> None:
 def work_folder(
     named: Path | None, default: Path, output: Path, *, whole_run: bool, lock: Path
 ) -> Iterator[Path]:
-    """The folder of a run's intermediate files, while no other run writes to its output.
+    """Yield the folder of a run's intermediate files; lock out other runs to the same output.
 
     Args:
-        given: by a person, else `usual`.
-        alone: this process does all of the run.
-        lock: the folder that is locked.
+        named: the folder of --work; None uses `default`.
+        whole_run: this process does all of the run.
+        lock: the folder to lock.
 
     Raises:
         ConfigError: another run writes there.
@@ -122,15 +124,15 @@ def work_folder(
 
 
 def is_whole_run(executor: str, only: str | None) -> bool:
-    """Whether a process is to do all of a run."""
+    """Return whether this process does all of a run."""
     return only is None and executor != "slurm-array"
 
 
 def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> None:
-    """Refuse an element of a job array that is told no stage, before it makes the folder of the run.
+    """Refuse an element of a job array without a stage, before it creates the folder of the run.
 
     Raises:
-        ConfigError: it is told none; it cannot know when the others have done theirs.
+        ConfigError: the element has no stage; it cannot know when the others are finished.
     """
     from mega_data.executors.slurm import refuse_whole_run
 
@@ -140,13 +142,13 @@ def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> N
 
 @contextmanager
 def check_inputs_unchanged(folder: Path) -> Iterator[None]:
-    """Around the tasks of a run: an input that changes between or during them ends the run.
+    """Fail if an input changes before or during the tasks of a run.
 
     Args:
         folder: work folder of the run.
 
     Raises:
-        FormatError: an input is not what it was when the run began.
+        FormatError: an input has changed since the run began.
     """
     from mega_data.jsonl_shards import check_file_states
     from mega_data.task_stages import planned_inputs
@@ -154,7 +156,7 @@ def check_inputs_unchanged(folder: Path) -> Iterator[None]:
     inputs = planned_inputs(folder)
     try:
         yield
-    except Exception:  # may be what comes of the change, whatever it is
+    except Exception:  # may be a consequence of the change
         check_file_states(inputs)
         raise
     check_file_states(inputs)
@@ -170,13 +172,14 @@ def run_stages(
     errors: ErrorCount,
     label: str = "",
 ) -> list[list[TaskResult]] | None:
-    """Run stages where the flags say; a line on stderr, that begins with `told`, after each finished task.
+    """Run stages on an executor; print a line on stderr after each finished task.
 
     Args:
-        errors: counts the rows that the tasks pass over, those of earlier processes included.
+        errors: counts the rows that the tasks skip, including those of earlier processes.
+        label: begins each line.
 
     Raises:
-        TooManyErrors: they are more than its limit.
+        TooManyErrors: more rows are skipped than the limit allows.
     """
     import os
 
@@ -209,17 +212,20 @@ def run_stages(
 
 
 class TaskProgress:
-    """Tasks done of a stage and the time left, and where its bytes are known their rate.
+    """Progress of a stage: finished tasks, time left, and the rate if the bytes are known.
 
-    A terminal has one line, written again. A log has a line for each task. Where a stage has more than LINES
-    of them, or their bytes are not known, a log has one every SECONDS_A_LINE, and the last.
+    A terminal shows one line, rewritten. A log has a line for each task. If a stage has more than MAX_LINES
+    tasks, or their bytes are unknown, a log has a line every SECONDS_PER_LINE, and the last.
     """
 
     def __init__(
         self, what: str, stage: TaskStage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.label, self.now, self.started_at = what, now, now()
-        self.tasks, self.done_before = len(stage.own_tasks), len(stage.own_tasks) - len(tasks)
+        self.label = what
+        self.now = now
+        self.started_at = now()
+        self.tasks = len(stage.own_tasks)
+        self.done_before = len(stage.own_tasks) - len(tasks)
         self.count = self.done_before
         self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
         self.read = self.documents = 0
@@ -235,7 +241,7 @@ class TaskProgress:
             rate = self.read / max(now - self.started_at, 1e-9)
             line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
             line += f", {rate / 1e6:.1f} MB/s"
-            if rate:  # empty files tell none
+            if rate:  # zero for empty files
                 line += f", {(self.size - self.read) / rate:.0f} s left"
         else:
             seconds = (now - self.started_at) / (self.count - self.done_before)
@@ -252,18 +258,21 @@ class TaskProgress:
 
 
 class MultiValueCommand(click.Command):
-    """A command whose repeatable options also take several words, as Megatron's: `--input a b` and so on.
+    """A command whose repeatable options take several words, as Megatron's: `--input a b`.
 
-    It has no arguments of its own, so a word after an option can only be meant for that option.
+    It has no positional arguments, so a word after an option belongs to that option.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         multiple = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
         repeatable = {name for option in multiple for name in option.opts}
-        spread, option, values = list[str](), "", 0
+        spread = list[str]()
+        option = ""
+        values = 0
         for word in args:
-            if word.startswith("-") and word != "-":  # which is stdin
-                option, values = word, 0
+            if word.startswith("-") and word != "-":  # "-" is stdin
+                option = word
+                values = 0
             elif option in repeatable:
                 values += 1
                 if values > 1:
@@ -274,9 +283,10 @@ class MultiValueCommand(click.Command):
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[..., object]]:
-    """What is called with the bytes, and the documents if they are counted, done since its last call.
+    """Yield a function to call with the bytes, and documents, done since its last call.
 
-    Bytes, documents, rate and time left are shown: as a bar where stderr is a terminal, else a line at times.
+    It shows bytes, documents, rate and time left: a bar if stderr is a terminal, else a line every ten
+    seconds.
     """
     if not sys.stderr.isatty():
         yield _LogProgress(label, total)
@@ -287,7 +297,8 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[..., object]]:
     documents_column = "{task.fields[documents]}"
     columns = (BarColumn(), DownloadColumn(), documents_column, TransferSpeedColumn(), TimeRemainingColumn())
     with Progress("{task.description}", *columns, console=Console(stderr=True), transient=True) as bars:
-        task, total_documents = bars.add_task(label, total=total or None, documents=""), 0
+        task = bars.add_task(label, total=total or None, documents="")
+        total_documents = 0
 
         def update(size: int, documents: int = 0) -> None:
             nonlocal total_documents
@@ -302,18 +313,24 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[..., object]]:
 class _LogProgress:
     """Progress for a log file: a line every ten seconds.
 
-    The rate is that since the first call: what it tells is what an earlier run did, or came of the start.
+    The rate counts from the first call on, whose bytes belong to an earlier run or to the start.
     """
 
     def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.label, self.total, self.now, self.done_bytes, self.documents = what, total, now, 0, 0
-        self.first_size, self.started_at = 0, 0.0
+        self.label = what
+        self.total = total
+        self.now = now
+        self.done_bytes = 0
+        self.documents = 0
+        self.first_size = 0
+        self.started_at = 0.0
         self.last_shown = now()
 
     def __call__(self, size: int, documents: int = 0) -> None:
         now = self.now()
         if not self.done_bytes:
-            self.first_size, self.started_at = size, now
+            self.first_size = size
+            self.started_at = now
         self.done_bytes += size
         self.documents += documents
         if now - self.last_shown < SECONDS_PER_LINE or now <= self.started_at:

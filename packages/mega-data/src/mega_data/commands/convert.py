@@ -1,4 +1,4 @@
-"""`mega-data convert`: a dataset in another form, or as text."""
+"""`mega-data convert`: write a dataset in another index format, or as text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
 
 @click.command()
 @click.argument("prefix", type=ANY_PATH)
-@click.option("--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto")
-@click.option("--to", "target", type=click.Choice(TARGETS), default="mmap")
 @click.option(
-    "--output-prefix", "--output", type=OUTPUT_PREFIX, required=True, help="Prefix; a file for jsonl."
+    "--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto", help="Input format."
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the ids.  [default: as they are]")
-@click.option("--json-key", default="text", help="Key of the text, for jsonl.")
-@click.option("--tokenizer-model", type=ANY_PATH, help="For jsonl.  [default: PREFIX.tokenizer]")
+@click.option("--to", "target", type=click.Choice(TARGETS), default="mmap", help="Output format.")
+@click.option(
+    "--output-prefix",
+    "--output",
+    type=OUTPUT_PREFIX,
+    required=True,
+    help="Output prefix; with --to jsonl, a file.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the ids.  [default: unchanged]")
+@click.option("--json-key", default="text", help="Key of the text, with --to jsonl.")
+@click.option(
+    "--tokenizer-model", type=ANY_PATH, help="Tokenizer, with --to jsonl.  [default: PREFIX.tokenizer]"
+)
 @click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
-@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
+@click.option("--workers", type=WORKERS, default=4, help="Copy threads.")
 def convert(
     prefix: Path,
     source: str,
@@ -36,7 +44,7 @@ def convert(
     multimodal: bool,
     workers: int,
 ) -> None:
-    """Write the dataset PREFIX in another form: Megatron's mmap or cached, fairseq's, or JSON lines."""
+    """Write the dataset PREFIX in another format: Megatron's mmap or cached, fairseq's, or JSON lines."""
     import numpy as np
 
     from mega_data.convert import canonical_format, check_index_format, loses_documents, to_json_lines

@@ -1,4 +1,4 @@
-"""`mega-data dedup`: near-duplicate documents out of a corpus."""
+"""`mega-data dedup`: remove near-duplicate documents from a corpus."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
 @click.command(cls=MultiValueCommand)
 @document_options
 @click.option(
-    "--output", type=OUTPUT_FOLDER, required=True, help="Folder of the kept lines, a file per shard."
+    "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept lines, a file per shard."
 )
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT/.work]")
-@click.option("--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove")
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]")
+@click.option(
+    "--preset", type=click.Choice(["megatron", "datatrove", "exact"]), default="datatrove", help="Method."
+)
 @click.option(
     "--jaccard",
     type=click.FloatRange(0, 1),
-    help="Check each pair, and take it from this similarity on.  [default: megatron 0.7, datatrove no check]",
+    help="Minimum Jaccard similarity of a pair.  [default: megatron 0.7, datatrove no check]",
 )
-@click.option("--keep-dropped", is_flag=True, help="Write the lines that go to OUTPUT/dropped.")
-@click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort pairs in, per worker.")
-@click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL_HELP}")
+@click.option("--keep-dropped", is_flag=True, help="Write dropped lines to OUTPUT/dropped.")
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting pairs, per worker.")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def dedup(
     inputs: tuple[str, ...],
     json_key: str,
@@ -62,10 +64,10 @@ def dedup(
     executor: str,
     only: str | None,
 ) -> None:
-    """Keep one document, the first, of each group of near-duplicates.
+    """Keep the first document of each group of near-duplicates.
 
-    The same documents stay whatever the workers and the order of the files. A run that was killed goes on
-    where its finished tasks end.
+    The result depends neither on the workers nor on the order of the files. A killed run resumes after its
+    finished tasks.
     """
     from dataclasses import replace
 
@@ -118,7 +120,7 @@ def dedup(
 
 
 def _finish(shards: Sequence[TaskResult], output: Path) -> None:
-    """Print what was kept of the shards.
+    """Print how many documents were kept.
 
     Raises:
         SystemExit: nothing was: exit code 1.

@@ -1,4 +1,4 @@
-"""`mega-data extract`: text out of wiki dumps, web archives and HTML."""
+"""`mega-data extract`: extract text from wiki dumps, web archives and HTML."""
 
 from __future__ import annotations
 
@@ -27,36 +27,32 @@ from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 @click.command(cls=MultiValueCommand)
 @inputs_option(
-    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files, globs, folders."
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders."
 )
 @click.option(
-    "--output", type=OUTPUT_ANY, required=True, help="Folder of a file per input, or one .jsonl file."
+    "--output", type=OUTPUT_ANY, required=True, help="Folder for a file per input, or one .jsonl file."
 )
 @click.option(
     "--from",
     "form",
     type=click.Choice(["auto", "wiki-dump", "warc", "wet", "html"]),
     default="auto",
-    help="Form of the files; auto goes by their first bytes.",
+    help="Format of the files; auto detects it by their first bytes.",
 )
 @click.option(
     "--on-error",
     type=ON_ERROR,
     default="fail",
-    help="Damaged input: end there, or leave out what is lost, count it and go on.",
+    help="At damaged input: fail, or skip and count the damage.",
 )
-@max_errors_option("places", share="of all pages and places")
-@click.option(
-    "--keep-dropped", is_flag=True, help="Write what is left out, with the reason, to OUTPUT.dropped."
-)
-@click.option(
-    "--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump that are a task."
-)
-@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML.")
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT.work]")
-@click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL_HELP}")
+@max_errors_option("damaged ranges", share="of all pages and ranges")
+@click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")
+@click.option("--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
+@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML pages.")
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT.work]")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def extract(
     inputs: tuple[str, ...],
     output: Path,
@@ -73,9 +69,8 @@ def extract(
 ) -> None:
     """Write the pages of wiki dumps, web archives and HTML as JSON lines: id, url, title, text.
 
-    A file is a task; a large dump, plain or .bz2, is several. The bytes are the same whatever the workers and
-    tasks; a run that was killed goes on where its finished tasks end. What is no document is left out and
-    counted by reason.
+    A file is a task; a large plain or .bz2 dump is several. The output does not depend on the workers. A
+    killed run resumes after its finished tasks. Other pages are skipped and counted by reason.
     """
     from collections import Counter
 
@@ -94,7 +89,8 @@ def extract(
     lock = work or default_work if one_file else output
     with work_folder(work, default_work, output, whole_run=is_whole_run(executor, only), lock=lock) as folder:
         target = output if one_file else staging_folder(output)
-        skip, dropped = on_error == "skip", dropped_path(output)
+        skip = on_error == "skip"
+        dropped = dropped_path(output)
         job = Extraction(parts, target, folder, form, whole_page, skip, keep_dropped, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
@@ -110,7 +106,8 @@ def extract(
             publish(output, "extract", folder)
         if not work:
             remove_folder(folder)
-    counts, reasons = Counter[str](), Counter[str]()
+    counts = Counter[str]()
+    reasons = Counter[str]()
     for result in results[0]:
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
         reasons.update(result["reasons"])

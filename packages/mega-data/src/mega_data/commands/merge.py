@@ -1,4 +1,4 @@
-"""`mega-data merge`: several datasets to one."""
+"""`mega-data merge`: merge several datasets into one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(cls=MultiValueCommand)
-@click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes, merged in this order.")
-@click.option("--input", "folder", type=FOLDER, help="Folder instead: all datasets in it, sorted by name.")
-@click.option("--output-prefix", type=OUTPUT_PREFIX, required=True, help=".bin, .idx and .json are added.")
-@click.option("--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), help="[default: the first's]")
+@click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes of the datasets, in order.")
+@click.option(
+    "--input", "folder", type=FOLDER, help="Instead of --datasets: folder of datasets, sorted by name."
+)
+@click.option(
+    "--output-prefix",
+    type=OUTPUT_PREFIX,
+    required=True,
+    help="Output prefix; .bin, .idx and .json are appended.",
+)
+@click.option(
+    "--dataset-impl",
+    type=click.Choice(["mmap", "cached", "lazy"]),
+    help="Index format.  [default: of the first]",
+)
 @click.option("--multimodal", is_flag=True, help="The indexes have a mode per sequence.")
-@click.option("--assume-same-tokenizer", is_flag=True, help="Of datasets that have no PREFIX.json.")
-@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
-@click.option("--merge", "way", type=click.Choice(["distributed", "serial"]), help="Accepted; needs neither.")
-@click.option("--torch-backend", type=click.Choice(["gloo", "mpi"]), help="Accepted; needs none.")
+@click.option("--assume-same-tokenizer", is_flag=True, help="Accept datasets without PREFIX.json.")
+@click.option("--workers", type=WORKERS, default=4, help="Copy threads.")
+@click.option("--merge", "way", type=click.Choice(["distributed", "serial"]), help="Accepted and ignored.")
+@click.option("--torch-backend", type=click.Choice(["gloo", "mpi"]), help="Accepted and ignored.")
 def merge(
     datasets: tuple[Path, ...],
     folder: Path | None,
@@ -33,7 +44,7 @@ def merge(
     way: str | None,
     torch_backend: str | None,
 ) -> None:
-    """Merge datasets of one tokenizer: the documents of each after those of the one before."""
+    """Merge datasets of one tokenizer, one after the other."""
     import resource
 
     from mega_data.convert import canonical_format
@@ -46,7 +57,7 @@ def merge(
     if bool(datasets) == bool(folder):
         found = "both" if datasets else "neither"
         raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
-    # each dataset stays open while it is merged; what a shell allows by default is a few hundred
+    # each dataset stays open while it is merged; the default limit of open files is a few hundred
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     prefixes = find_prefixes(folder) if folder else list(datasets)

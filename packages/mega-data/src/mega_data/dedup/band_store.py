@@ -1,9 +1,9 @@
-"""The band keys of a shard in one file, of which one band can be read alone.
+"""A file with the band keys of a shard, from which one band can be read alone.
 
     block 0: up to 2^16 documents   band 0: u64 of each document | band 1 | ...
     block 1: ...
 
-Blocks are full but for the last, so the size of the file says how many documents there are.
+All blocks but the last are full, so the file size gives the number of documents.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from mega_data.jsonl_shards import open_output
 
 Numbers = NDArray[np.uint64]
-BLOCK_DOCUMENTS = 1 << 16  # documents
+BLOCK_DOCUMENTS = 1 << 16
 
 
 @contextmanager
 def open_column_writer(path: Path, columns: int) -> Iterator[Callable[[Numbers], None]]:
-    """What to call with (n, columns) numbers of documents that come next; at the end the file is whole."""
-    pending, count = list[Numbers](), 0
+    """Yield a function that appends (n, columns) numbers of documents."""
+    pending = list[Numbers]()
+    count = 0
     with open_output(path) as out:
 
         def put(rows: Numbers) -> None:
@@ -48,12 +49,12 @@ def open_column_writer(path: Path, columns: int) -> Iterator[Callable[[Numbers],
 
 
 def count_documents(path: Path, columns: int) -> int:
-    """How many a file has."""
+    """Count the documents of a file."""
     return path.stat().st_size // (8 * columns)
 
 
 def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
-    """One column, in blocks."""
+    """Yield one column in blocks."""
     count = count_documents(path, columns)
     with path.open("rb") as file:
         for start in range(0, count, BLOCK_DOCUMENTS):
@@ -63,7 +64,7 @@ def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
 
 
 def take(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
-    """The numbers of some documents in one column."""
+    """Read the numbers of some documents in one column."""
     count = count_documents(path, columns)
     block_starts = documents.astype(np.int64) // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
     rows = np.minimum(BLOCK_DOCUMENTS, count - block_starts)

@@ -1,7 +1,7 @@
-"""Band keys of all shards to pairs of documents that share one, in bounded memory.
+"""Find pairs of documents that share a band key, in bounded memory.
 
-The range of the keys is cut so that one part of it, from all shards, fits in memory: the parts are read,
-sorted and done with one after another.
+The key range is split so that one part of it, from all shards, fits in memory. The parts are read and sorted
+one after the other.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from mega_data.dedup.band_store import Numbers, count_documents, read_column
 from mega_data.dedup.minhash import NO_KEY
 
-BYTES_PER_DOCUMENT = 64  # of keys, numbers, order and copies while a part is sorted
+BYTES_PER_DOCUMENT = 64  # keys, numbers, order and copies while a part is sorted
 
 
 def candidate_pairs(files: Sequence[Path], band: int, bands: int, memory: int) -> Iterator[Numbers]:
-    """(n, 2) arrays of documents that share a key: the first of them, and in turn each of the others.
+    """Yield (n, 2) arrays of documents that share a key: the first of them, and each of the others.
 
-    The pairs of one key come one after another, in the order of the documents.
+    The pairs of one key are consecutive, in the order of the documents.
 
     Args:
-        files: of the shards in their order, see `columns`; documents are numbered through them from 0.
-        memory: bytes to sort in.
+        files: of the shards in order, see `band_store`; documents are numbered from 0 over all of them.
+        memory: bytes for sorting.
     """
     total = sum(count_documents(file, bands) for file in files)
     parts = max(1, -(-total * BYTES_PER_DOCUMENT // memory))
@@ -36,7 +36,7 @@ def candidate_pairs(files: Sequence[Path], band: int, bands: int, memory: int) -
         repeats = np.flatnonzero(keys[1:] == keys[:-1]) + 1
         if not len(repeats):
             continue
-        # where a run of equal keys begins: the last change of key at or before each place
+        # start of each run of equal keys: the last change of key at or before each place
         is_first_of_key = np.ones(len(keys), bool)
         is_first_of_key[1:] = keys[1:] != keys[:-1]
         firsts = np.maximum.accumulate(np.where(is_first_of_key, np.arange(len(keys)), 0))[repeats]
@@ -46,7 +46,9 @@ def candidate_pairs(files: Sequence[Path], band: int, bands: int, memory: int) -
 def _read_part(
     files: Sequence[Path], band: int, bands: int, part: int, parts: int
 ) -> tuple[Numbers, Numbers]:
-    keys, numbers, first = list[Numbers](), list[Numbers](), 0
+    keys = list[Numbers]()
+    numbers = list[Numbers]()
+    first = 0
     for file in files:
         for block in read_column(file, band, bands):
             in_part = block != NO_KEY

@@ -1,4 +1,4 @@
-"""The ids of a shard's documents on disk: found by a document's place, without reading the shard again."""
+"""Store the ids of a shard's documents on disk and read one by its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mega_data.jsonl_shards import open_output
 
 @contextmanager
 def open_id_writer(folder: Path, shard: int) -> Iterator[Callable[[Sequence[str]], None]]:
-    """What to call with the ids of the documents that come next; the files get their names at the end."""
+    """Yield a function that appends ids; the files are published at the end."""
     end = 0
     with open_output(folder / f"{shard:05d}.text") as text, open_output(folder / f"{shard:05d}.ends") as ends:
 
@@ -29,7 +29,7 @@ def open_id_writer(folder: Path, shard: int) -> Iterator[Callable[[Sequence[str]
 
 
 def read_id(folder: Path, shard: int, place: int) -> str:
-    """The id of the document at a place, from 0."""
+    """Read the id of the document at a place, from 0."""
     with (folder / f"{shard:05d}.ends").open("rb") as ends:
         ends.seek(8 * place)
         end = int.from_bytes(ends.read(8), "little")

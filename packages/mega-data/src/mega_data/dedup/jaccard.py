@@ -1,4 +1,4 @@
-"""Shingle sets kept on disk, for the documents that have a pair, and what they say of a pair."""
+"""Store shingle sets on disk and compare pairs by Jaccard similarity."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ MappedSets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
 
 
 def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[np.bool_]]]) -> None:
-    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted, equal ones once.
+    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted and unique.
 
     Args:
-        batches: of consecutive documents which are wanted, and the keys of those, numbered from 0.
+        batches: keys of the wanted documents of a batch, numbered from 0, and which documents are wanted.
     """
-    size, offsets = 0, [np.zeros(1, np.uint64)]
+    size = 0
+    offsets = [np.zeros(1, np.uint64)]
     with open_output(folder / f"{shard:05d}.sets") as out:
         for keys, wanted in batches:
             hashes = (keys >> np.uint64(HASH_BITS - 32)).astype("<u4")
@@ -44,10 +45,11 @@ def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[n
 
 
 class SetReader:
-    """The shingle sets of documents by their number, through all shards."""
+    """The shingle sets of documents by number, over all shards."""
 
     def __init__(self, folder: Path, firsts: Sequence[int]) -> None:
-        """
+        """Map the sets of all shards.
+
         Args:
             firsts: number of the first document of each shard.
         """
@@ -55,10 +57,10 @@ class SetReader:
         self._shards = [_map_sets(folder, shard) for shard in range(len(firsts))]
 
     def is_similar(self, a: int, b: int, threshold: float) -> bool:
-        """Whether two sets' intersection over their union is `least` or more; no set is like an empty one."""
+        """Return whether the Jaccard similarity is `threshold` or more; an empty set is similar to none."""
         set_a, set_b = self._set(a), self._set(b)
         small, large = sorted((len(set_a), len(set_b)))
-        if not small or small < threshold * large:  # as much as the sizes allow
+        if not small or small < threshold * large:  # the sizes bound the similarity
             return False
         both = np.concatenate([set_a, set_b])
         both.sort()

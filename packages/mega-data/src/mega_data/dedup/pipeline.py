@@ -1,13 +1,13 @@
-"""Near-duplicates out of a corpus, in five stages of tasks that meet at files of a work folder.
+"""Remove near-duplicates from a corpus in five stages of tasks that exchange files in a work folder.
 
     keys     a task per shard    text -> band keys, one per line and band
     pairs    a task per band     equal keys -> pairs of documents
-    sets     a task per shard    shingle sets of the documents that have a pair, where pairs are checked
+    sets     a task per shard    shingle sets of the documents that have a pair, if pairs are checked
     groups   one task            pairs, checked -> the root of each document, its group's smallest
     filter   a task per shard    lines whose document is its own root, byte for byte
 
-A document's number is its place: shards in the order of their names, then lines. So the same documents stay
-whatever the workers, the executor and the order in which files are named.
+A document's number is its place: shards sorted by name, then lines. So the kept documents depend neither on
+the workers nor on the executor nor on the order of the input files.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ _PAIR_BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:
-    """One run.
+    """A deduplication run.
 
     Attributes:
-        inputs: shards, as `jsonl_shards.shards` orders them.
+        inputs: shards in the order of `jsonl_shards.find_shards`.
         output: folder of the kept lines, a file per shard.
-        work: folder of what the stages leave each other; may be removed when all are done.
-        memory: bytes the sorting of pairs may take.
-        dropped: folder of the documents that go, with what they are like; None keeps them nowhere.
+        work: folder of intermediate files; may be removed after the run.
+        memory: bytes for sorting pairs.
+        dropped: folder of the dropped documents, each with the document that it duplicates; None does not
+            write them.
         quarantine: folder of the lines that are no documents; None ends the run at the first.
-        id_key: where documents have an id, by which `dropped` names them; "" names them by file and line.
+        id_key: key of the id by which `dropped` names documents; "" names them by file and line.
     """
 
     inputs: tuple[Path, ...]
@@ -79,10 +80,10 @@ class Deduplication:
     id_key: str = ""
 
     def begin(self) -> None:
-        """Make the work folder, or go on in one of the same run.
+        """Create the work folder, or resume the same run in an existing one.
 
         Raises:
-            ConfigError: it holds another run.
+            ConfigError: the folder holds another run.
         """
         options = {"preset": asdict(self.preset), "key": self.key, "id_key": self.id_key}
         folders = {"output": str(self.output.resolve()), "dropped": str(self.dropped)}
@@ -91,8 +92,9 @@ class Deduplication:
         open_run_folder(self.work, {"inputs": file_states(self.inputs), **folders, **options, **skip}, reuse)
 
     def stages(self) -> list[TaskStage]:
-        """The stages, each to be done whole before the next begins."""
-        shards, sizes = len(self.inputs), tuple(map(file_bytes, self.inputs))
+        """Return the stages; each is finished before the next begins."""
+        shards = len(self.inputs)
+        sizes = tuple(map(file_bytes, self.inputs))
         stages = [TaskStage("keys", shards, self.keys, sizes=sizes)]
         stages.append(TaskStage("pairs", self.preset.bands, self.pairs, after=stages[-1]))
         if self.preset.jaccard is not None:
@@ -103,7 +105,8 @@ class Deduplication:
 
     def keys(self, shard: int) -> TaskResult:
         """Write a shard's band keys."""
-        count, shingles = 0, Shingles(self.preset)
+        count = 0
+        shingles = Shingles(self.preset)
         with ExitStack() as stack:
             put = stack.enter_context(open_column_writer(self._keys_path(shard), self._column_count))
             quarantine = stack.enter_context(self._open_quarantine(shard)) if self.quarantine else None
@@ -126,8 +129,9 @@ class Deduplication:
         )
 
     def pairs(self, band: int) -> TaskResult:
-        """Write a band's pairs, and which documents are in one; the first band, also where shards begin."""
-        files, count = [self._keys_path(shard) for shard in range(len(self.inputs))], 0
+        """Write a band's pairs and which documents are in one; the first band writes shard offsets too."""
+        files = [self._keys_path(shard) for shard in range(len(self.inputs))]
+        count = 0
         ends = accumulate(count_documents(file, self._column_count) for file in files)
         firsts = np.array([0, *ends], "<u8")
         if band == 0:
@@ -148,7 +152,8 @@ class Deduplication:
         is_paired = np.zeros(firsts[shard + 1] - firsts[shard], bool)
         for band in range(self.preset.bands):
             is_paired |= np.fromfile(self._paired_path(band), bool, len(is_paired), offset=firsts[shard])
-        shingles, first = Shingles(self.preset), 0
+        shingles = Shingles(self.preset)
+        first = 0
 
         def paired_sets() -> Iterator[tuple[Any, NDArray[np.bool_]]]:
             nonlocal first
@@ -186,8 +191,9 @@ class Deduplication:
         return {"documents": total}
 
     def filter(self, shard: int) -> TaskResult:
-        """Write the lines that stay; count those that go."""
-        firsts, source = self._read_firsts(), self.inputs[shard]
+        """Write the kept lines of a shard; count the dropped ones."""
+        firsts = self._read_firsts()
+        source = self.inputs[shard]
         numbers = slice(firsts[shard], firsts[shard + 1])
         document_roots = (
             np.memmap(self._roots_path(), "<u8", "r")[numbers]
@@ -225,7 +231,7 @@ class Deduplication:
         return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, faults, self.id_key)
 
     def _equal_hashes(self, block: NDArray[np.uint64], firsts: list[int]) -> NDArray[np.uint64]:
-        """The pairs that agree in the second half of the hash too."""
+        """Select the pairs that agree in the second half of the hash too."""
         halves = np.empty(block.shape, np.uint64)
         shard = np.searchsorted(firsts, block, "right") - 1
         for number in np.unique(shard):
@@ -242,12 +248,12 @@ class Deduplication:
                     yield np.frombuffer(data, "<u8").reshape(-1, 2)
 
     def _read_firsts(self) -> list[int]:
-        """The number of each shard's first document, and the number of all."""
+        """Read the number of each shard's first document, and the total."""
         firsts: list[int] = np.fromfile(self.work / "firsts", "<u8").tolist()
         return firsts
 
     def _document_name(self, document: int, firsts: list[int]) -> str:
-        """A document's id, or where it is."""
+        """Return a document's id, or its file and line."""
         shard = int(np.searchsorted(firsts, document, "right")) - 1
         place = document - firsts[shard]
         if self.id_key:
@@ -256,7 +262,7 @@ class Deduplication:
 
     @property
     def _column_count(self) -> int:
-        """Keys of a document: one a band; of a whole text the two halves of its hash, the first its band."""
+        """Return the keys per document: one per band; the two halves of the hash for whole texts."""
         return 2 if self.preset.unit == "text" else self.preset.bands
 
     def _keys_path(self, shard: int) -> Path:
@@ -274,6 +280,6 @@ class Deduplication:
 
 @contextmanager
 def _open_all(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
-    """Files to write, all of which get their names when the block ends well."""
+    """Open files to write; all are published when the block ends without an error."""
     with ExitStack() as stack:
         yield [stack.enter_context(open_output(path)) for path in paths]

@@ -1,7 +1,7 @@
-"""Texts to hashed shingles, many documents at once, in numpy.
+"""Hash the shingles of many texts at once, in numpy.
 
-A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, 44 bits of hash below.
-Sorted, keys are therefore each document's shingle set, in order of the hash.
+A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, a 44-bit hash below.
+Sorted keys are therefore each document's shingle set, ordered by hash.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from mega_data.dedup.presets import Preset
 Keys = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 HASH_BITS = 44
-MAX_DOCUMENTS = 1 << (64 - HASH_BITS)  # in a batch
-PIECE_CHARACTERS = (
-    1 << 18
-)  # characters of a text that are cut at once; they take about 52 bytes each meanwhile
-# Before these a text can be cut in two without a word, its lower case or its marks changing: ASCII's white
-# space, and ideographs, which are words of their own
+MAX_DOCUMENTS = 1 << (64 - HASH_BITS)  # per batch
+PIECE_CHARACTERS = 1 << 18  # of a text that are processed at once, at about 52 bytes each
+# A text can be split before these without changing a word, its lower case or its marks: ASCII white space,
+# and ideographs, each of which is a word
 _BREAK = re.compile("[ \t\n\r\u3400-\u9fff]")
 
 SPACE, LETTER, DIGIT, DROPPED, IDEOGRAPH = range(5)
 _TABLE_SIZE = 1 << 16  # characters beyond it are letters
-_POWERS = 1 << 12  # a longer word uses them again from the first
+_POWERS = 1 << 12  # a longer word reuses them from the first
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's multipliers
 
 
 class Shingles:
-    """The shingle sets of documents, as a preset cuts them."""
+    """Compute the shingle sets of documents for a preset."""
 
     def __init__(self, preset: Preset) -> None:
         self.preset = preset
-        # glibc keeps freed memory for what comes next up to twice the largest block it took back as a map of
-        # its own, at first 128 KiB: without this one, half the time goes into pages of arrays made anew
+        # glibc reuses freed memory up to twice the largest mmapped block that was freed, at first 128 KiB.
+        # Without this block, half of the time is page faults of new arrays
         np.empty(31 << 20, np.uint8)
         self._seed = np.uint64((preset.seed * int(_FIRST) + 1) % 2**64)
         words = preset.unit == "words"
@@ -51,9 +49,9 @@ class Shingles:
         self._powers = np.multiply.accumulate(powers)
 
     def keys_in_pieces(self, texts: Sequence[str], piece: int = PIECE_CHARACTERS) -> Iterator[Keys]:
-        """Yield the keys of all texts; those of a text of more than `piece` characters some at a time.
+        """Yield the keys of all texts; those of a text of more than `piece` characters in parts.
 
-        Of texts cut into words, a run of letters without white space and ideographs stays one piece.
+        With words as units, a run of letters without white space and ideographs is not split.
         """
         long = [number for number, text in enumerate(texts) if len(text) > piece]
         if not long:
@@ -82,21 +80,23 @@ class Shingles:
             yield self.keys([text[start : start + piece + self.preset.size]])
 
     def _keys_of_long_words(self, text: str, piece: int) -> Iterator[Keys]:
-        previous, start = np.empty(0, np.uint64), 0
+        previous = np.empty(0, np.uint64)
+        start = 0
         while start < len(text):
             match = _BREAK.search(text, start + piece)
             end = match.start() if match else len(text)
             words = np.concatenate([previous, self._word_hashes([text[start:end]])[1]])
             yield self._shingle_keys(np.zeros(len(words), np.int64), words)
-            # the words that the first shingles of the next piece begin with
-            previous, start = words[max(0, len(words) - self.preset.size + 1) :], end
+            # the first shingles of the next piece begin with these words
+            previous = words[max(0, len(words) - self.preset.size + 1) :]
+            start = end
 
     def keys(self, texts: Sequence[str]) -> Keys:
-        """Keys of all shingles of all texts in their order, the same shingle of one text several times.
+        """Return the keys of all shingles of all texts in their order, with repetitions.
 
-        Words are runs of letters and digits in lower case, without accents, numbers written as 0, and each
-        CJK character is one of its own: what datatrove's simplify_text leaves. Characters are those of the
-        text as it is; as in Megatron's find_duplicates.py the last shingle of a text is not in its set.
+        Words are runs of letters and digits in lower case, without accents, with numbers replaced by 0; each
+        CJK character is a word, as in datatrove's simplify_text. Characters are those of the unchanged text;
+        as in Megatron's find_duplicates.py the last shingle of a text is not in its set.
 
         Args:
             texts: at most 2^20 of them.
@@ -109,9 +109,9 @@ class Shingles:
         return self._shingle_keys(documents, units)
 
     def _shingle_keys(self, documents: NDArray[np.int64], units: Keys) -> Keys:
-        """The keys of all shingles of these units."""
+        """Return the keys of all shingles of these units."""
         size = self.preset.size
-        # a window of characters ends one before the text's end, see above
+        # a window of characters ends one before the text's end, see `keys`
         last = size if self.preset.unit == "characters" else size - 1
         count = len(units) - last
         if count <= 0:
@@ -128,7 +128,7 @@ class Shingles:
         return keys
 
     def _word_hashes(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
-        """The document and the hash of each word."""
+        """Return the document and the hash of each word."""
         # a line break between documents ends the word before it
         folded = [
             text.lower() if text.isascii() else unicodedata.normalize("NFD", text.lower()) for text in texts
@@ -143,7 +143,8 @@ class Shingles:
         if not is_kept.all():
             ends = np.cumsum(is_kept)[ends - 1]
             codes, classes = codes[is_kept], classes[is_kept]
-        is_word, is_ideograph = classes != SPACE, classes == IDEOGRAPH
+        is_word = classes != SPACE
+        is_ideograph = classes == IDEOGRAPH
         is_start = is_word.copy()
         is_start[1:] &= ~is_word[:-1] | is_ideograph[1:] | is_ideograph[:-1]
         starts = np.flatnonzero(is_start)
@@ -172,7 +173,7 @@ def _pack_keys(documents: NDArray[Any], hashes: Keys) -> Keys:
 
 
 def text_digests(texts: Sequence[str]) -> Keys:
-    """(texts, 2) 128 bits of hash of each whole text; zeros for an empty one."""
+    """Return (texts, 2) words of a 128-bit hash of each text; zeros for an empty one."""
     hashes = (
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else bytes(16)
         for text in texts
@@ -181,10 +182,10 @@ def text_digests(texts: Sequence[str]) -> Keys:
 
 
 def _character_codes(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
-    """The document and the code of each character."""
+    """Return the document and the code point of each character."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     text = "".join(texts)
-    if text.isascii():  # at once, without a step between
+    if text.isascii():  # without an intermediate array
         return documents, np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint64)
     return documents, _code_points(text).astype(np.uint64)
 
@@ -197,12 +198,12 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 @cache
 def _character_classes() -> NDArray[np.uint8]:
-    """What each of the first 2^16 characters is in a word; a process makes it once."""
+    """Classify the first 2^16 characters; cached in the process."""
     class_of = {"L": LETTER, "N": DIGIT, "M": LETTER}
     kinds = (unicodedata.category(chr(code)) for code in range(_TABLE_SIZE))
     table = np.array([DROPPED if k == "Mn" else class_of.get(k[0], SPACE) for k in kinds], np.uint8)
     for first, end in ((0x3040, 0x3100), (0x3400, 0xA000), (0xF900, 0xFB00)):  # kana and ideographs
         table[first:end] = np.where(table[first:end] == LETTER, IDEOGRAPH, table[first:end])
-    table[-1] = LETTER  # stands for all characters beyond
+    table[-1] = LETTER  # for all characters beyond the table
     table.flags.writeable = False
     return table

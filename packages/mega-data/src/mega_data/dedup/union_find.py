@@ -1,4 +1,4 @@
-"""Pairs to groups: union-find on an array of numbers, where a group's root is its smallest document."""
+"""Group pairs by union-find on an array, where a group's root is its smallest document."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Parents = NDArray[np.uint64]
-MAX_COMPARED = 32  # documents of one key that each is compared with, beside the first
+MAX_COMPARED = 32  # documents of one key that each is compared with, besides the first
 
 
 def find_roots(parents: Parents, documents: NDArray[Any]) -> Parents:
-    """The roots of some documents. A parent is never larger than its child."""
+    """Return the roots of some documents. A parent is never larger than its child."""
     current: Parents = parents[documents]
     while True:
         parent = parents[current]
@@ -27,7 +27,7 @@ def union(parents: Parents, pairs: NDArray[Any]) -> None:
     """Put the two documents of each pair in one group.
 
     Args:
-        parents: each document's parent, itself at the start; changed in place, may be a file in memory.
+        parents: each document's parent, itself at the start; changed in place, may be a memory-mapped file.
         pairs: (n, 2).
     """
     a, b = pairs[:, 0], pairs[:, 1]
@@ -35,12 +35,12 @@ def union(parents: Parents, pairs: NDArray[Any]) -> None:
         a, b = find_roots(parents, a), find_roots(parents, b)
         differs = a != b
         a, b = a[differs], b[differs]
-        # a root with several wishes takes the smallest; the others are asked again
+        # a root with several candidates takes the smallest; the others are joined in the next round
         np.minimum.at(parents, np.maximum(a, b), np.minimum(a, b))
 
 
 def find_root(parents: Parents, document: int) -> int:
-    """The root of one document; the way to it is shortened."""
+    """Return the root of one document and shorten the path to it."""
     node = document
     while (parent := int(parents[node])) != node:
         parents[node] = parents[parent]
@@ -51,15 +51,15 @@ def find_root(parents: Parents, document: int) -> int:
 def union_similar(
     parents: Parents, pairs: Iterable[NDArray[Any]], is_similar: Callable[[int, int], bool]
 ) -> None:
-    """Put documents that share a key and are alike in one group.
+    """Put documents that share a key and are similar in one group.
 
-    Each is compared with the first that has the key and with up to `BACK` before it on either side: those in
-    the first's group, and those that are not. So all are compared with all where a key has up to 33
-    documents; Megatron's find_duplicates.py compares each with one, drawn by chance. What is in one group
-    already is not compared again.
+    Each document is compared with the first one of its key, and with up to `MAX_COMPARED` earlier ones inside
+    and outside of that document's group. So all documents are compared with each other if a key has up to 33.
+    Megatron's find_duplicates.py compares each with a random one. Documents of one group are not compared
+    again.
 
     Args:
-        pairs: as `candidates.pairs` gives them.
+        pairs: the result of `candidates.candidate_pairs`.
     """
 
     def union_if_similar(first_document: int, document: int) -> bool:

@@ -1,4 +1,4 @@
-"""One way to run stages for every command: here, as an element of a Slurm array, or on Ray."""
+"""Run stages on the executor that a command names."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def execute(
     environment: Mapping[str, str],
     progress: StartProgress = no_progress,
 ) -> list[list[TaskResult]] | None:
-    """Do the tasks that are not done.
+    """Run the tasks that are not finished.
 
     Args:
         executor: one of EXECUTORS.
         only: `plan`, STAGE or STAGE:TASK, as the flag.
-        environment: the process's; `slurm-array` finds its place in it.
+        environment: of the process; `slurm-array` reads its array index from it.
 
     Returns:
-        what is remembered of every task, by stage and task; None where this process had only a part to do.
+        The result of every task, by stage and task; None if this process ran only a part of them.
 
     Raises:
-        MegaError: as the executor does.
+        MegaError: an error of the executor.
     """
     selected = select_stages(stages, only)
     if executor == "ray":

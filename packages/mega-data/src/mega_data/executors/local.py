@@ -1,4 +1,4 @@
-"""Tasks on processes of this machine."""
+"""Run tasks on processes of this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mega_data.task_stages import (
 def run(
     stages: Sequence[TaskStage], folder: Path, *, workers: int, progress: StartProgress = no_progress
 ) -> list[list[TaskResult]]:
-    """Do every task of every stage that is not done; what is remembered of each, by stage and task.
+    """Run every unfinished task of every stage; return the results by stage and task.
 
     Raises:
-        MegaError: a task's own error, or a worker that was killed. What is done stays done.
+        MegaError: a task's own error, or a killed worker. Finished tasks stay finished.
     """
     workers = min(workers, max((len(stage.own_tasks) for stage in stages), default=0))
     if workers <= 1:

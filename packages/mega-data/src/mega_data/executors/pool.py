@@ -1,7 +1,7 @@
-"""Worker processes for the tasks of stages: each gets the run once, then the numbers of its tasks.
+"""Worker processes for the tasks of stages: each receives the run once, then task numbers.
 
-`concurrent.futures` sends the work with every task, which for a run of many inputs is most of the time, and
-waits for running tasks when it is interrupted. Here a process that is no longer needed is ended.
+`concurrent.futures` sends the work with every task, which takes most of the time of a run with many inputs,
+and waits for running tasks when it is interrupted. This pool terminates processes that are no longer needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mega_data.task_stages import TaskResult, TaskStage, run_task
 from mega_data.worker_errors import portable_error
 from mega_schema.errors import MegaError
 
-TERMINATE_SECONDS = 1.0  # seconds a worker has to tidy up, before it is killed
+TERMINATE_SECONDS = 1.0  # from SIGTERM to SIGKILL, for a worker to clean up
 
 
 class TaskPool:
-    """Processes that do the tasks of some stages.
+    """Processes that run the tasks of some stages.
 
     Args:
         stages: sent to each process when it starts.
@@ -36,10 +36,10 @@ class TaskPool:
     def __init__(self, stages: Sequence[TaskStage], folder: Path, workers: int) -> None:
         self._stages = tuple(stages)
         self._processes = dict[Connection, Any]()
-        # spawn: a fork copies threads' locks in whatever state they are
+        # spawn: a fork would copy held locks of other threads
         context = get_context("spawn")
-        # Ctrl-C goes to all processes of a terminal; this one ends the workers. They inherit the mask
-        resource_tracker.ensure_running()  # its start would take the mask away again
+        # Ctrl-C reaches all processes of a terminal; this process ends the workers. They inherit the mask
+        resource_tracker.ensure_running()  # its start would reset the mask
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for _ in range(workers):
@@ -66,13 +66,15 @@ class TaskPool:
             pipe.close()
 
     def run(self, stage: TaskStage, tasks: Iterable[int]) -> Iterator[TaskResult]:
-        """Do tasks of a stage in any order; the result of each, when it is done.
+        """Run tasks of a stage in any order; yield each result when it is finished.
 
         Raises:
             MegaError: a process ended in the middle of a task.
             Exception: a task's own error.
         """
-        number, waiting, busy = self._stages.index(stage), deque(tasks), dict[Connection, int]()
+        number = self._stages.index(stage)
+        waiting = deque(tasks)
+        busy = dict[Connection, int]()
         idle = list(self._processes)
         while waiting or busy:
             while waiting and idle:
@@ -108,12 +110,12 @@ class TaskPool:
 
 
 def _serve(stages: Sequence[TaskStage], folder: Path, pipe: Connection) -> None:
-    """A worker: results, or errors, for the numbers of stages and tasks."""
+    """Run a worker: receive numbers of stages and tasks, send results or errors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)  # so that temporary files are removed
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _exit_with_parent()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # who started it is gone
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
             number, task = pipe.recv()
             try:
@@ -129,7 +131,7 @@ def _exit_on_sigterm(number: int, frame: object) -> None:
 
 
 def _exit_with_parent() -> None:
-    """In a worker: end when who started it is killed, else it would write beside the run after that."""
+    """Exit a worker when its parent process dies, so that it does not write during the next run."""
     parent = parent_process()
     assert parent is not None
 

@@ -1,7 +1,7 @@
-"""Tasks on a Ray cluster: the one that RAY_ADDRESS names, or processes of this machine under Ray.
+"""Run tasks on a Ray cluster: the one that RAY_ADDRESS names, or a local one.
 
 The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must,
-and have the libraries that the command needs; the code of mega_data itself goes with the run.
+and have the libraries that the command needs. The code of mega_data is sent with the run.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _HINT = "the same command goes on where this one ended"
 def run(
     stages: Sequence[TaskStage], folder: Path, *, workers: int, progress: StartProgress = no_progress
 ) -> list[list[TaskResult]]:
-    """Do every task of every stage that is not done; what is remembered of each, by stage and task.
+    """Run every unfinished task of every stage; return the results by stage and task.
 
-    A task whose process dies is given to another one, three times (Ray's default).
+    A task whose process dies is retried up to three times (Ray's default).
 
     Args:
-        workers: processes, where Ray is started for this run; an existing cluster has its own.
+        workers: processes, if Ray is started for this run; an existing cluster has its own.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster is not there.
-        MegaError: a task's own error, or its process died each time. What is done stays done.
+        ConfigError: Ray is not installed, or the cluster cannot be reached.
+        MegaError: a task's own error, or its process died each time. Finished tasks stay finished.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster started here reports home
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here would report usage
     try:
         ray: Any = import_module("ray")
     except ImportError:
@@ -68,23 +68,24 @@ def _connect(ray: Any, workers: int) -> None:
         options = {"runtime_env": {"py_modules": code}}
     try:
         host, colon, port = (address or "").partition(":")
-        if colon and port.isdecimal():  # where nobody listens Ray itself goes on trying for minutes
+        if colon and port.isdecimal():  # Ray itself retries for minutes
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
-    except (OSError, RuntimeError, ValueError) as error:  # none there, or one of other versions
+    except (OSError, RuntimeError, ValueError) as error:  # no cluster, or one of other versions
         found, hint = f"{address}: {' '.join(str(error).split())}", "ray start --head, or unset RAY_ADDRESS"
         raise ConfigError("RAY_ADDRESS", "no cluster to use", found=found, hint=hint) from None
 
 
 def _run_task(stage: TaskStage, task: int, folder: Path, cwd: Path) -> TaskResult:
-    os.chdir(cwd)  # paths may be as the command was given them
+    os.chdir(cwd)  # paths may be relative
     return run_task(stage, task, folder)
 
 
 def _run_stage(ray: Any, stage: TaskStage, folder: Path, progress: StartProgress) -> None:
     tasks = pending_tasks(stage, folder)
     report = progress(stage, tasks)
-    remote, shared = ray.remote(_run_task), ray.put(stage)
+    remote = ray.remote(_run_task)
+    shared = ray.put(stage)
     waiting = [remote.remote(shared, task, folder, Path.cwd()) for task in tasks]
     while waiting:
         ended, waiting = ray.wait(waiting)

@@ -1,7 +1,7 @@
-"""Tasks as a Slurm job array does them: element i of n has every n-th task of a stage from i on.
+"""Run tasks on a Slurm job array: element i of n has every n-th task of a stage from i on.
 
-Which element has a task says nothing of its bytes, so an array may be submitted again with another n: tasks
-that are done stay done.
+The output of a task does not depend on the element, so an array may be resubmitted with another n: finished
+tasks stay finished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ARRAY = "sbatch --array=0-15"
 
 
 def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
-    """This process's element of its array, from 0 on, and how many there are.
+    """Return this process's index in its array, from 0, and the size of the array.
 
     Raises:
         ConfigError: the process is in no array, or the array's numbers have gaps.
@@ -38,7 +38,7 @@ def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
-    """Refuse an element of an array that is to do all of a run.
+    """Refuse an array element without a stage.
 
     Raises:
         ConfigError: always; it names the stages.
@@ -51,10 +51,10 @@ def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
 
 
 def element_stages(stages: Sequence[TaskStage], environment: Mapping[str, str]) -> list[TaskStage]:
-    """The stages with this element's tasks.
+    """Return the stages with this element's tasks.
 
     Raises:
-        ConfigError: as `place`; or several stages, of which only the first could begin.
+        ConfigError: as `array_element`; or several stages, of which only the first could begin.
     """
     if len(stages) > 1:
         refuse_whole_run(stage.name for stage in stages)

@@ -1,4 +1,4 @@
-"""Which reader a file needs: by name of the form, or by its first bytes."""
+"""Choose the reader of a file by format name or by its first bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mega_schema.errors import ConfigError, FormatError
 
 FORMATS = ("wiki-dump", "warc", "wet", "html")
 _EXTENSIONS = (".xml", ".warc", ".wet", ".html", ".htm", ".xhtml")
-_HEAD_BYTES = 4096  # bytes looked at
+_HEAD_BYTES = 4096  # read to detect the format
 _HINT = "--from " + " | ".join(FORMATS)
-RANGE_BYTES = 32_000_000  # bytes of a file that are one task
+RANGE_BYTES = 32_000_000  # of a file per task
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Bytes of a file that are one task: all of them, or a cut of a dump.
+    """Bytes of a file that are one task: all of them, or a part of a dump.
 
     Attributes:
-        end: None at the end of the file.
+        end: end offset; None is the end of the file.
     """
 
     path: Path
@@ -34,10 +34,10 @@ class FileRange:
 
 
 def find_inputs(words: Iterable[str | Path]) -> list[Path]:
-    """The files, in the order of their whole names whatever the order they are given in; folders are opened.
+    """Return the files that the words name, sorted by path; folders are expanded.
 
     Raises:
-        ConfigError: a word names none, or a pipe; see `readers.file_tree`.
+        ConfigError: a word names no file, or a pipe; see `readers.file_tree`.
     """
     files = FileResolver(
         _has_known_extension, f"files or folders with {', '.join(_EXTENSIONS[:-1])} or {_EXTENSIONS[-1]}"
@@ -51,17 +51,17 @@ def find_inputs(words: Iterable[str | Path]) -> list[Path]:
 
 
 def _has_known_extension(path: Path) -> bool:
-    ending = Path(strip_extension(path)).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
+    ending = Path(strip_extension(path)).suffix.partition("-")[0]  # parts of a dump are named .xml-p1p41242
     return ending in _EXTENSIONS
 
 
 def detect_format(path: Path) -> str:
-    """The form of a file, one of FORMS.
+    """Return the format of a file, one of FORMATS.
 
     Raises:
-        FormatError: it begins like none.
+        FormatError: the first bytes are of no known format.
     """
-    name = [ending.partition("-")[0] for ending in path.suffixes]  # a dump's parts are named .xml-p1p41242
+    name = [ending.partition("-")[0] for ending in path.suffixes]  # parts of a dump: .xml-p1p41242
     if ".warc" in name:
         return "wet" if ".wet" in name else "warc"
     piece = next(read_pieces(path), None)
@@ -69,7 +69,7 @@ def detect_format(path: Path) -> str:
     if head.startswith(b"WARC/"):
         return "wet" if ".wet" in name else "warc"
     if isinstance(piece, DamagedRange) and ".xml" in name:
-        return "wiki-dump"  # its beginning is damaged; the pages may be there
+        return "wiki-dump"  # the beginning is damaged; the pages may be intact
     text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace").casefold()
     if "<mediawiki" in text:
         return "wiki-dump"
@@ -81,12 +81,12 @@ def detect_format(path: Path) -> str:
 def split_inputs(
     inputs: Iterable[Path], form: str = "auto", size: int = RANGE_BYTES
 ) -> tuple[FileRange, ...]:
-    """The files, in their order, as the parts that are a task each: dumps of more than `size` bytes are cut.
+    """Split the files into tasks: dumps of more than `size` bytes become several.
 
-    Dumps that are plain, or bz2, are read from any place on. Others stay whole, as archives do.
+    Plain and bz2 dumps can be read from any offset. Other files stay whole.
 
     Raises:
-        FormatError: a large file begins like no form.
+        FormatError: a large file is of no known format.
     """
     ranges = list[FileRange]()
     for path in inputs:
@@ -111,15 +111,15 @@ def _is_splittable(path: Path, form: str) -> bool:
 
 
 def read_pages(part: FileRange, form: str, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
-    """The pages of a file, or those that begin in a part of it.
+    """Read the pages of a file, or those that begin in a range of it.
 
     Args:
-        form: one of FORMS, or `auto`.
+        form: one of FORMATS, or `auto`.
         whole: keep navigation and footers of HTML.
 
     Raises:
-        ConfigError: a library that the form needs is not installed.
-        FormatError: the file is not of the form at all.
+        ConfigError: a library that the format needs is not installed.
+        FormatError: the file is not of the format.
     """
     path = part.path
     form = detect_format(path) if form == "auto" else form

@@ -1,8 +1,8 @@
-"""HTML to its title and the text of its main part, by resiliparse.
+"""Extract the title and the main text of HTML with resiliparse.
 
-`main_content` leaves out navigation, footers and the like by the names of their elements; it is a heuristic.
-Its time grows with the sum of the depths of all elements, so one page of nested elements could take hours. If
-that sum is more than DEPTHS, the whole page is taken.
+`main_content` is a heuristic that omits navigation, footers and the like by the names of their elements. Its
+time grows with the sum of the depths of all elements, so one page of nested elements could take hours. If
+that sum is more than MAX_DEPTH_SUM, the whole page is extracted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAX_DEPTH_SUM: Final = 10_000_000  # about a second; a page of 5,000 elements 40
 
 
 def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[str, str]:
-    """The title and the text of a page.
+    """Return the title and the text of a page.
 
     Args:
-        charset: what the server said; the page's own word or a guess where it said nothing that exists.
+        charset: charset of the HTTP header; if empty or unknown, that of the page or a guess.
         whole: keep navigation, footers and the like.
     """
     markup = _decode(data, charset)
@@ -34,12 +34,12 @@ def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[s
 
 
 class _TooDeepError(Exception):
-    """Ends the walk over a page."""
+    """Stops the walk over a page."""
 
 
 def _is_too_deep(tree: HTMLTree, markup: str) -> bool:
-    """Whether the depths of all elements of a page are more than DEPTHS together."""
-    max_elements = markup.count("<")  # elements there can be
+    """Return whether the depths of all elements of a page add up to more than MAX_DEPTH_SUM."""
+    max_elements = markup.count("<")  # upper bound of the number of elements
     if max_elements * (max_elements + 1) // 2 <= MAX_DEPTH_SUM or tree.body is None:
         return False
     total = 0

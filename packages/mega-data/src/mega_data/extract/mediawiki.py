@@ -1,8 +1,8 @@
-"""The XML that MediaWiki publishes of a wiki, `pages-articles.xml`, page by page.
+"""Read MediaWiki's XML dump of a wiki, `pages-articles.xml`, page by page.
 
-A page is what lies between `<page>` and `</page>`, and is parsed by itself: so a dump can be cut anywhere,
-each part having the pages that begin in it, and a page that is damaged spoils no other. One page is in memory
-at a time. Articles are the pages of namespace 0 that are no redirect.
+Each `<page>` element is parsed by itself. So a dump can be split anywhere, each part has the pages that begin
+in it, and a damaged page affects no other. One page is in memory at a time. Articles are the pages of
+namespace 0 that are no redirects.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
 
 _ELEMENTS = frozenset({"base", "namespace", "title", "ns", "id", "model", "text"})
-_HIDDEN_NAMESPACES = frozenset(
-    {"-2", "6", "14"}
-)  # media, files and categories: a link to one shows nothing to read
-_MAX_HEADER_BYTES = 1 << 20  # bytes at most before the first page
-_BZIP2_BLOCK_BYTES = 1 << 21  # bytes in which a block of bz2 begins
+# media, files and categories: a link to one has no text
+_HIDDEN_NAMESPACES = frozenset({"-2", "6", "14"})
+_MAX_HEADER_BYTES = 1 << 20  # before the first page
+_BZIP2_BLOCK_BYTES = 1 << 21  # at least one bz2 block begins in as many bytes
 _TAG = re.compile(rb"</?page>|</mediawiki>")
 _LONGEST_TAG: Final = 12  # bytes
 _ENCODING = re.compile(rb"<\?xml[^>]{1,100}encoding=[\"']([A-Za-z0-9._-]{1,40})[\"']")
@@ -34,7 +33,7 @@ _ENCODING = re.compile(rb"<\?xml[^>]{1,100}encoding=[\"']([A-Za-z0-9._-]{1,40})[
 
 @dataclass(slots=True)
 class _PageFields:
-    """What a <page> said."""
+    """The fields of a <page>."""
 
     title: str = ""
     ns: str = ""
@@ -46,18 +45,20 @@ class _PageFields:
 
 @dataclass(slots=True)
 class _PageParser:
-    """Handlers of expat, for one page or for what is before the first."""
+    """Expat handlers for one page, or for the header before the first."""
 
     page: _PageFields = field(default_factory=_PageFields)
     base: str = ""
-    hidden: list[str] = field(default_factory=list)  # names of the namespaces in _HIDDEN
-    _name: str = ""  # of the element whose text is gathered
-    _key: str = ""  # of the <namespace> read
+    hidden: list[str] = field(default_factory=list)  # names of _HIDDEN_NAMESPACES
+    _name: str = ""  # of the element whose text is collected
+    _key: str = ""  # of the current <namespace>
     _parts: list[str] = field(default_factory=list)
     _size: int = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        self._name, self._parts, self._size = (name if name in _ELEMENTS else ""), [], 0
+        self._name = name if name in _ELEMENTS else ""
+        self._parts = []
+        self._size = 0
         if name == "redirect":
             self.page.redirect = True
         elif name == "namespace":
@@ -78,23 +79,26 @@ class _PageParser:
             self.hidden.append(value)
         elif name in ("title", "ns", "model", "text"):
             setattr(self.page, name, value)
-        elif name == "id" and not self.page.id:  # later ones are of its revision and of who wrote it
+        elif name == "id" and not self.page.id:  # later ids are of the revision and its author
             self.page.id = value
         self._name = ""
 
 
 class _ElementParser:
-    """A piece of the dump given to a parser of its own, as it is read."""
+    """Parse one element of the dump while it is read."""
 
     def __init__(self, encoding: str, at: int) -> None:
-        self.start, self.parser, self.error = at, _PageParser(), ""
+        self.start = at
+        self.parser = _PageParser()
+        self.error = ""
         self._expat = ParserCreate(encoding)
         self._expat.buffer_text = True
-        self._expat.StartElementHandler, self._expat.EndElementHandler = self.parser.start, self.parser.end
+        self._expat.StartElementHandler = self.parser.start
+        self._expat.EndElementHandler = self.parser.end
         self._expat.CharacterDataHandler = self.parser.data
 
     def feed(self, data: bytes, *, last: bool = False) -> None:
-        """Parse; after a first error, told in `error`, nothing more."""
+        """Parse more data; ignore it after a first error, which is kept in `error`."""
         if not self.error:
             try:
                 self._expat.Parse(data, last)
@@ -104,28 +108,28 @@ class _ElementParser:
 
 @dataclass(frozen=True, slots=True)
 class _DumpHeader:
-    """What is before the first page."""
+    """The header of a dump, before the first page."""
 
     encoding: str
-    is_utf16: bool = False  # in UTF-16
+    is_utf16: bool = False
     base: str = ""
     hidden: tuple[str, ...] = ()
 
 
 def is_splittable(path: Path) -> bool:
-    """Whether tags are seen in the bytes of a dump that is plain or bz2: whether it is not in UTF-16."""
+    """Return whether tags can be found in the bytes of a plain or bz2 dump: not in UTF-16."""
     return not _read_header(path).is_utf16
 
 
 def read_dump(path: Path, start: int = 0, end: int | None = None) -> Iterator[Page | Skipped | DamagedRange]:
-    """The articles of a dump, plain or compressed, in its order; what is none, by reason; and what is lost.
+    """Read the articles of a dump in order, what is skipped with its reason, and damaged ranges.
 
     Args:
-        start, end: bytes of the file: the pages that begin there, in a packed file those that begin in the
-            blocks that begin there.
+        start, end: byte range of the file in which pages begin; of a compressed file, in which their blocks
+            begin.
 
     Raises:
-        FormatError: it begins like no dump.
+        FormatError: the file is no dump.
     """
     header = _read_header(path)
     wikitext = Wikitext(header.hidden)
@@ -142,7 +146,7 @@ def _read_header(path: Path) -> _DumpHeader:
         if isinstance(piece, DamagedRange):
             if head:
                 break
-            return _DumpHeader("utf-8")  # lost; the pages may be there
+            return _DumpHeader("utf-8")  # the header is lost; the pages may be intact
         head += piece.data
         if b"<page>" in head or len(head) >= _MAX_HEADER_BYTES:
             break
@@ -157,16 +161,13 @@ def _read_header(path: Path) -> _DumpHeader:
     try:
         element = _ElementParser(encoding, 0)
         element.feed(before)
-    except (
-        LookupError,
-        ValueError,
-    ) as error:  # ValueError: several bytes a letter, which expat does not read
+    except (LookupError, ValueError) as error:  # ValueError: a multi-byte encoding
         raise FormatError(path, f"encoding {encoding}", found=error, wanted="utf-8") from None
     return _DumpHeader(encoding, is_utf16, element.parser.base, tuple(element.parser.hidden))
 
 
 def _to_utf8(path: Path, parts: Iterator[TextPiece | DamagedRange]) -> Iterator[TextPiece | DamagedRange]:
-    """UTF-16 to UTF-8. After a gap nobody knows which byte is a first one, so the rest is lost."""
+    """Convert UTF-16 to UTF-8. After damage the byte alignment is unknown, so the rest is lost."""
     decoder = codecs.getincrementaldecoder("utf-16")()
     for piece in parts:
         if isinstance(piece, TextPiece):
@@ -184,10 +185,13 @@ def _to_utf8(path: Path, parts: Iterator[TextPiece | DamagedRange]) -> Iterator[
 def _parse_pages(
     path: Path, pieces: Iterator[TextPiece | DamagedRange], encoding: str, start: int, end: int | None
 ) -> Iterator[_PageParser | DamagedRange]:
-    """The pages that begin in text at bytes before `end`, and the gaps there."""
-    size, is_plain = path.stat().st_size, not detect_compression(path)
-    buffer, page, is_closed = b"", None, False
-    limit = -1  # bytes of `held` that are before `end`; -1: all
+    """Parse the pages that begin in text at bytes before `end`; pass on the damaged ranges there."""
+    size = path.stat().st_size
+    is_plain = not detect_compression(path)
+    buffer = b""
+    page = None
+    is_closed = False
+    limit = -1  # bytes of `buffer` before `end`; -1: all
     for piece in pieces:
         if isinstance(piece, DamagedRange):
             if limit < 0:
@@ -198,7 +202,8 @@ def _parse_pages(
             continue
         if limit < 0 and end is not None and piece.start >= end:
             limit = len(buffer)
-        origin, parsed_to = piece.start - len(buffer), 0
+        origin = piece.start - len(buffer)
+        parsed_to = 0
         buffer += piece.data
         for tag in _TAG.finditer(buffer):
             page_start = origin + tag.start() if is_plain else piece.start
@@ -211,7 +216,9 @@ def _parse_pages(
                     if page.error
                     else page.parser
                 )
-            page, parsed_to, is_closed = None, tag.end(), tag[0] == b"</mediawiki>"
+            page = None
+            parsed_to = tag.end()
+            is_closed = tag[0] == b"</mediawiki>"
             if tag[0] == b"<page>":
                 if 0 <= limit <= tag.start():
                     return
@@ -230,7 +237,7 @@ def _parse_pages(
 
 
 def _is_closed_before(path: Path, start: int) -> bool:
-    """Whether the end of a dump was seen by whoever reads what is before `start`, or told as lost."""
+    """Return whether the end of the dump is before `start`, or was reported as lost."""
     text = None
     for piece in read_pieces(path, max(0, start - _BZIP2_BLOCK_BYTES)):
         if isinstance(piece, DamagedRange):
@@ -245,7 +252,7 @@ def _is_closed_before(path: Path, start: int) -> bool:
 
 def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | Skipped:
     fields = parser.page
-    url = f"{base.rpartition('/')[0]}?curid={fields.id}"  # an address that lasts when a page is renamed
+    url = f"{base.rpartition('/')[0]}?curid={fields.id}"  # stays valid when a page is renamed
     text = ""
     if fields.ns.strip() != "0":
         reason = f"namespace {fields.ns.strip()}"
@@ -256,5 +263,6 @@ def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | Ski
     elif len(fields.text) > MAX_PAGE_BYTES:
         reason = "too long"
     else:
-        reason, text = "no text", wikitext.to_text(fields.text)
+        reason = "no text"
+        text = wikitext.to_text(fields.text)
     return Page(fields.id, url, fields.title, text) if text else Skipped(reason, fields.id, url, fields.title)

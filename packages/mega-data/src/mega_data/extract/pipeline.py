@@ -1,4 +1,4 @@
-"""Files of the web or of a wiki to JSON lines {"id", "url", "title", "text"}: a task per file or part."""
+"""Extract web archives or wiki dumps to JSON lines of id, url, title and text, a task per file or part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output
 
 log = logging.getLogger("mega.data")
-MAX_LOGGED = 20  # places of one part that are told; all are counted
+MAX_LOGGED = 20  # damaged ranges per reason and part; all are counted
 _LINE = orjson.OPT_APPEND_NEWLINE
 
 
@@ -53,7 +53,7 @@ def is_one_file(output: Path) -> bool:
 
 
 def dropped_path(output: Path) -> Path:
-    """Beside the output, for what reads a folder reads all that is in it."""
+    """Return the path of the dropped pages: not in the output, whose readers read all of it."""
     if is_one_file(output):
         return output.with_suffix(".dropped.jsonl")
     return output.with_name(f"{output.name}.dropped")
@@ -61,17 +61,17 @@ def dropped_path(output: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """One run.
+    """An extraction run.
 
     Attributes:
-        parts: as `formats.cut` gives them, those of a file one after the other.
-        output: folder of a file per input, or one file of all when its name ends with .jsonl.
-        work: folder of the markers, and of what is to be joined.
-        form: one of forms.FORMS, or `auto`.
+        parts: the result of `formats.split_inputs`; the parts of a file are consecutive.
+        output: folder with a file per input, or one file for all if its name ends with .jsonl.
+        work: folder of the markers and of the parts to join.
+        form: one of formats.FORMATS, or `auto`.
         whole: keep navigation and footers of HTML.
-        skip: leave out what is damaged, and count it; else the first damaged place ends the run.
-        keep_dropped: write what is left out, with the reason under "dropped", beside the output.
-        dropped_to: where; None: `dropped_path` of the output.
+        skip: skip and count damaged ranges; else the first one ends the run.
+        keep_dropped: write skipped pages, with the reason under "dropped".
+        dropped_to: path of the skipped pages; None is `dropped_path` of the output.
     """
 
     parts: tuple[FileRange, ...]
@@ -88,10 +88,10 @@ class Extraction:
         return tuple(dict.fromkeys(part.path for part in self.parts))
 
     def begin(self) -> None:
-        """Make the work folder, or go on in one of the same run.
+        """Create the work folder, or resume the same run in an existing one.
 
         Raises:
-            ConfigError: it holds another run, or two inputs would have one output.
+            ConfigError: the folder holds another run, or two inputs would have one output.
         """
         if not self.one_file:
             path_of_name = dict[str, Path]()
@@ -118,18 +118,19 @@ class Extraction:
         return self.dropped_to or dropped_path(self.output)
 
     def stages(self) -> list[TaskStage]:
-        """The stages, each to be done whole before the next begins."""
+        """Return the stages; each is finished before the next begins."""
         sizes = tuple(map(_range_bytes, self.parts))
         first = TaskStage("extract", len(self.parts), self.run, sizes=sizes)
         return [first, TaskStage("join", len(self._joined_files()), self.join, after=first)]
 
     def run(self, task: int) -> TaskResult:
-        """Write the pages of a part; what it had, what was left out by reason, and bytes lost to damage.
+        """Write the pages of a part; return counts, skipped pages by reason, and bytes lost to damage.
 
         Raises:
-            FormatError: it is damaged, and that is not to be left out.
+            FormatError: the part is damaged, and damage is not skipped.
         """
-        part, reasons = self.parts[task], Counter[str]()
+        part = self.parts[task]
+        reasons = Counter[str]()
         documents = size = lost = damaged_ranges = 0
         first = ""
         with ExitStack() as stack:
@@ -166,7 +167,7 @@ class Extraction:
             log.warning("%s: %s to %s: %s", path, what, f"{damage.end:,}", damage.why)
 
     def join(self, number: int) -> TaskResult:
-        """Write one file from its parts."""
+        """Concatenate the parts of one file."""
         output, tasks = self._joined_files()[number]
         folder = self.dropped if output.is_relative_to(self.dropped) else self.output
         with open_output(output) as out:
@@ -176,7 +177,7 @@ class Extraction:
         return {}
 
     def _joined_files(self) -> list[tuple[Path, list[int]]]:
-        """The files that are written from parts, and the tasks whose parts they are."""
+        """Return the files that are written from parts, and the tasks of those parts."""
         tasks_of_file = dict[Path, list[int]]()
         for base in [self.output, *([self.dropped] if self.keep_dropped else [])]:
             for task in range(len(self.parts)):
@@ -185,14 +186,14 @@ class Extraction:
         return list(tasks_of_file.items())
 
     def _is_partial(self, task: int) -> bool:
-        """Whether a task has but a part of an output."""
+        """Return whether a task writes only a part of an output."""
         return self.one_file or self.parts[task].start > 0 or self.parts[task].end is not None
 
     def _final_path(self, task: int, base: Path) -> Path:
         return base if self.one_file else base / f"{strip_extension(self.parts[task].path)}.jsonl"
 
     def _task_path(self, task: int, base: Path) -> Path:
-        """Where a task writes what goes to `base`, the output or what is dropped from it."""
+        """Return where a task writes what goes to `base`, the output or the dropped pages."""
         if self._is_partial(task):
             return self.work / ("parts" if base == self.output else "dropped") / f"{task:05d}.jsonl"
         return self._final_path(task, base)

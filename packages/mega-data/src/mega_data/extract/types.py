@@ -1,10 +1,10 @@
-"""What the readers of every form give: pages with text, the reasons of those without, and what is lost."""
+"""The results of every reader: pages with text, and skipped pages with a reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_PAGE_BYTES = 1 << 24  # bytes of markup; crawlers cut pages long before, and wikis take none of 2 MB
+MAX_PAGE_BYTES = 1 << 24  # of markup; crawlers truncate pages earlier, and wikis refuse pages of 2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class Page:
     """One document.
 
     Attributes:
-        id: that of its source: a page number, or the URN of a record.
+        id: id in its source: a page number, or the URN of a record.
     """
 
     id: str
@@ -23,10 +23,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something of the source that is no document.
+    """A part of the source that is no document.
 
     Attributes:
-        reason: one of few, as it is counted.
+        reason: one of a few reasons, by which it is counted.
     """
 
     reason: str

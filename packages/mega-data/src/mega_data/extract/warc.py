@@ -1,6 +1,6 @@
-"""WARC files, as crawlers write them: pages of HTML, or the plain text that a WET file has for each.
+"""Read WARC files: pages of HTML, or the plain text of WET files.
 
-FastWARC reads the records out of text that is unpacked here, so that a gap in it has a place.
+The text is decompressed here and not by FastWARC, so that a damaged range has an offset in the file.
 """
 
 from __future__ import annotations
@@ -27,37 +27,46 @@ _BLOCK = 1 << 20
 def read_warc(
     path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
 ) -> Iterator[Page | Skipped | DamagedRange]:
-    """The pages of a file in its order. After a damaged place it goes on at the next record.
+    """Read the pages of a file in order. After damage, continue at the next record.
 
     Args:
-        html: take responses that are HTML.
-        plain: take conversions to plain text, which are what a WET file has.
+        html: read responses that are HTML.
+        plain: read conversions to plain text, the records of a WET file.
         whole: as in `html_text`.
 
     Raises:
-        FormatError: there is no record in it.
+        FormatError: the file has no record.
     """
-    has_records, start, length, size = False, 0, 0, path.stat().st_size
-    lost: tuple[int, str] | None = None  # where, and why, until a record is found
+    has_records = False
+    start = 0
+    length = 0
+    size = path.stat().st_size
+    lost: tuple[int, str] | None = None  # offset and reason of the damage, until the next record
     stream = ResumableStream(read_pieces(path)) if detect_compression(path) else None
     with closing(stream) if stream else path.open("rb") as source:
         file = cast("IO[bytes]", source)
         while start >= 0:
             file.seek(start)
-            position, reason = start, "no record"
+            position = start
+            reason = "no record"
             try:
                 for record in ArchiveIterator(file, parse_http=html, auto_decode="all"):
-                    position, reason, has_records = start + record.stream_pos, "", True
+                    position = start + record.stream_pos
+                    reason = ""
+                    has_records = True
                     place = stream.place(position) if stream else position
                     if lost is not None:
                         yield DamagedRange(lost[0], place, lost[1])
-                    lost, length = None, int(record.headers.get("Content-Length") or 0)
+                    lost = None
+                    length = int(record.headers.get("Content-Length") or 0)
                     yield _make_page(record, html, plain, whole, place)
             except (OSError, EOFError, ValueError) as error:
                 reason = str(error)
             if stream and stream.gap:
                 yield stream.gap
-                stream.gap, position, reason = None, stream.tell(), ""
+                stream.gap = None
+                position = stream.tell()
+                reason = ""
             elif not reason:
                 break
             elif lost is None and has_records:
@@ -71,13 +80,13 @@ def read_warc(
 
 
 def _record_end(file: IO[bytes], position: int, length: int) -> int:
-    """Where the record ends that begins at a byte of the text and has so many bytes of content."""
+    """Return where a record ends, given its first byte and its content length."""
     position = file.seek(position)
     return position + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
 
 
 def _next_record(file: IO[bytes], position: int) -> int:
-    """Where a record may begin, from a byte of the text on; -1 where none does."""
+    """Find where a record may begin, from a byte of the text on; -1 for nowhere."""
     position = file.seek(position)
     buffer = file.read(len(_WARC))
     if buffer == _WARC:
@@ -95,8 +104,10 @@ def _next_record(file: IO[bytes], position: int) -> int:
 def _make_page(
     record: WarcRecord, html: bool, plain: bool, whole: bool, start: int
 ) -> Page | Skipped | DamagedRange:
-    kind, headers = record.record_type, record.headers
-    record_id, url = record.record_id or "", (headers.get("WARC-Target-URI") or "").strip("<>")
+    kind = record.record_type
+    headers = record.headers
+    record_id = record.record_id or ""
+    url = (headers.get("WARC-Target-URI") or "").strip("<>")
     response = html and kind == WarcRecordType.response
     if not response and not (plain and kind == WarcRecordType.conversion):
         return Skipped(f"{kind} record", record_id, url)
@@ -126,8 +137,9 @@ def _status(record: WarcRecord) -> Any:
 
 
 def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
-    """A file that is one page of HTML; its path is its id and its address."""
-    data, name = bytearray(), path.as_posix()
+    """Read a file that is one page of HTML; its path is its id and its address."""
+    data = bytearray()
+    name = path.as_posix()
     for piece in read_pieces(path):
         if isinstance(piece, DamagedRange):
             yield piece

@@ -1,9 +1,8 @@
-"""Wikitext to the plain text a reader sees: no templates, tables, notes, files, categories, links or markup.
+"""Convert wikitext to plain text: no templates, tables, notes, files, categories, links or markup.
 
-What is left out or kept follows WikiExtractor (github.com/attardi/wikiextractor) with --no-templates:
-templates are dropped and not expanded; a paragraph, a heading or a list item is a line; a heading without
-text below it goes. Each pass reads the text once, whatever is nested or never closed in it, so a page made
-to be slow is not.
+The output follows WikiExtractor (github.com/attardi/wikiextractor) with --no-templates: templates are dropped
+and not expanded; a paragraph, a heading or a list item is a line; a heading without text below it is dropped.
+Each pass reads the text once, even with nested or unclosed elements, so a malicious page takes linear time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-_MAX_LINK_DEPTH = 8  # a caption has a link in it; more is no text
+_MAX_LINK_DEPTH = 8  # a caption may contain a link; deeper nesting is no text
 _DROPPED_ELEMENTS: Final = (
     "ref|references|gallery|timeline|score|hiero|imagemap|graph|mapframe|maplink|templatedata|indicator"
 )
@@ -38,14 +37,14 @@ _OPEN_BRACKET = re.compile(r"\([ \t]{0,9}[,;][ \t]{0,9}")
 _BEFORE_MARK = re.compile(r"[ \t]{1,9}([,.;:)])(?=\s|$)", re.MULTILINE)
 _SPACES = re.compile(r"[ \t\u00a0\u2009\u202f]+")
 _ITEM = re.compile(r"[*#:;]+")
-_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # stands for verbatim text while markup goes
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # placeholder of verbatim text while markup is removed
 
 
 class Wikitext:
-    """A wiki's markup.
+    """The markup of one wiki.
 
     Args:
-        hidden: its names for media, files and categories; the English ones are known everywhere.
+        hidden: its names of the media, file and category namespaces; the English ones are always included.
     """
 
     def __init__(self, hidden: Iterable[str] = ()) -> None:
@@ -53,7 +52,7 @@ class Wikitext:
         self._hidden = frozenset(known) | {name.casefold() for name in hidden}
 
     def to_text(self, text: str) -> str:
-        """The text of a page, one paragraph a line; "" where there is nothing to read."""
+        """Return the text of a page, one paragraph a line; "" if there is none."""
         verbatim = list[str]()
         text = _strip_elements(text.replace("\ue000", "").replace("\ue001", ""), verbatim)
         text = _strip_braces(_PARAMETER.sub("", text))
@@ -67,11 +66,12 @@ class Wikitext:
         return _PLACEHOLDER.sub(lambda place: _restore_verbatim(verbatim, int(place[1])), text).strip()
 
     def _replace_links(self, text: str) -> str:
-        """Links as the words they show, paragraph by paragraph: one that is never closed spoils no other."""
+        """Replace links by their visible text, per paragraph: an unclosed link affects no other paragraph."""
         return "\n\n".join(map(self._replace_paragraph_links, text.split("\n\n")))
 
     def _replace_paragraph_links(self, text: str) -> str:
-        stack, position = [list[str]()], 0
+        stack = [list[str]()]
+        position = 0
         for token in _BRACKETS.finditer(text):
             stack[-1].append(text[position : token.start()])
             position = token.end()
@@ -96,13 +96,14 @@ class Wikitext:
             return target.lstrip(":")
         if label.strip():
             return label
-        return _DISAMBIGUATION.sub("", target.rpartition(":")[2])  # what the bar alone shows
+        return _DISAMBIGUATION.sub("", target.rpartition(":")[2])  # text of a link with an empty label
 
 
 def _strip_elements(text: str, verbatim: list[str]) -> str:
-    """Comments, and elements whose contents are no text, go; verbatim ones are held back as they are.
+    """Remove comments and elements without text; move verbatim ones to `verbatim`.
 
-    A comment that is never closed lasts to the end, as in MediaWiki; of other elements only the tag goes.
+    An unclosed comment extends to the end, as in MediaWiki; of other unclosed elements only the tag is
+    removed.
     """
     tokens = list(_ELEMENT.finditer(text))
     ends: dict[str, list[int]] = {}
@@ -111,7 +112,9 @@ def _strip_elements(text: str, verbatim: list[str]) -> str:
             ends.setdefault("-->" if token[0] == "-->" else token[2].lower(), []).append(number)
     for numbers in ends.values():
         numbers.reverse()
-    out, position, number = list[str](), 0, 0
+    out = list[str]()
+    position = 0
+    number = 0
     while number < len(tokens):
         token = tokens[number]
         out.append(text[position : token.start()])
@@ -127,7 +130,8 @@ def _strip_elements(text: str, verbatim: list[str]) -> str:
             if name in _VERBATIM_NAMES:
                 out.append(f"\ue000{len(verbatim)}\ue001")
                 verbatim.append(text[position : end.start()])
-            position, number = end.end(), closing[-1] + 1
+            position = end.end()
+            number = closing[-1] + 1
         elif name == "-->":
             return "".join(out)
     out.append(text[position:])
@@ -135,8 +139,9 @@ def _strip_elements(text: str, verbatim: list[str]) -> str:
 
 
 def _strip_braces(text: str) -> str:
-    """Templates and tables go with what is in them; of those that have no other end only the marks."""
-    open_braces, spans = list[tuple[str, int, int]](), list[tuple[int, int]]()
+    """Remove templates and tables with their content; of unclosed ones only the marks."""
+    open_braces = list[tuple[str, int, int]]()
+    spans = list[tuple[int, int]]()
     open_counts = {"{{": 0, "{|": 0}
     for token in _BRACES.finditer(text):
         mark = token[0].strip(" \t:*#")
@@ -156,7 +161,8 @@ def _strip_braces(text: str) -> str:
                 break
             spans.append((start, end))
     spans += [span[1:] for span in open_braces]
-    out, copied_to = list[str](), 0
+    out = list[str]()
+    copied_to = 0
     for start, end in sorted(spans):
         if start >= copied_to:
             out.append(text[copied_to:start])
@@ -165,7 +171,7 @@ def _strip_braces(text: str) -> str:
 
 
 def _layout_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with something to read; headings as they are when text comes before the next of their rank."""
+    """Yield lines with text; yield a heading only if text follows before the next of its rank."""
     headings = list[tuple[int, str]]()
     for line in lines:
         line = line.strip()
@@ -176,7 +182,7 @@ def _layout_lines(lines: Iterable[str]) -> Iterator[str]:
                 headings.append((rank, title))
             continue
         if not line or line[0] in "|!" or not line.strip("-"):
-            continue  # what is left of a broken table, and rules
+            continue  # rest of a broken table, or a horizontal rule
         if item := _ITEM.match(line):
             mark, line = item[0][-1], line[item.end() :].strip()
             if not line:

@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face's datasets, saved or by name, as blocks of rows."""
+"""Read Parquet files and Hugging Face datasets, saved or by name, as blocks of rows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from mega_data.readers.hub import HubDataset
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, DamageError
 
-_ROWS = 1000  # read at a time, fewer where rows are long
+_ROWS = 1000  # read at a time, fewer if rows are long
 _BATCH_BYTES = 1 << 22  # read at a time, or one row
 _BUFFER_BYTES = 1 << 20  # of a column's file bytes
 
 
 def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
-    """The columns `keys` of the rows from number `start`, about `size` bytes a block.
+    """Yield the columns `keys` of the rows from number `start`, about `size` bytes a block.
 
     Raises:
         ConfigError: pyarrow is not installed, or there is no such column.
         DamageError: the file is damaged.
     """
-    consumed, total = 0, path.stat().st_size
+    consumed = 0
+    total = path.stat().st_size
     with _open_table(path, keys) as (count, batches):
         for end, part in _split_batches(batches, 0, start, size):
             position = total * end // max(1, count or end)
@@ -34,17 +35,17 @@ def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) ->
 
 
 def read_hub_blocks(named: HubDataset, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
-    """As `batches`, of a dataset by its name.
+    """Yield the blocks of a dataset by its name, as `read_table_blocks` does of a file.
 
     Raises:
-        MegaError: as `Named.batches`.
+        MegaError: as `HubDataset.batches`.
     """
     for end, part in _split_batches(named.batches(keys, start), start, start, size):
         yield TableBlock(end, part.nbytes, _to_ipc(part))
 
 
 def _split_batches(batches: Iterator[Any], row: int, start: int, size: int) -> Iterator[tuple[int, Any]]:
-    """Rows from number `start` of batches that begin at number `at`, and the number after each part."""
+    """Split batches that begin at number `row` into parts; yield the rows from `start` on and each end."""
     for batch in batches:
         first, row = row, row + batch.num_rows
         if row <= start:
@@ -57,10 +58,10 @@ def _split_batches(batches: Iterator[Any], row: int, start: int, size: int) -> I
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Each row with all its columns, as Python's values.
+    """Yield each row with all its columns, as Python values.
 
     Raises:
-        ConfigError, DamageError: as `batches`.
+        ConfigError, DamageError: as `read_table_blocks`.
     """
     with _open_table(path) as (_, batches):
         for _, part in _split_batches(batches, 0, 0, _BATCH_BYTES):
@@ -69,7 +70,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _open_table(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
-    """What `_open` gives; what is wrong with the file is told in one line."""
+    """Open a table; report damage in one line."""
     try:
         pyarrow = import_module("pyarrow")
     except ImportError:
@@ -86,7 +87,7 @@ def _open_table(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple
 
 
 def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
-    """How many rows there are, 0 where that is not known, and the batches of the columns, None for all."""
+    """Return the number of rows, 0 if unknown, and the batches of the columns, None for all."""
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
         file = import_module("pyarrow.parquet").ParquetFile(path, buffer_size=_BUFFER_BYTES)
@@ -98,7 +99,7 @@ def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator
 
 
 def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
-    """The batches of a Parquet file, each of about _BATCH_BYTES by the sizes that its metadata state."""
+    """Yield the batches of a Parquet file, about _BATCH_BYTES each by the sizes in its metadata."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         chunks = [group.column(column) for column in range(group.num_columns)]

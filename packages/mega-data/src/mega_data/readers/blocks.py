@@ -1,4 +1,4 @@
-"""Blocks of an input, small values that a worker process is handed, and the rows of texts in them."""
+"""Blocks of an input, small values to send to a worker process, and the rows of texts in them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import orjson
 from mega_data.readers.magic import BOM
 from mega_schema.errors import FormatError
 
-PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # the group keeps it among what `split` gives
-DAMAGED_POSITION = 1 << 62  # position in an input of which the rest cannot be read
-QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of a line that `Fault.told` makes
-TextOrSentences = str | list[str]  # a list: sentences that were split already
+PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # a group, so that `split` returns it too
+DAMAGED_POSITION = 1 << 62  # of an input whose rest cannot be read
+QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of `RowError.to_json`
+TextOrSentences = str | list[str]  # a list has sentences
 
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """What is wrong with a row: a value that travels between processes, as an exception cannot.
+    """The error of a row, as a value that can be sent between processes.
 
     Attributes:
-        row: its number in its block, from 0.
+        row: number of the row in its block, from 0.
         raw: the row itself.
-        is_fatal: the file could not be read: no row to pass over, the run ends.
+        is_fatal: the file could not be read: there is no row to skip, the run ends.
     """
 
     row: int
@@ -40,25 +40,25 @@ class RowError:
     is_fatal: bool = False
 
     def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
-        """As an exception; `first` is the number in the file of the block's first row."""
+        """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
 
     def to_json(self, path: Path, first: int) -> dict[str, object]:
-        """As a line of a quarantine file has it."""
+        """Convert to the values of a line of a quarantine file."""
         reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
         return dict(zip(QUARANTINE_KEYS, (str(path), first + self.row, reason, self.raw), strict=True))
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a block that hold texts, and those that are wrong.
+    """The rows of a block that hold texts, and the wrong ones.
 
     Attributes:
-        count: rows in all, blank ones included.
-        size: bytes of the block, as they are read.
-        numbers: of each row with texts, from 0 in the block.
-        texts: of each, one text per key.
+        count: number of rows, including blank ones.
+        size: bytes of the block, decompressed.
+        numbers: number in the block, from 0, of each row with texts.
+        texts: the texts of each such row, one per key.
     """
 
     count: int = 0
@@ -72,8 +72,8 @@ class Block(Protocol):
     """Part of an input.
 
     Attributes:
-        end: where the next one begins, for `streams.blocks`.
-        consumed: bytes of the file on disk since the block before, for a progress bar.
+        end: start of the next block, for `streams.read_blocks`.
+        consumed: bytes of the file on disk since the previous block, for a progress bar.
     """
 
     @property
@@ -87,7 +87,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Lines of JSON: held, or where they lie in a plain file."""
+    """Lines of JSON: their bytes, or their range in a plain file."""
 
     path: Path
     start: int
@@ -103,13 +103,18 @@ class JsonLines:
             except OSError as error:
                 reason, wanted = error.strerror or type(error).__name__, "bytes that can be read"
                 return Rows(errors=[RowError(0, "not readable", reason, wanted, is_fatal=True)])
-        rows, view, position = Rows(0, len(data)), memoryview(data), 0
+        rows = Rows(0, len(data))
+        view = memoryview(data)
+        position = 0
         single_key = keys[0] if len(keys) == 1 else None
         while position < len(data):
-            number, begin, end = rows.count, position, data.find(b"\n", position)
+            number = rows.count
+            begin = position
+            end = data.find(b"\n", position)
             end = len(data) if end < 0 else end
-            rows.count, position = number + 1, end + 1
-            if single_key is not None:  # the usual case, without the questions that the others raise
+            rows.count = number + 1
+            position = end + 1
+            if single_key is not None:  # fast path for the usual case
                 try:
                     text = orjson.loads(view[begin:end])[single_key]
                 except (ValueError, TypeError, KeyError):
@@ -163,14 +168,15 @@ class PlainText:
         return rows
 
     def _parts(self) -> list[tuple[int, bytes]]:
-        """Each with the number of its first line, from 0."""
+        """Return each part with the number of its first line, from 0."""
         begins_file = self.end == len(self.data)
         data = self.data.removeprefix(BOM) if begins_file else self.data
         if self.unit == "file":
             return [(0, data)]
         if self.unit == "line":
             return [(number, line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"))]
-        parts, line = list[tuple[int, bytes]](), 0
+        parts = list[tuple[int, bytes]]()
+        line = 0
         for part in PARAGRAPH_END.split(data):
             if text := part.strip(b"\r\n"):
                 parts.append((line + part[: part.find(text)].count(b"\n"), text))
@@ -180,7 +186,7 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class TableBlock:
-    """Rows of a table, as Arrow writes them to a stream."""
+    """Rows of a table, in Arrow's stream format."""
 
     end: int
     consumed: int
@@ -204,7 +210,7 @@ class TableBlock:
 
 @dataclass(frozen=True, slots=True)
 class DamagedBlock:
-    """The rest of a file from damage on: one fault, after which the input is done."""
+    """The rest of a damaged file: one error, after which the input ends."""
 
     what: str
     found: str
@@ -217,10 +223,10 @@ class DamagedBlock:
 
 
 def parse_json(line: bytes) -> Any:
-    """The value on a line, as Python's `json` reads it: NaN and Infinity are numbers; a BOM is passed over.
+    """Parse a line as Python's `json` does: NaN and Infinity are numbers; a BOM is skipped.
 
     Raises:
-        orjson.JSONDecodeError: it is not JSON in UTF-8.
+        orjson.JSONDecodeError: the line is not JSON in UTF-8.
     """
     line = line.removeprefix(BOM)
     try:
@@ -238,13 +244,13 @@ def parse_json(line: bytes) -> Any:
 def _parse_texts(
     number: int, line: bytes, keys: Sequence[str]
 ) -> tuple[TextOrSentences, ...] | RowError | None:
-    """The texts on a line; None for one that is blank."""
+    """Parse the texts on a line; None for a blank one."""
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
         if not line.removeprefix(BOM).strip():
             return None
-        # the line it counts is always the first, of one
+        # its line number is always 1
         return _line_error(
             number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
         )

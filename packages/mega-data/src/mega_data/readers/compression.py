@@ -25,19 +25,19 @@ from mega_data.readers.versions import check_version, version_of_stat
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, DamageError
 
-SPLITTABLE = ("", ".bz2")  # what can be read from any place on
+SPLITTABLE = ("", ".bz2")  # can be read from any offset
 _CHUNK = 1 << 20
-_MAX_FRAME_TEXT = 1 << 22  # bytes of text
-_READ_BYTES = 1 << 10  # bytes unpacked at a time: what a bomb makes of them has to fit into memory
+_MAX_FRAME_TEXT = 1 << 22  # bytes of text to hold until the checksum of a frame
+_READ_BYTES = 1 << 10  # decompressed at a time: the output of a zip bomb must fit in memory
 _GZIP, _XZ, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text that follows what was before it without a gap.
+    """Text that follows the piece before it without a gap.
 
     Attributes:
-        at: byte of the file; of a packed one where that which was unpacked begins.
+        start: byte of the file; of a compressed file the byte at which its block or frame begins.
     """
 
     start: int
@@ -46,12 +46,12 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes that cannot be read, or not as what they should be.
+    """Bytes that cannot be read or parsed.
 
     Attributes:
-        at, until: bytes of the file as it lies on disk.
-        why: as whoever read it says it.
-        reason: one of few, as it is counted.
+        start, end: bytes of the file on disk.
+        why: message of the reader.
+        reason: one of a few reasons, by which it is counted.
     """
 
     start: int
@@ -61,17 +61,17 @@ class DamagedRange:
 
 
 def strip_extension(path: Path) -> str:
-    """The name of a file without the ending of its compression."""
+    """Return the name of a file without the extension of its compression."""
     return path.stem if name_compression(path) else path.name
 
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed.
+    """Open the decompressed bytes of a file.
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: what is read is damaged.
+        DamageError: the file is damaged.
     """
     with open_counted(path) as (file, _):
         yield file
@@ -79,7 +79,7 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """As `opened`, and how many bytes of the file on disk were read so far."""
+    """Open a file as `open_decompressed` does; also yield a function for the bytes read on disk."""
     with path.open("rb", buffering=1 << 20) as raw, decompress(raw, path) as file:
         before = version_of_stat(os.fstat(raw.fileno()))
         yield file, raw.tell if raw.seekable() else lambda: 0
@@ -89,31 +89,31 @@ def open_counted(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
 
 @contextmanager
 def decompress(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of an open file or pipe, decompressed by the ending of its name, else by its first bytes.
+    """Decompress an open file or pipe by the extension of its name, else by its first bytes.
 
     Raises:
         ConfigError: the library for it is not installed.
-        DamageError: what is read is damaged.
+        DamageError: the file is damaged.
     """
     compression = name_compression(path) or head_compression(_peek(raw))
     damage_errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
     if compression == ".zst":
         damage_errors = (*damage_errors, import_for_file(path, "zstandard", "zst").ZstdError)
     if compression == ".lz4":
-        damage_errors = (*damage_errors, RuntimeError)  # what its library raises
+        damage_errors = (*damage_errors, RuntimeError)  # of its library
     try:
         with _open_decoder(path, compression, raw) as file:
             yield file
     except damage_errors as error:
         raise _damage_error(path, error) from None
     except OSError as error:
-        if error.filename is None and error.errno is None:  # bz2's way to say the same
+        if error.filename is None and error.errno is None:  # damage in bz2
             raise _damage_error(path, error) from None
         raise
 
 
 def _peek(raw: IO[bytes]) -> bytes:
-    """The first bytes, which stay to be read."""
+    """Return the first bytes without consuming them."""
     return bytes(raw.peek(HEAD_BYTES)[:HEAD_BYTES]) if isinstance(raw, io.BufferedReader) else b""
 
 
@@ -132,10 +132,11 @@ def _open_decoder(path: Path, compression: str, raw: IO[bytes]) -> Any:
 
 
 class _ZstdReader(io.RawIOBase):
-    """The text of a .zst file; the library's own reader takes a file that was cut off for a whole one."""
+    """The text of a .zst file; the library's own reader does not detect a truncated file."""
 
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
-        self._raw, self._frames = raw, zstandard.ZstdDecompressor()
+        self._raw = raw
+        self._frames = zstandard.ZstdDecompressor()
         self._frame: Any = None
         self._text = memoryview(b"")
 
@@ -161,7 +162,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def import_for_file(path: Path, module: str, extra: str) -> Any:
-    """A library that a file needs, imported.
+    """Import a library that a file needs.
 
     Raises:
         ConfigError: it is not installed.
@@ -178,11 +179,11 @@ def _damage_error(path: Path, error: Exception) -> DamageError:
 
 
 def read_pieces(path: Path, start: int = 0, edge: int | None = None) -> Iterator[TextPiece | DamagedRange]:
-    """The text of a file that begins at byte `start` or later, and the gaps.
+    """Read the text of a file from byte `start` on, and the damaged ranges.
 
     Args:
-        start: not 0 only for those of CUTTABLE.
-        edge: a byte of a plain file at which a piece is to begin.
+        start: not 0 only for SPLITTABLE files.
+        edge: byte of a plain file at which a piece must begin.
 
     Raises:
         ConfigError: a library that the compression needs is not installed.
@@ -219,31 +220,36 @@ def _read_plain(path: Path, start: int, edge: int | None) -> Iterator[TextPiece 
 def _read_frames(
     path: Path, magic: bytes, open_frame: Callable[[], Any], damage_error: type[Exception]
 ) -> Iterator[TextPiece | DamagedRange]:
-    """The text of a file of frames that each begin with `magic`.
+    """Read a file of frames that each begin with `magic`.
 
-    The checksum of a frame comes after its text. Frames of up to _HELD bytes of text are given when it was
-    right, larger ones as they are read: what a gap in one comes after may be damaged as well.
+    The checksum of a frame comes after its text. Frames of up to _MAX_FRAME_TEXT bytes of text are yielded
+    after the checksum, larger ones while they are read: text before the damage in a large frame may be wrong
+    too.
     """
     with path.open("rb") as file:
         frame: Any = None
-        pending = list[bytes]()  # text of the frame not yet given
-        position = frame_start = size = 0  # of what is unpacked now, and of its frame; of what is held
+        pending = list[bytes]()  # text of the frame not yet yielded
+        position = frame_start = size = 0  # `size` is of `pending`
         while compressed := file.read(_READ_BYTES):
             while compressed:
                 if frame is None:
-                    stripped = (
-                        compressed.lstrip(b"\0") if magic in (_GZIP, _XZ) else compressed
-                    )  # those may be padded
+                    # gz and xz files may be padded
+                    stripped = compressed.lstrip(b"\0") if magic in (_GZIP, _XZ) else compressed
                     position, compressed = position + len(compressed) - len(stripped), stripped
                     if not compressed:
                         break
-                    frame, frame_start, pending, size = open_frame(), position, [], 0
+                    frame = open_frame()
+                    frame_start = position
+                    pending = []
+                    size = 0
                 try:
                     text = frame.decompress(compressed)
                 except damage_error as error:
                     resume_at = _find_magic(file, magic, max(position, frame_start + 1))
                     yield DamagedRange(frame_start if pending else position, resume_at, str(error))
-                    position, compressed, frame = resume_at, b"", None
+                    position = resume_at
+                    compressed = b""
+                    frame = None
                     file.seek(resume_at)
                     break
                 unused = (frame.unused_data or b"") if frame.eof else b""
@@ -260,7 +266,7 @@ def _read_frames(
 
 
 def _find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
-    """Where a frame may begin, from a byte on; the end of the file where none does."""
+    """Find where a frame may begin, from a byte on; the end of the file if none does."""
     file.seek(position)
     buffer = b""
     while chunk := file.read(_CHUNK):
@@ -274,17 +280,18 @@ def _find_magic(file: IO[bytes], magic: bytes, position: int) -> int:
 
 
 class ResumableStream:
-    """Pieces as a file to read from, up to the next gap; it goes on behind the gap once `gap` is None again.
+    """Pieces as a file object, up to the next gap; set `gap` to None to read on after it.
 
     Attributes:
-        gap: where reading has stopped, None at the end of the file.
+        gap: the damage at which reading has stopped; None at the end of the file.
     """
 
     def __init__(self, parts: Iterator[TextPiece | DamagedRange]) -> None:
         self.gap: DamagedRange | None = None
-        self._places = deque[tuple[int, int]]([(0, 0)])  # where pieces begin: of the text, of the file
-        self._parts, self._held = parts, b""
-        self._first = self._at = 0  # of the text: where `_held` begins, and what is read next
+        self._places = deque[tuple[int, int]]([(0, 0)])  # start of each piece in the text and in the file
+        self._parts = parts
+        self._held = b""
+        self._first = self._at = 0  # offsets in the text: start of `_held`, and of the next read
 
     def read(self, size: int) -> bytes:
         while self._at >= self._first + len(self._held):
@@ -305,12 +312,12 @@ class ResumableStream:
         return text
 
     def seek(self, at: int) -> int:
-        """Go to a byte of the text, or as near to it as is still known."""
+        """Seek to a byte of the text, or to the nearest one still in memory."""
         self._at = min(max(at, self._first), self._first + len(self._held))
         return self._at
 
     def place(self, at: int) -> int:
-        """The byte of the file where that begins of which a byte of the text was unpacked."""
+        """Return the byte of the file at which the piece of a byte of the text begins."""
         return max(place for begin, place in self._places if begin <= max(at, self._places[0][0]))
 
     def tell(self) -> int:

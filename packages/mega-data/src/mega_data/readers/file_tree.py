@@ -28,7 +28,7 @@ from mega_schema.outputs import TOKENIZER_FILES
 
 log = logging.getLogger("mega.data")
 
-# what clean and dedup write beside the documents they keep
+# names that clean and dedup write next to the kept documents
 DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
 _NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
 _WORK_FOLDERS = (".unfinished", ".work", ".dropped")
@@ -44,11 +44,13 @@ class FileResolver:
     """
 
     def __init__(self, is_readable: Callable[[Path], bool], wanted: str) -> None:
-        self._is_readable, self._wanted = is_readable, wanted
-        self._seen, self._repeats = set[str](), list[Path]()
+        self._is_readable = is_readable
+        self._wanted = wanted
+        self._seen = set[str]()
+        self._repeats = list[Path]()
 
     def resolve(self, word: str) -> list[Path]:
-        """The files that a word names and no word before named.
+        """Return the files that a word names and no earlier word named.
 
         Raises:
             ConfigError: it names nothing, a link leads to nothing, or a folder holds several splits of a
@@ -62,7 +64,8 @@ class FileResolver:
     def log_repeats(self) -> None:
         """Log the files that were named more than once."""
         if self._repeats:
-            count, names = _format_count(len(self._repeats)), _format_paths(self._repeats)
+            count = _format_count(len(self._repeats))
+            names = _format_paths(self._repeats)
             log.warning("--input: %s named more than once, read once: %s", count, names)
 
     def _is_new(self, path: Path) -> bool:
@@ -75,10 +78,10 @@ class FileResolver:
 
 
 def scanned_folders(words: Iterable[str], files: Iterable[Path]) -> list[Path]:
-    """The folders in which the words would find new files and folders too.
+    """Return the folders in which the words would find new files and folders too.
 
     Args:
-        files: that the words name; they tell which linked folders were read.
+        files: files that the words name; their parents include the linked folders that were read.
     """
     roots = [folder for word in words for folder in _scan_roots(word)]
     parents = dict.fromkeys(file.parent for file in files)
@@ -100,7 +103,7 @@ def _scan_roots(word: str) -> list[Path]:
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether the path is a pipe, as `<(zcat a.gz)` gives it: its bytes can be read once."""
+    """Return whether the path is a pipe, as from `<(zcat a.gz)`: its bytes can be read once."""
     return path.is_fifo()
 
 
@@ -157,9 +160,9 @@ class _Tree:
     """The files below a folder.
 
     Attributes:
-        saved: files of datasets that Hugging Face's `save_to_disk` wrote.
-        own: files and folders that mega-data wrote and that are not text.
-        twice: linked folders that lead to a folder read before.
+        saved_files: files of datasets that Hugging Face's `save_to_disk` wrote.
+        own_outputs: files and folders that mega-data wrote and that are not text.
+        repeated_folders: linked folders that lead to a folder read before.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -171,8 +174,9 @@ class _Tree:
 
 
 def _walk(folder: Path) -> _Tree:
-    """All files below a folder but hidden ones and outputs of ours that hold no documents to read."""
-    tree, pending = _Tree(), [folder]
+    """Collect all files below a folder except hidden ones and outputs of ours without documents."""
+    tree = _Tree()
+    pending = [folder]
     while pending:
         current = pending.pop()
         stat = current.stat()
@@ -223,7 +227,7 @@ def _is_work_folder(path: Path) -> bool:
 
 
 def _is_own_output(path: Path, names: frozenset[str]) -> bool:
-    """Whether a file is part of a dataset or a tokenizer of ours, given the names in its folder."""
+    """Return whether a file is part of a dataset or tokenizer of ours, given the names in its folder."""
     if path.suffix in (".bin", ".idx", ".json") and {f"{path.stem}.bin", f"{path.stem}.idx"} <= names:
         return True
     if path.name in TOKENIZER_FILES and "identity.json" in names:

@@ -1,9 +1,9 @@
-"""Datasets by the name that Hugging Face's `load_dataset` takes: on the hub, or a folder of data files.
+"""Read datasets by the name that Hugging Face's `load_dataset` takes: on the hub, or a folder of data files.
 
     hf:NAME    hf:NAME:KEY=VALUE,KEY=VALUE    with the keys split (train), config and revision
 
-Rows are streamed, nothing is stored here; only of a part of a split (`split=train[:1%]`), which cannot be
-streamed, the library keeps its own copy.
+Rows are streamed and not stored. Only a part of a split (`split=train[:1%]`) cannot be streamed: the library
+downloads it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _KEYS = ("split", "config", "revision")
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """What a word of `--input` means.
+    """A word of `--input` that names a dataset.
 
     Attributes:
-        word: the whole of it.
+        word: the complete word.
     """
 
     word: str
@@ -38,16 +38,17 @@ class HubDataset:
 
     @classmethod
     def parse(cls, word: str) -> HubDataset:
-        """
+        """Parse a word `hf:NAME:KEY=VALUE,KEY=VALUE`.
+
         Raises:
-            ConfigError: a key is not known.
+            ConfigError: a key is unknown.
         """
         name, _, options = word.removeprefix(HUB_PREFIX).partition(":")
         values = dict[str, str]()
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
-                from mega_schema.app.config import closest  # costs a tenth of the start, and few need it
+                from mega_schema.app.config import closest  # a tenth of the startup time, rarely needed
 
                 hint = (closest(key, list(_KEYS)) if value else "") or f"{HUB_PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)
@@ -58,20 +59,20 @@ class HubDataset:
         return cls(word, name, **values)
 
     def state(self) -> str:
-        """What tells that the rows are still the same: of a folder its files, on the hub the commit.
+        """Return what identifies the rows: the files of a folder, the commit on the hub.
 
         Raises:
-            ConfigError: there is no such dataset, or the hub is not reached.
+            ConfigError: there is no such dataset, or the hub cannot be reached.
         """
         with self._report_errors():
             return str(self._builder().hash)
 
     def batches(self, keys: Sequence[str], start: int) -> Iterator[Any]:
-        """The columns `keys` of the rows from number `start`, as Arrow's record batches.
+        """Yield the columns `keys` of the rows from number `start`, as Arrow record batches.
 
         Raises:
-            ConfigError: there is no such dataset, split or column, or the hub is not reached.
-            MegaError: it could not be read to its end.
+            ConfigError: there is no such dataset, split or column, or the hub cannot be reached.
+            MegaError: the dataset could not be read to its end.
         """
         with self._report_errors():
             builder = self._builder()
@@ -89,7 +90,7 @@ class HubDataset:
         try:
             for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
                 yield from table.to_batches()
-        except Exception as error:  # a library of every protocol there is: what it raises has no common root
+        except Exception as error:  # errors of many protocols without a common base class
             hint = "the same command goes on where this one ended"
             raise MegaError(self.word, "not read to its end", found=_error_line(error), hint=hint) from None
 

@@ -1,4 +1,4 @@
-"""What `--input` means: files, globs, folders, datasets saved or by name, or stdin, each with its form."""
+"""Expand `--input` to files, globs, folders, datasets saved or by name, or stdin, each with its format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InputFile:
     """A file, a pipe, stdin when its path is `-`, or a dataset by its name.
 
     Attributes:
-        form: one of FORMS, or NAMED.
+        format: one of INPUT_FORMATS, or HUB_FORMAT.
     """
 
     path: Path
@@ -58,56 +58,57 @@ class InputFile:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
+        """Return whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
         return self.is_stdin or (self.format != HUB_FORMAT and self.path.is_fifo())
 
     @property
     def hub_dataset(self) -> HubDataset:
-        """What a path that is a name means."""
+        """Parse the path of a dataset by name."""
         return HubDataset.parse(str(self.path))
 
     @property
     def compression(self) -> str:
-        """Its compression, by its name or first bytes, as the ending of a name; "" without one."""
+        """Return its compression, by name or first bytes, as a file extension; "" for none."""
         return "" if self.is_stream or self.format == HUB_FORMAT else detect_compression(self.path)
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 where they are not known."""
+        """Return the bytes on disk; 0 if unknown."""
         return 0 if self.is_stream or self.format == HUB_FORMAT else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
-        """What tells that it is still the same: of a file its path, size and time of change."""
+        """Return what identifies the content: path, size and mtime of a file."""
         if self.format == HUB_FORMAT:
             return [str(self.path), self.hub_dataset.state()]
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format]
 
     def version(self) -> FileVersion:
-        """Size, inode and time of change of a file; () of one that is gone, of a stream and of a name."""
+        """Return size, inode and mtime of a file; () if it is gone, a stream or a name."""
         return () if self.is_stream or self.format == HUB_FORMAT else file_version(self.path)
 
     def check_version(self, before: FileVersion) -> None:
-        """See that no other process changed the file since `version` was `before`.
+        """Check that no other process changed the file since `version` was `before`.
 
         Raises:
-            FormatError: it was rewritten, cut off, replaced or removed.
+            FormatError: the file was rewritten, truncated, replaced or removed.
         """
         if before:
             check_version(self.path, before)
 
 
 def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[InputFile]:
-    """The files that the words name, in their order; those of a glob or a folder in the order of their names.
+    """Return the files that the words name, in order; those of a glob or a folder sorted by name.
 
     Args:
-        form: of all of them; None goes by the ending of each name, and any other name holds JSON lines.
+        file_format: format of all files; None uses the extension of each name, else JSON lines.
 
     Raises:
-        ConfigError: a word names nothing, or a file of a form that is not read; see `resolve_files`.
+        ConfigError: a word names nothing, or a file of an unsupported format; see `readers.file_tree`.
     """
     wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
-    files, inputs = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted), dict[str, InputFile]()
+    files = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted)
+    inputs = dict[str, InputFile]()
     for word in words:
         if word == STDIN:
             inputs.setdefault(word, InputFile(Path(word), file_format or "jsonl"))
@@ -128,7 +129,7 @@ def _check_head(item: InputFile) -> InputFile:
 
 
 def format_of_name(path: Path) -> str:
-    """The form that a file's name tells."""
+    """Return the format that a file's name implies."""
     if str(path).startswith(HUB_PREFIX):
         return HUB_FORMAT
     return _FORMAT_OF.get(_extension(path), "jsonl")

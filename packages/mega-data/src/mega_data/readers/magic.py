@@ -1,7 +1,7 @@
-"""Recognise the form and the compression of a file by its first bytes.
+"""Detect the format and the compression of a file by its first bytes.
 
-A compressed file is unpacked whatever its name. A form that no reader takes (CSV, a JSON array, UTF-16, ...)
-is an error with the name of the form and the command that converts it.
+A compressed file is decompressed whatever its name. An unsupported format (CSV, a JSON array, UTF-16, ...) is
+an error with the name of the format and a command that converts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from mega_schema.errors import ConfigError
 
-HEAD_BYTES: Final = 512  # that are looked at
+HEAD_BYTES: Final = 512  # read to detect the format
 _ENDINGS: Final = MappingProxyType(
     {**{name: name for name in (".gz", ".zst", ".xz", ".bz2", ".lz4")}, ".gzip": ".gz", ".zstd": ".zst"}
 )
@@ -22,7 +22,7 @@ _COMPRESSIONS: Final = (
     (b"\xfd7zXZ\0", ".xz"),
     (b"\x04\x22\x4d\x18", ".lz4"),
 )
-_BZIP2_BLOCKS: Final = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")  # the first one, or none
+_BZIP2_BLOCKS: Final = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")  # block, or end
 _FOREIGN_FORMATS: Final = (
     (b"PAR1", "a Parquet file", "end its name in .parquet"),
     (b"ARROW1\0\0", "an Arrow file", "datasets.load_dataset('arrow', ...).to_parquet('a.parquet')"),
@@ -38,19 +38,19 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 def name_compression(path: Path) -> str:
-    """The compression that the ending of a name says: .gz, .zst, .xz, .bz2 or .lz4; "" for none of them."""
+    """Return the compression that a file extension implies: .gz, .zst, .xz, .bz2 or .lz4; "" for none."""
     return _ENDINGS.get(path.suffix, "")
 
 
 def head_compression(head: bytes) -> str:
-    """The compression of a file that begins with these bytes; "" for none."""
+    """Return the compression of a file that begins with these bytes; "" for none."""
     if head[:3] == b"BZh" and head[4:10] in _BZIP2_BLOCKS:
         return ".bz2"
     return next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), "")
 
 
 def detect_compression(path: Path) -> str:
-    """The compression of a file: what its name says, else what its first bytes say."""
+    """Return the compression of a file by its name, else by its first bytes."""
     if (named := name_compression(path)) or not path.is_file():
         return named
     with path.open("rb") as file:
@@ -58,14 +58,14 @@ def detect_compression(path: Path) -> str:
 
 
 def check_format(path: Path, form: str, head: bytes) -> None:
-    """Refuse a file whose first bytes are those of a form that is not read here, or not under this name.
+    """Refuse a file whose first bytes show a format that is not read here, or not under this name.
 
     Args:
-        form: what it will be read as: jsonl, text or table.
+        form: format to read it as: jsonl, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
-        ConfigError: the form is another one; the hint says how to convert it.
+        ConfigError: the file is of another format; the hint says how to convert it.
     """
     if form == "table":
         return

@@ -1,4 +1,4 @@
-"""A file as blocks, from any position that a block ended at."""
+"""Read a file as blocks, from any position at which a block ended."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mega_schema.errors import FormatError
 
 BLOCK_BYTES = 1 << 20
 TEXT_UNITS = ("file", "paragraph", "line")
-MAX_TEXT_BYTES = 1 << 28  # bytes that one document may have, and so one block
+MAX_TEXT_BYTES = 1 << 28  # of one document, and so of one block
 
 
 def read_blocks(
     item: InputFile, start: int = 0, *, keys: Sequence[str], size: int = BLOCK_BYTES, unit: str = "file"
 ) -> Iterator[Block]:
-    """The blocks of an input after position `start`, of about `size` bytes each.
+    """Yield the blocks of an input after position `start`, of about `size` bytes each.
 
     Args:
         start: 0, or the `end` of an earlier block of the same input: in bytes of text, or rows of a table.
-        keys: columns to read of a table.
-        unit: what a document of plain text is, one of UNITS.
+        keys: columns to read from a table.
+        unit: unit of a document of plain text, one of TEXT_UNITS.
 
     Raises:
-        FormatError: the file is damaged, or a line or text is longer than LONGEST_TEXT.
-        ConfigError: a library that the form needs is not installed.
+        FormatError: the file is damaged, or a line or text is longer than MAX_TEXT_BYTES.
+        ConfigError: a library that the format needs is not installed.
     """
     if item.format == "table":
         from mega_data.readers.arrow import read_table_blocks
@@ -61,7 +61,7 @@ def read_blocks(
 
 
 def _line_blocks(path: Path, start: int, size: int) -> Iterator[Block]:
-    """Where blocks of whole lines lie: the workers read them, so that no line goes through a pipe."""
+    """Yield the ranges of blocks of whole lines: the workers read them, so no line goes through a pipe."""
     end = path.stat().st_size
     with path.open("rb") as file:
         while start < end:
@@ -77,7 +77,7 @@ def _line_blocks(path: Path, start: int, size: int) -> Iterator[Block]:
 def _split_bytes(
     file: IO[bytes], position: int, size: int, endings: tuple[bytes, ...], path: Path, whole: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """Bytes of about `size` that stop after one of the endings, each with the position of its end."""
+    """Yield bytes of about `size` that stop after one of the endings, each with the position of its end."""
     buffer = b""
     while chunk := file.read(size):
         buffer += chunk
@@ -104,7 +104,7 @@ def _skip_bytes(file: IO[bytes], size: int) -> None:
 
 @contextmanager
 def _open_input(item: InputFile) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The bytes of an input, decompressed, and how many bytes of the file they took so far."""
+    """Open the decompressed bytes of an input; also yield a function for the bytes read on disk."""
     if item.is_stdin:
         with decompress(sys.stdin.buffer, item.path) as file:
             yield file, lambda: 0

@@ -1,4 +1,4 @@
-"""Versions of input files: whether another process changed a file while it was read."""
+"""Detect that another process changed a file while it was read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from mega_schema.errors import FormatError
 
-FileVersion = tuple[int, ...]  # of a file: its size, inode and time of change; () of one that is gone
+FileVersion = tuple[int, ...]  # size, inode and mtime of a file; () if it is gone
 
 
 def file_version(path: Path) -> FileVersion:
-    """The version of the file that a name leads to."""
+    """Return the version of the file at a path."""
     return version_of_stat(path.stat()) if path.exists() else ()
 
 
@@ -22,10 +22,10 @@ def version_of_stat(stat: os.stat_result) -> FileVersion:
 
 
 def check_version(path: Path, before: FileVersion) -> None:
-    """See that the name still leads to the file of a version.
+    """Check that the path still leads to a file of this version.
 
     Raises:
-        FormatError: another process wrote it, replaced it or removed it meanwhile.
+        FormatError: another process wrote, replaced or removed it meanwhile.
     """
     if (current := file_version(path)) != before:
         raise changed_error(path, before[0], current[0] if current else None)
@@ -33,10 +33,10 @@ def check_version(path: Path, before: FileVersion) -> None:
 
 @contextmanager
 def check_unchanged(path: Path) -> Iterator[None]:
-    """Around the reading of a file, however it ends.
+    """Check that a file does not change while it is read, however the reading ends.
 
     Raises:
-        FormatError: another process wrote it, replaced it or removed it meanwhile.
+        FormatError: another process wrote, replaced or removed it meanwhile.
     """
     before = version_of_stat(path.stat())
     try:
@@ -48,7 +48,7 @@ def check_unchanged(path: Path) -> Iterator[None]:
 
 
 def changed_error(path: Path, before: int, now: int | None) -> FormatError:
-    """What is wrong with a file that had `before` bytes and has `now`, None for one that is gone."""
+    """Build the error for a file that had `before` bytes and has `now`, None if it is gone."""
     found = "no such file" if now is None else f"{now:,} bytes"
     hint = "let whoever writes it end, then give the command again"
     wanted = f"the {before:,} bytes it had, untouched"

@@ -87,7 +87,7 @@ def read_all(data: IndexedDataset) -> None:
 
 def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
     """JSON lines, 100 at a time; those passed over are in the quarantine, all others in the dataset."""
-    tokenizer, refused, kept = open_tokenizer("NullTokenizer", vocab_size=50), 0, 0
+    tokenizer, refused, kept_lines = open_tokenizer("NullTokenizer", vocab_size=50), 0, 0
     for number in range(count // 100):
         path, prefix = folder / f"{number}.jsonl", folder / f"{number}"
         rows = []
@@ -102,12 +102,12 @@ def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
         data = open_dataset(done.prefixes[0])
         verify_dataset(data)
         assert done.skipped + done.documents == 100
-        refused, kept = refused + done.skipped, kept + done.documents
+        refused, kept_lines = refused + done.skipped, kept_lines + done.documents
         if done.skipped:
             with pytest.raises(MegaError, match=re.escape(f"{path}:")):
                 preprocess([path], folder / "strict", tokenizer)
             assert not list(folder.glob("strict*"))
-    return refused, kept
+    return refused, kept_lines
 
 
 if __name__ == "__main__":

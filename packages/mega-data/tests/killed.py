@@ -75,14 +75,14 @@ def main(folder: Path, kind: str, seed: int, count: int) -> None:
             seen["absent"] += 1
             continue
         verify_dataset(open_dataset(prefix))
-        there = files(prefix)
-        assert there in (old, new)
-        seen["old" if there == old else "new"] += 1
+        files_on_disk = files(prefix)
+        assert files_on_disk in (old, new)
+        seen["old" if files_on_disk == old else "new"] += 1
     work(folder / "out/p")
     assert files(prefix) == new
-    left = {path.name for path in (folder / "out").iterdir()}
-    left -= {path.name for path in (folder / "whole").iterdir()}
-    assert not left, left
+    output_names = {path.name for path in (folder / "out").iterdir()}
+    output_names -= {path.name for path in (folder / "whole").iterdir()}
+    assert not output_names, output_names
     sys.stdout.write(json.dumps(seen) + "\n")
 
 

@@ -50,9 +50,9 @@ def change(path: Path, how: str) -> None:
         lines = data.splitlines(keepends=True)
         path.write_bytes(b"".join([*lines[: len(lines) // 2], *lines[-1:]]))
     elif how == "replaced":
-        other = path.with_name("new")
-        other.write_bytes(data.replace(b"1", b"2"))
-        other.replace(path)
+        replacement = path.with_name("new")
+        replacement.write_bytes(data.replace(b"1", b"2"))
+        replacement.replace(path)
     else:
         path.unlink()
 
@@ -72,13 +72,13 @@ def test_an_input_that_changes_between_tasks_ends_the_run_and_the_next_is_of_the
     command: str, after: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = make_inputs(tmp_path / "in", command)
-    tell, told = TaskProgress.__call__, 0
+    tell, calls = TaskProgress.__call__, 0
 
     def change_after_some(self: TaskProgress, result: dict[str, object]) -> None:
-        nonlocal told
+        nonlocal calls
         tell(self, result)
-        told += 1
-        if told == after:
+        calls += 1
+        if calls == after:
             change(inputs[0], how)
 
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def row(text: str, **values: Any) -> Row:
 
 def after(flag: str, text: str, **values: Any) -> list[str] | str:
     verdict = step_from_flag(flag).step.start()(row(text, **values))
-    return verdict if isinstance(verdict, str) else [left.text for left in verdict]
+    return verdict if isinstance(verdict, str) else [cleaned.text for cleaned in verdict]
 
 
 def shared(name: str) -> Path:
@@ -180,8 +180,8 @@ def test_languages_are_told_apart() -> None:
     assert after("language:keep=en+de", turkish) == "is in tr"
     assert after("language:keep=tr,score=1.1", turkish) == "is tr with too low a score"
     assert after("language:keep=en,shorter_than=20", turkish) == [turkish]
-    (kept,) = step_from_flag("language").step.start()(row(turkish))
-    assert kept.values["language"] == "tr"
+    (result,) = step_from_flag("language").step.start()(row(turkish))
+    assert result.values["language"] == "tr"
 
 
 TASK = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
@@ -196,17 +196,17 @@ def test_task_text_is_cut_out_with_its_windows_and_the_rest_is_whole_sentences(t
     text = contaminated(TASK)
     step = step_from_flag(f"decontaminate:tasks={tmp_path / 'task.jsonl'}").step
     verdict = step.start()(row(text, id=7))
-    left, right = verdict
-    assert text.startswith(left.text)
-    assert text.endswith(right.text)
-    assert left.text.endswith("before.")
-    assert right.text.startswith(" A sentence")
-    assert 200 <= text.index("one two") - len(left.text) <= 220
-    assert 200 <= len(text) - len(right.text) - text.index(TASK) - len(TASK) <= 240
+    before, after = verdict
+    assert text.startswith(before.text)
+    assert text.endswith(after.text)
+    assert before.text.endswith("before.")
+    assert after.text.startswith(" A sentence")
+    assert 200 <= text.index("one two") - len(before.text) <= 220
+    assert 200 <= len(text) - len(after.text) - text.index(TASK) - len(TASK) <= 240
     assert [piece.values["split_id"] for piece in verdict] == [
         f"task-00000-0000000001-{n:04d}" for n in (0, 1)
     ]
-    assert left.values["id"] == 7
+    assert before.values["id"] == 7
     clean = contaminated(TASK.replace("two", "2").replace("nine", "9"))
     assert step.start()(row(clean)) == [row(clean)]
 
@@ -237,9 +237,9 @@ def cut_slowly(step: Decontaminate, text: str) -> list[str]:
     while (hit := next(iter(NgramSet(step.task_words(), step.longest).find_hits(rest)), None)) is not None:
         at, gram = hit
         ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, at - step.window + 1)])]
-        left = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
-        if len(left) > step.window:
-            pieces.append(left)
+        piece = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
+        if len(piece) > step.window:
+            pieces.append(piece)
         after = re.compile("[.!?]").search(rest, at + len(gram) + step.window)
         rest = rest[after.end() :] if after else ""
         if len(rest) <= step.window:
@@ -284,7 +284,7 @@ def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) ->
     grams = {
         " ".join(task[at : at + 5]) for task in tasks if len(task) > 2 for at in range(max(1, len(task) - 4))
     }
-    found = step.count([" ".join(words)])
+    counts = step.count([" ".join(words)])
     wanted: dict[str, int] = {}
     for at in range(len(words)):
         for size in [5, 3, 4] if at + 5 <= len(words) else [3, 4]:
@@ -292,7 +292,7 @@ def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) ->
             if gram in grams and at + size <= len(words):
                 wanted[gram] = wanted.get(gram, 0) + 1
                 break
-    assert found == wanted
+    assert counts == wanted
 
 
 def corpus(folder: Path, documents: list[dict[str, Any]], files: int = 3) -> Path:
@@ -331,7 +331,7 @@ def documents() -> list[dict[str, Any]]:
 
 def test_a_recipe_gives_the_same_bytes_whatever_the_workers(tmp_path: Path, recipe: Path) -> None:
     folder = corpus(tmp_path / "in", documents())
-    said = clean("--input", folder, "--output", tmp_path / "one", "--config", recipe, "--keep-dropped")
+    result = clean("--input", folder, "--output", tmp_path / "one", "--config", recipe, "--keep-dropped")
     clean(
         "--input", folder, "--output", tmp_path / "two", "--config", recipe, "--keep-dropped", "--workers", 2
     )
@@ -343,7 +343,7 @@ def test_a_recipe_gives_the_same_bytes_whatever_the_workers(tmp_path: Path, reci
     assert report[0]["changed"] == 1
     assert report[1]["reasons"] == {"shorter than 4 characters": 1}
     assert report[1]["examples"] == {"shorter than 4 characters": ["abc"]}
-    assert "length: 23 of 24 documents\n  1  shorter than 4 characters" in said
+    assert "length: 23 of 24 documents\n  1  shorter than 4 characters" in result
     dropped = b"".join(data for name, data in files(tmp_path / "one").items() if name.startswith("dropped/"))
     assert len(dropped.splitlines()) == 13
     assert json.loads(files(tmp_path / "one")["dropped/00-pass/0.jsonl"]) == {
@@ -480,10 +480,10 @@ def test_sentences_of_75_languages_are_told_apart_nine_times_in_ten() -> None:
     with zstandard.open(
         shared("data/corpora/noisy/langid-sentences.jsonl.zst"), "rt", encoding="utf-8"
     ) as file:
-        found = [json.loads(line) for line in file][::10]
+        samples = [json.loads(line) for line in file][::10]
     work = step_from_flag("language").step.start()
-    right = sum(work(row(one["text"]))[0].values["language"] == one["lang"] for one in found)
-    assert right > 0.9 * len(found)
+    right = sum(work(row(sample["text"]))[0].values["language"] == sample["lang"] for sample in samples)
+    assert right > 0.9 * len(samples)
 
 
 def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path, recipe: Path) -> None:

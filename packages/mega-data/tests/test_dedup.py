@@ -76,8 +76,8 @@ def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int =
     return kept(output)
 
 
-def jaccard(one: set[object], other: set[object]) -> float:
-    return len(one & other) / max(1, len(one | other))
+def jaccard(a: set[object], b: set[object]) -> float:
+    return len(a & b) / max(1, len(a | b))
 
 
 def characters(text: str) -> set[object]:
@@ -91,10 +91,10 @@ def word_shingles(text: str) -> set[object]:
 
 def sets(preset: Preset, texts: list[str]) -> list[set[int]]:
     keys = Shingles(preset).keys(texts)
-    found: list[set[int]] = [set() for _ in texts]
+    shingle_sets: list[set[int]] = [set() for _ in texts]
     for key in keys.tolist():
-        found[key >> HASH_BITS].add(key & ((1 << HASH_BITS) - 1))
-    return found
+        shingle_sets[key >> HASH_BITS].add(key & ((1 << HASH_BITS) - 1))
+    return shingle_sets
 
 
 @pytest.mark.parametrize("name", ["megatron", "datatrove"])
@@ -121,8 +121,8 @@ def test_words_differ_neither_by_case_nor_marks_nor_numbers(one: str, other: str
 
 
 def test_each_ideograph_is_a_word() -> None:
-    (found,) = sets(PRESETS["datatrove"], ["我们都是学生"])
-    assert len(found) == 2
+    (shingles,) = sets(PRESETS["datatrove"], ["我们都是学生"])
+    assert len(shingles) == 2
 
 
 def test_a_set_does_not_depend_on_the_documents_beside_it() -> None:
@@ -138,9 +138,9 @@ def test_signature_values_agree_as_often_as_the_sets_overlap(size: int) -> None:
     agreed = 0.0
     for _ in range(trials):
         hashes = rng.integers(0, 1 << HASH_BITS, 3 * size, dtype=np.uint64)
-        one, other = hashes[: 2 * size], hashes[size:]
-        second = other | np.uint64(1 << HASH_BITS)
-        table = minhash_signatures([np.sort(np.concatenate([one, second]))], 2, bins)
+        head, tail = hashes[: 2 * size], hashes[size:]
+        second = tail | np.uint64(1 << HASH_BITS)
+        table = minhash_signatures([np.sort(np.concatenate([head, second]))], 2, bins)
         agreed += float(np.mean(table[0] == table[1])) / trials
     assert agreed == pytest.approx(1 / 3, abs=0.08)
 
@@ -196,8 +196,8 @@ def test_a_document_of_20_megabytes_needs_memory_for_its_text_and_its_shingle_se
     words_ += ["--output", str(tmp_path / "out")]
     done = subprocess.run(words_, check=True, capture_output=True, text=True)
     assert int(done.stdout.split()[-1]) < 500  # MB; all shingles at once take more than 1,000
-    kept = [*(tmp_path / "out").rglob("*.jsonl")]
-    assert sum(len(one.read_bytes().splitlines()) for one in kept) == 1
+    outputs = [*(tmp_path / "out").rglob("*.jsonl")]
+    assert sum(len(output.read_bytes().splitlines()) for output in outputs) == 1
 
 
 def test_a_document_without_shingles_has_no_key() -> None:
@@ -230,10 +230,10 @@ def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_pat
     for file, part in zip(files, np.array_split(keys, 3), strict=True):
         with open_column_writer(file, 2) as put:
             put(np.stack([part[::-1], part], axis=1))
-    found = np.concatenate(list(candidate_pairs(files, 1, 2, memory)))
-    assert (found[:, 0] < found[:, 1]).all()
+    pairs = np.concatenate(list(candidate_pairs(files, 1, 2, memory)))
+    assert (pairs[:, 0] < pairs[:, 1]).all()
     parents = np.arange(90, dtype=np.uint64)
-    union(parents, found)
+    union(parents, pairs)
     wanted = [n if k == NO_KEY else keys.tolist().index(k) for n, k in enumerate(keys.tolist())]
     assert [find_root(parents, n) for n in range(90)] == wanted
 
@@ -268,11 +268,11 @@ def test_documents_of_one_key_are_joined_as_by_comparing_all_with_all(seed: int)
     ]  # of one key; alike are those that lie near each other
     keys = [range(MAX_COMPARED + 1), sorted(rng.sample(range(MAX_COMPARED + 1), 9))]
 
-    def alike(one: int, other: int) -> bool:
-        return abs(points[one] - points[other]) < 0.02
+    def alike(a: int, b: int) -> bool:
+        return abs(points[a] - points[b]) < 0.02
 
     parents = np.arange(len(points), dtype=np.uint64)
-    union_similar(parents, (np.array([(key[0], other) for other in key[1:]]) for key in keys), alike)
+    union_similar(parents, (np.array([(key[0], b) for b in key[1:]]) for key in keys), alike)
     edges = [pair for pair in itertools.combinations(range(len(points)), 2) if alike(*pair)]
     wanted = np.arange(len(points), dtype=np.uint64)
     union(wanted, np.array(edges or np.empty((0, 2)), np.int64))
@@ -284,7 +284,7 @@ def test_documents_of_one_key_are_joined_as_by_comparing_all_with_all(seed: int)
 def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() -> None:
     asked = 0
 
-    def alike(one: int, other: int) -> bool:
+    def alike(a: int, b: int) -> bool:
         nonlocal asked
         asked += 1
         return False
@@ -298,18 +298,22 @@ def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() ->
 def test_planted_near_duplicates_are_found_as_by_brute_force(tmp_path: Path, name: str, cut: object) -> None:
     texts = planted(11)
     assert callable(cut)
-    found = [cut(text) for text in texts]
+    shingle_sets = [cut(text) for text in texts]
     survivors = set(deduplicate([write(tmp_path / "in", texts, 3)], tmp_path / "out", PRESETS[name]))
     close = apart = 0
     for place, text in enumerate(texts):
-        earlier = [jaccard(found[place], found[before]) for before in range(place)]
+        earlier = [jaccard(shingle_sets[place], shingle_sets[before]) for before in range(place)]
         if max(earlier, default=0) >= 0.9:
             close += text not in survivors or text in texts[:place]
         elif max(earlier, default=0) < 0.4:
             apart += text in survivors
-    alike = sum(max((jaccard(f, found[b]) for b in range(n)), default=0) >= 0.9 for n, f in enumerate(found))
+    alike = sum(
+        max((jaccard(f, shingle_sets[b]) for b in range(n)), default=0) >= 0.9
+        for n, f in enumerate(shingle_sets)
+    )
     different = sum(
-        max((jaccard(f, found[b]) for b in range(n)), default=0) < 0.4 for n, f in enumerate(found)
+        max((jaccard(f, shingle_sets[b]) for b in range(n)), default=0) < 0.4
+        for n, f in enumerate(shingle_sets)
     )
     assert alike > 40
     assert close >= 0.98 * alike
@@ -324,8 +328,8 @@ def test_the_same_bytes_come_out_whatever_the_workers_and_the_order_of_files(
     files = sorted(folder.iterdir())
     once = deduplicate(files, tmp_path / "one", PRESETS[name])
     assert 60 <= len(once) < len(planted(2))
-    again = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
-    assert again == once
+    second = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
+    assert second == once
     for file in files:
         assert (tmp_path / "one" / file.name).read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 

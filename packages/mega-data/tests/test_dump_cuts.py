@@ -103,7 +103,7 @@ def marked(count: int) -> str:
     """
     bits = f"{int.from_bytes(BLOCK, 'big'):048b}"
     after = [0x80 + place for place, bit in enumerate(bits) if bit == "1"]
-    letters = [bytes([0xE0 | 3, one, other]).decode() for one in after for other in after]
+    letters = [bytes([0xE0 | 3, middle, last]).decode() for middle in after for last in after]
     return " ".join(random.Random(4).choices(letters, k=count))
 
 
@@ -173,8 +173,8 @@ def test_what_comes_after_a_damaged_member_or_frame_is_read(tmp_path: Path, kind
     hurt[at : at + 4] = b"\xff\0\xff\0"
     path.write_bytes(b"".join([*members[:3], hurt, *members[4:]]))
     got = found(path)
-    kept = [page.id for page in got if not isinstance(page, DamagedRange)]
-    assert [number for number in kept if number != "3"] == ["1", "2", "4", "5"]
+    ids = [page.id for page in got if not isinstance(page, DamagedRange)]
+    assert [number for number in ids if number != "3"] == ["1", "2", "4", "5"]
     gaps = [gap for gap in got if isinstance(gap, DamagedRange) and gap.reason == "damaged"]
     assert len(gaps) == 1
     assert begin <= gaps[0].start < begin + len(hurt)
@@ -235,8 +235,8 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
     assert "left out 1: damaged\n" in done.output
     assert f"lost to damage: {gap.end - gap.start:,} bytes" in done.output
     dropped = list(rows(tmp_path / "all.dropped.jsonl"))
-    (told,) = [row for row in dropped if row["dropped"] == "damaged"]
-    assert (told["file"], told["byte"], told["to"]) == (str(path), gap.start, gap.end)
+    (damage,) = [row for row in dropped if row["dropped"] == "damaged"]
+    assert (damage["file"], damage["byte"], damage["to"]) == (str(path), gap.start, gap.end)
     assert {"redirect", "namespace 4", "cut off"} <= {row["dropped"] for row in dropped}
     assert len(list(rows(output))) > 80
 

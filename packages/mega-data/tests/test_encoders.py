@@ -134,8 +134,8 @@ def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
         assert lengths.tolist() == [len(document) for document in documents]
 
     same()
-    again = pickle.loads(pickle.dumps(encode))
-    assert again(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
+    unpickled = pickle.loads(pickle.dumps(encode))
+    assert unpickled(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
 
 
 @needs_shared
@@ -245,8 +245,8 @@ def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
         [mark[:-1], mark[1:]],
         [f"he{mark[:9]}", f"{mark[9:]}l"],
     ):
-        for found, wanted in zip(encode(texts, 3), ReferenceEncoder(tokenizer)(texts, 3), strict=True):
-            assert found.tolist() == wanted.tolist()
+        for ids, wanted in zip(encode(texts, 3), ReferenceEncoder(tokenizer)(texts, 3), strict=True):
+            assert ids.tolist() == wanted.tolist()
 
 
 def test_a_text_that_utf8_cannot_hold_is_the_persons_to_mend(tmp_path):
@@ -312,10 +312,10 @@ def test_a_byte_the_vocabulary_lacks_is_what_the_tokenizer_makes_of_it(tmp_path)
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path)
     assert isinstance(tokenizer, FastTokenizer)
     for texts in (["ab", "aéb"], ["a\0b", "a b", "ab"]):
-        for found, wanted in zip(
+        for ids, wanted in zip(
             FastokensEncoder(tokenizer)(texts), ReferenceEncoder(tokenizer)(texts), strict=True
         ):
-            assert found.tolist() == wanted.tolist()
+            assert ids.tolist() == wanted.tolist()
 
 
 def test_the_cache_of_words_keeps_within_its_bounds(tmp_path, monkeypatch):

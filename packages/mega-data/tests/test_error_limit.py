@@ -72,8 +72,8 @@ def test_one_more_wrong_row_than_allowed_ends_the_run_and_a_higher_limit_goes_on
 
 def files(folder: Path) -> dict[str, bytes]:
     """Of a run; without the sidecars and the marker, which name paths and times."""
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".mega-data")}
+    contents = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in contents.items() if not name.startswith(".mega-data")}
 
 
 def test_a_run_above_its_limit_reads_no_row_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def call(*arguments: object) -> Result:
 
 
 def names(root: Path, *words: object) -> list[str]:
-    return [str(one.path.relative_to(root)) for one in expand_inputs([str(word) for word in words])]
+    return [str(item.path.relative_to(root)) for item in expand_inputs([str(word) for word in words])]
 
 
 def ids(prefix: Path) -> list[list[int]]:
@@ -84,9 +84,9 @@ def test_a_link_to_nothing_is_refused(tmp_path, monkeypatch, word):
 
 
 def test_a_file_that_is_named_several_times_is_read_once(tmp_path, caplog):
-    one = lines(tmp_path / "in/a.jsonl", "1")
-    (tmp_path / "link.jsonl").symlink_to(one)
-    words = (one, one, tmp_path / "in", tmp_path / "link.jsonl", tmp_path / "in/*")
+    first = lines(tmp_path / "in/a.jsonl", "1")
+    (tmp_path / "link.jsonl").symlink_to(first)
+    words = (first, first, tmp_path / "in", tmp_path / "link.jsonl", tmp_path / "in/*")
     assert names(tmp_path, *words) == ["in/a.jsonl"]
     assert "--input: 4 files named more than once, read once" in caplog.text
 
@@ -120,7 +120,7 @@ def test_a_folder_with_outputs_of_ours_is_an_input_again(tmp_path, caplog):
     assert "read without outputs of mega-data" in caplog.text
     assert (folder / "corpus_quarantine.jsonl").exists()
     mine = lines(folder / "of_mine_quarantine.jsonl", "3")
-    assert mine.name in [one.path.name for one in expand_inputs([str(folder)])]
+    assert mine.name in [item.path.name for item in expand_inputs([str(folder)])]
 
 
 def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_path):
@@ -246,9 +246,9 @@ def change(path: Path, how: str) -> None:
     elif how == "rewritten":
         path.write_bytes(data[: data.index(b"\n") + 1] * 3)
     elif how == "replaced":
-        other = path.with_suffix(".new")
-        other.write_bytes(data.replace(b"1", b"2"))
-        other.replace(path)
+        replacement = path.with_suffix(".new")
+        replacement.write_bytes(data.replace(b"1", b"2"))
+        replacement.replace(path)
     else:
         path.unlink()
 
@@ -297,10 +297,10 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
     whole = gzip.compress("".join(f'{{"text": "{n % 90}"}}\n' for n in range(300_000)).encode())
     for name in ("a", "b"):
         (tmp_path / f"in/{name}.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    given = [InputFile(tmp_path / f"in/{name}", "jsonl") for name in ("a.jsonl.gz", "b.jsonl.gz", good.name)]
+    inputs = [InputFile(tmp_path / f"in/{name}", "jsonl") for name in ("a.jsonl.gz", "b.jsonl.gz", good.name)]
     with pytest.raises(FormatError, match=r"a.jsonl.gz: damaged: found "):
-        preprocess(given, tmp_path / "p", null(), workers=workers)
-    done = preprocess(given, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
+        preprocess(inputs, tmp_path / "p", null(), workers=workers)
+    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
     data = IndexedDataset(done.prefixes[0])
     half = (len(data) - 1) // 2
     assert half > 1000
@@ -311,7 +311,9 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         [7, 8],
     ]
     apart = [json.loads(line) for line in done.quarantine.read_bytes().splitlines()]
-    assert [(row["file"], row["line"]) for row in apart] == [(str(one.path), half + 1) for one in given[:2]]
+    assert [(row["file"], row["line"]) for row in apart] == [
+        (str(item.path), half + 1) for item in inputs[:2]
+    ]
     assert apart[0]["reason"].startswith("damaged: found ")
     for command, *how in (("clean", "--step", "length"), ("dedup", "--preset", "exact")):
         flags = ["--input", tmp_path / "in", "--workers", workers]
@@ -321,14 +323,14 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         outcome = call(command, *flags, "--output", tmp_path / command, *how, "--on-error", "skip")
         assert outcome.exit_code == 0, outcome.exception
         assert "note: 2 lines were passed over" in outcome.stderr
-        kept = (tmp_path / command / "a.jsonl").read_bytes().splitlines()
-        assert len(kept) == (90 if command == "dedup" else len(kept)) > 80
+        output_lines = (tmp_path / command / "a.jsonl").read_bytes().splitlines()
+        assert len(output_lines) == (90 if command == "dedup" else len(output_lines)) > 80
 
 
 def test_a_run_that_was_stopped_after_damage_does_not_meet_it_again(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "1"}\n' * 9)[:-9])
     lines(tmp_path / "b.jsonl", *["2"] * 2000)
-    given = [InputFile(tmp_path / name, "jsonl") for name in ("a.jsonl.gz", "b.jsonl")]
+    inputs = [InputFile(tmp_path / name, "jsonl") for name in ("a.jsonl.gz", "b.jsonl")]
     calls = 0
 
     def stop(*_: int) -> None:
@@ -339,9 +341,9 @@ def test_a_run_that_was_stopped_after_damage_does_not_meet_it_again(tmp_path):
 
     small = {"block": 1 << 10, "note": 1}
     with pytest.raises(KeyboardInterrupt):
-        preprocess(given, tmp_path / "p", null(), Options(skip=True), progress=stop, **small)
-    done = preprocess(given, tmp_path / "p", null(), Options(skip=True), **small)
-    whole = preprocess(given, tmp_path / "q", null(), Options(skip=True))
+        preprocess(inputs, tmp_path / "p", null(), Options(skip=True), progress=stop, **small)
+    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), **small)
+    whole = preprocess(inputs, tmp_path / "q", null(), Options(skip=True))
     assert done.skipped == whole.skipped == 1
     assert ids(done.prefixes[0]) == ids(whole.prefixes[0])
     assert done.quarantine.read_bytes() == whole.quarantine.read_bytes()

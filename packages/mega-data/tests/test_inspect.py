@@ -26,12 +26,12 @@ def dataset(prefix: Path, docs: list[list[list[int]]], tokenizer: Tokenizer | No
 
 def test_counts_and_lengths(tmp_path):
     docs = [[list(range(n))] for n in range(1, 102)] + [[], [[1], [2]]]
-    found = summarize(dataset(tmp_path / "p", docs))
-    assert (found.documents, found.empty_documents, found.sequences) == (103, 1, 103)
-    assert found.tokens == 101 * 102 // 2 + 2
-    assert (found.dtype, found.size) == ("int32", 4 * found.tokens)
-    assert (found.lengths[0], found.lengths[-1]) == (1, 101)
-    assert list(found.lengths) == sorted(found.lengths)
+    summary = summarize(dataset(tmp_path / "p", docs))
+    assert (summary.documents, summary.empty_documents, summary.sequences) == (103, 1, 103)
+    assert summary.tokens == 101 * 102 // 2 + 2
+    assert (summary.dtype, summary.size) == ("int32", 4 * summary.tokens)
+    assert (summary.lengths[0], summary.lengths[-1]) == (1, 101)
+    assert list(summary.lengths) == sorted(summary.lengths)
     assert summarize(dataset(tmp_path / "empty", [])).lengths == ()
 
 
@@ -48,11 +48,11 @@ def test_a_document_is_shown_as_text_with_its_tokenizer_and_as_ids_without(tmp_p
 
 
 def test_a_tokenizer_folder_of_another_dataset_is_refused(tmp_path):
-    ours, other = (open_tokenizer("NullTokenizer", vocab_size=size) for size in (10, 11))
+    ours, second = (open_tokenizer("NullTokenizer", vocab_size=size) for size in (10, 11))
     data = dataset(tmp_path / "p", [[[1]]], ours)
     ours.save(tmp_path / "p.tokenizer")
     assert open_dataset_tokenizer(data).identity == ours.identity
-    other.save(tmp_path / "p.tokenizer")
+    second.save(tmp_path / "p.tokenizer")
     with pytest.raises(FormatError, match=r"p.json: tokenizer of the dataset is not the model's"):
         verify_dataset(data)
 

@@ -36,19 +36,19 @@ def test_every_document_is_counted_once_where_it_belongs(seed, steps, tmp_path):
             lengths.append(sum(sequences))
     data = IndexedDataset(tmp_path / "p")
     assert [length for part in document_lengths(data) for length in part.tolist()] == lengths
-    found = histogram(data, steps)
-    assert found.empty == lengths.count(0)
-    assert sum(found.documents) == len(lengths) - found.empty
-    assert sum(found.tokens) == sum(lengths)
+    bins = histogram(data, steps)
+    assert bins.empty == lengths.count(0)
+    assert sum(bins.documents) == len(lengths) - bins.empty
+    assert sum(bins.tokens) == sum(lengths)
     for low, high, documents, tokens in zip(
-        found.edges, found.edges[1:], found.documents, found.tokens, strict=False
+        bins.edges, bins.edges[1:], bins.documents, bins.tokens, strict=False
     ):
         inside = [length for length in lengths if low <= length < high]
         assert (documents, tokens) == (len(inside), sum(inside))
     if max(lengths, default=0):
-        assert found.documents[0] > 0
-        assert found.documents[-1] > 0
-        assert len(format_histogram(found)) == len(found.documents)
+        assert bins.documents[0] > 0
+        assert bins.documents[-1] > 0
+        assert len(format_histogram(bins)) == len(bins.documents)
 
 
 def test_lengths_of_more_documents_than_a_chunk_are_right(tmp_path):
@@ -87,8 +87,8 @@ def test_the_picture_is_a_png(documents, tmp_path, monkeypatch):
             writer.add(np.zeros(n, np.uint16))
             writer.end_document()
     words = ["inspect", str(tmp_path / "p"), "--plot", str(tmp_path / "p.png")]
-    said = CliRunner().invoke(commands, words, catch_exceptions=False).stdout
-    assert said.endswith("p.png: the documents' lengths\n")
+    output = CliRunner().invoke(commands, words, catch_exceptions=False).stdout
+    assert output.endswith("p.png: the documents' lengths\n")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"--plot: needs matplotlib; hint: pip install .*mega-data\[plot\]"):

@@ -176,16 +176,16 @@ def test_files_before_a_pipe_stay_done_and_the_pipe_is_read_from_its_beginning(t
         buffer = io.BytesIO(b"")
 
     monkeypatch.setattr(streams.sys, "stdin", Fake)
-    given = [
+    inputs = [
         *(InputFile(path, format_of_name(path)) for path in corpus(tmp_path)),
         InputFile(Path("-"), "jsonl"),
     ]
     line = b'{"text": "1", "title": "2"}\n'
     Fake.buffer = io.BytesIO(line * 30 + b"{oops\n")
     with pytest.raises(FormatError, match="-:31: not JSON"):
-        preprocess(given, tmp_path / "out/p", null(), STRICT, **SMALL)
+        preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
     Fake.buffer = io.BytesIO(line * 40)
-    done = preprocess(given, tmp_path / "out/p", null(), STRICT, **SMALL)
+    done = preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
     assert (done.documents, done.fresh) == (180 + 40, 40 * len(line))
 
 

@@ -41,9 +41,10 @@ def dataset(prefix: Path, docs: Docs, dtype: str = "uint16", **options) -> Index
     return IndexedDataset(prefix, multimodal=modes)
 
 
-def same(one: Path, two: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
+def same(first: Path, second: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
     return all(
-        one.with_name(one.name + suffix).read_bytes() == two.with_name(two.name + suffix).read_bytes()
+        first.with_name(first.name + suffix).read_bytes()
+        == second.with_name(second.name + suffix).read_bytes()
         for suffix in suffixes
     )
 
@@ -90,10 +91,10 @@ def test_payloads_of_many_pieces_are_copied_whole_in_any_order(in_kernel, tmp_pa
     parts = [[[[rng.randrange(60000) for _ in range(rng.randrange(4000))]]] for _ in range(5)]
     datasets = [dataset(tmp_path / f"{i}", docs) for i, docs in enumerate(parts)]
     dataset(tmp_path / "all", [doc for docs in parts for doc in docs])
-    told: list[int] = []
-    done = merge_datasets(datasets, tmp_path / "m", workers=3, progress=told.append)
+    copied_bytes: list[int] = []
+    done = merge_datasets(datasets, tmp_path / "m", workers=3, progress=copied_bytes.append)
     assert same(tmp_path / "all", tmp_path / "m")
-    assert sum(told) == done.size == (tmp_path / "m.bin").stat().st_size
+    assert sum(copied_bytes) == done.size == (tmp_path / "m.bin").stat().st_size
 
 
 def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
@@ -111,13 +112,13 @@ def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
 
 def test_what_the_datasets_say_of_themselves_is_merged(tmp_path):
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=10)
-    made = []
+    prefixes = []
     for name, eod in (("a", True), ("b", False), ("a2", True)):
         options = {"key": "text", "append_eod": eod}
         info = DatasetInfo(tokenizer.identity, sources=(f"{name[0]}.jsonl",), options=options)
-        made.append(dataset(tmp_path / name, [[[1], [2]], []], info=info))
+        prefixes.append(dataset(tmp_path / name, [[[1], [2]], []], info=info))
         tokenizer.save(tmp_path / f"{name}.tokenizer")
-    done = merge_datasets(made, tmp_path / "m")
+    done = merge_datasets(prefixes, tmp_path / "m")
     merged = IndexedDataset(tmp_path / "m")
     assert merged.info == DatasetInfo(
         tokenizer.identity, 6, 6, 6, sources=("a.jsonl", "b.jsonl"), options={"key": "text"}
@@ -134,7 +135,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
     wide = dataset(tmp_path / "wide", [[[1]]], "int32")
     modes = dataset(tmp_path / "modes", [[[1]]], multimodal=True)
     high = dataset(tmp_path / "high", [[[1]]], "int32", form="fairseq-cached")
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     for datasets, line in (
         (
             [a, b],
@@ -154,7 +155,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
         merge_datasets([bare, a], tmp_path / "a")
     with pytest.raises(ConfigError, match="--datasets: none given"):
         merge_datasets([], tmp_path / "m")
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == files_before
     merge_datasets([a, bare], tmp_path / "m", assume_same_tokenizer=True)
     assert IndexedDataset(tmp_path / "m").info is not None
 
@@ -174,13 +175,13 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     data = dataset(tmp_path / "a", [[[1]]])
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(module.os, "copy_file_range", full)
     with pytest.raises(
         MegaError, match="m: not written: found No space left on device; hint: make room there"
     ):
         merge_datasets([data], tmp_path / "m")
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == files_before
 
 
 def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
@@ -192,8 +193,8 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         ["--input", tmp_path / "in"],
     ):
         line = [*map(str, ["merge", *words, "--output-prefix", tmp_path / "m"])]
-        said = CliRunner().invoke(commands, line, catch_exceptions=False)
-        assert said.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")
+        result = CliRunner().invoke(commands, line, catch_exceptions=False)
+        assert result.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")
         data = IndexedDataset(tmp_path / "m")
         assert [data[0].tolist(), data[1].tolist()] == [[97], [98]]
     for words, found in (([], "neither"), (["--input", tmp_path, "--datasets", tmp_path / "m"], "both")):
@@ -224,8 +225,8 @@ def test_a_note_names_the_options_that_differ(tmp_path):
     for name in "ab":
         dataset(tmp_path / name, [[[1]]], info=DatasetInfo(identity, options={"append_eod": name == "a"}))
     words = ["merge", "--datasets", tmp_path / "a", tmp_path / "b", "--output-prefix", tmp_path / "m"]
-    said = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
-    assert said.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
+    result = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
+    assert result.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
     assert json.loads((tmp_path / "m.json").read_bytes())["options"] == {}
 
 

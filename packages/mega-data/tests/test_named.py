@@ -95,8 +95,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(word: str, start: int = 0, size: int = 1 << 20) -> list[str]:
-    (given,) = expand_inputs([word])
-    texts = [block.rows(["text"]).texts for block in read_blocks(given, start, keys=["text"], size=size)]
+    (item,) = expand_inputs([word])
+    texts = [block.rows(["text"]).texts for block in read_blocks(item, start, keys=["text"], size=size)]
     return [str(text) for rows in texts for (text,) in rows]
 
 
@@ -105,12 +105,12 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
     assert read("hf:org/rows") == ROWS == read("hf:org/rows:config=en,revision=v1", size=900)
     assert read("hf:org/rows", start=2345) == ROWS[2345:]
     assert read("hf:org/rows:split=train[:10]", start=3) == ROWS[3:10]
-    (given,) = expand_inputs(["hf:org/rows"])
-    made = list(read_blocks(given, keys=["text"], size=1000))
-    assert len(made) > 5
-    assert read("hf:org/rows", start=made[2].end) == ROWS[made[2].end :]
-    assert (given.size, given.state()) == (0, ["hf:org/rows", "0123"])
-    assert InputFile(given.path, format_of_name(given.path)) == given
+    (item,) = expand_inputs(["hf:org/rows"])
+    all_blocks = list(read_blocks(item, keys=["text"], size=1000))
+    assert len(all_blocks) > 5
+    assert read("hf:org/rows", start=all_blocks[2].end) == ROWS[all_blocks[2].end :]
+    assert (item.size, item.state()) == (0, ["hf:org/rows", "0123"])
+    assert InputFile(item.path, format_of_name(item.path)) == item
 
 
 @pytest.mark.usefixtures("library")
@@ -193,16 +193,16 @@ def test_the_library_itself_builds_from_local_files_and_is_refused_a_name_withou
         [sys.executable, "-c", OURS, json.dumps(calls)],
         env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert [code for code, _ in told[:3]] == [0, 0, 0], told
+    reply = json.loads(done.stdout.splitlines()[-1])
+    assert [code for code, _ in reply[:3]] == [0, 0, 0], reply
     streamed, part, plain = (open_dataset(tmp_path / f"out{n}_text_document") for n in range(3))
     assert all(np.array_equal(streamed[n], plain[n]) for n in range(len(ROWS)))
     assert (len(streamed), len(part)) == (len(ROWS), 10)
-    assert told[3][1].startswith(
+    assert reply[3][1].startswith(
         "hf:rows:split=test: not a dataset that can be read: found ValueError: Bad split"
     )
-    assert told[4][1].startswith("hf:nobody/nothing: not a dataset that can be read: found ConnectionError")
-    assert "is the network there?" in told[4][1]
+    assert reply[4][1].startswith("hf:nobody/nothing: not a dataset that can be read: found ConnectionError")
+    assert "is the network there?" in reply[4][1]
 
 
 def test_a_mistaken_key_is_answered_by_the_command(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_shards_that_did_not_change_keep_their_results_after_a_wrong_line(tmp_pa
         "report.html",
         "report.json",
     ]
-    kept = {name: (tmp_path / "out" / name).stat().st_ino for name in written}
-    assert kept == written  # renamed, not written again
+    inodes = {name: (tmp_path / "out" / name).stat().st_ino for name in written}
+    assert inodes == written  # renamed, not written again
     assert json.loads((tmp_path / "out/report.json").read_text())["steps"][0]["documents_in"] == 20
 
 
@@ -244,9 +244,9 @@ def test_an_unknown_code_of_a_language_is_refused_and_a_run_that_keeps_nothing_e
     with pytest.raises(ConfigError, match=r"step language: keep: no such code: found english.*keep=en"):
         call(*words, "language:keep=english")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         call(*words, "length:minimum=10000")
-    assert left.value.code == 1
+    assert exit_error.value.code == 1
     assert "note: none of 5 documents is left: exit code 1" in capsys.readouterr().err
 
 

@@ -38,19 +38,19 @@ def test_more_than_one_process_works_and_none_of_them_is_ours():
 
 
 def test_items_are_taken_only_as_results_are():
-    taken = []
+    consumed = []
 
     def items():
         for number in range(100):
-            taken.append(number)
+            consumed.append(number)
             yield number
 
     results = map_in_order(square, items(), 2)
     for count in range(1, 10):
         next(results)
-        assert len(taken) <= count + 2 * ITEMS_AHEAD
+        assert len(consumed) <= count + 2 * ITEMS_AHEAD
     results.close()
-    assert len(taken) < 20
+    assert len(consumed) < 20
 
 
 def test_a_process_that_dies_is_told_in_a_line():

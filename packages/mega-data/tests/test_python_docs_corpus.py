@@ -25,12 +25,12 @@ def package(root: Path, modules: int = 60) -> Path:
 
 
 def test_the_same_modules_elsewhere_and_by_other_workers_give_the_same_sample(tmp_path):
-    one = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "here")])
+    first = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "here")])
     two = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "there" / "deep")], workers=2)
-    assert one == two
-    assert len(one.train) + len(one.held_out) == 60
-    assert 5 < len(one.held_out) < 35
-    assert one.train[0].source.startswith("pack")
+    assert first == two
+    assert len(first.train) + len(first.held_out) == 60
+    assert 5 < len(first.held_out) < 35
+    assert first.train[0].source.startswith("pack")
 
 
 def test_a_docstring_loses_its_indentation(tmp_path):
@@ -78,8 +78,8 @@ def test_files_that_are_not_python_and_texts_that_are_not_text_are_passed_over(t
     (tmp_path / "not-a-module.py").write_text(f'"""{WORDS} not a module"""')
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "t.py").write_text(f'"""{WORDS} a test"""')
-    found = {document.source for document in collect(10**6, roots=[tmp_path]).train}
-    assert found == {"pack0.mod0", "escape"}
+    sources = {document.source for document in collect(10**6, roots=[tmp_path]).train}
+    assert sources == {"pack0.mod0", "escape"}
 
 
 def test_the_topics_of_help_are_documents_each_its_own_source(tmp_path):

@@ -41,10 +41,10 @@ def jsonl(rng: random.Random, count: int) -> bytes:
     return ("\n".join(rows) + "\n" * rng.randrange(2)).encode()
 
 
-def texts(given: InputFile, start: int = 0, **more: object) -> list[tuple[int, str]]:
+def texts(item: InputFile, start: int = 0, **more: object) -> list[tuple[int, str]]:
     """Each text with its number in what is read."""
     rows, first = list[tuple[int, str]](), 0
-    for block in read_blocks(given, start, keys=["text"], **more):  # type: ignore[arg-type]
+    for block in read_blocks(item, start, keys=["text"], **more):  # type: ignore[arg-type]
         read = block.rows(["text"])
         assert not read.errors
         rows += [(first + n, str(text)) for n, (text,) in zip(read.numbers, read.texts, strict=True)]
@@ -60,13 +60,13 @@ def test_lines_come_once_with_their_numbers_and_from_the_end_of_any_block(packin
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing](data))
     wanted = [(i, json.loads(line)["text"]) for i, line in enumerate(data.splitlines())]
-    given, size = InputFile(path, "jsonl"), rng.randrange(1, 300)
-    assert texts(given, size=size) == wanted
-    made = list(read_blocks(given, keys=["text"], size=size))
-    assert sum(block.consumed for block in made) <= path.stat().st_size
-    at = rng.randrange(len(made))
-    passed = sum(block.rows(["text"]).count for block in made[: at + 1])
-    assert texts(given, made[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]
+    item, size = InputFile(path, "jsonl"), rng.randrange(1, 300)
+    assert texts(item, size=size) == wanted
+    all_blocks = list(read_blocks(item, keys=["text"], size=size))
+    assert sum(block.consumed for block in all_blocks) <= path.stat().st_size
+    at = rng.randrange(len(all_blocks))
+    passed = sum(block.rows(["text"]).count for block in all_blocks[: at + 1])
+    assert texts(item, all_blocks[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]
 
 
 @pytest.mark.parametrize("packing", [p for p in PACK if p])
@@ -150,16 +150,16 @@ def test_a_table_gives_its_rows_from_the_end_of_any_block(form, tmp_path):
         with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
             for batch in table.to_batches(300):
                 stream.write_batch(batch)
-    given = InputFile(path, "table")
-    assert texts(given, size=1000) == list(enumerate(rows))
-    made = list(read_blocks(given, keys=["text"], size=1000))
-    assert len(made) > 5
-    assert texts(given, made[3].end, size=1000) == list(enumerate(rows[made[3].end :]))
+    item = InputFile(path, "table")
+    assert texts(item, size=1000) == list(enumerate(rows))
+    all_blocks = list(read_blocks(item, keys=["text"], size=1000))
+    assert len(all_blocks) > 5
+    assert texts(item, all_blocks[3].end, size=1000) == list(enumerate(rows[all_blocks[3].end :]))
     with pytest.raises(ConfigError, match=r"no column 'txt': found id, text; hint: see --json-keys"):
-        list(read_blocks(given, keys=["txt"]))
+        list(read_blocks(item, keys=["txt"]))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(FormatError, match="damaged"):
-        texts(given)
+        texts(item)
 
 
 def test_a_null_in_a_table_is_a_fault(tmp_path):
@@ -177,14 +177,14 @@ def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
         (tmp_path / name).touch()
 
     def names(*words: object, form: str | None = None) -> list[tuple[str, str]]:
-        return [(one.path.name, one.format) for one in expand_inputs([str(word) for word in words], form)]
+        return [(item.path.name, item.format) for item in expand_inputs([str(word) for word in words], form)]
 
     everything = [("a.jsonl.gz", "jsonl"), ("b.jsonl", "jsonl"), ("d.parquet", "table"), ("c.txt", "text")]
     assert names(tmp_path) == everything
     assert names(tmp_path / "*.jsonl*", tmp_path / "odd.data") == [*everything[:2], ("odd.data", "jsonl")]
     assert names(tmp_path / "sub/c.txt", form="jsonl") == [("c.txt", "jsonl")]
-    (one,) = expand_inputs(["-"])
-    assert (one.is_stdin, one.size) == (True, 0)
+    (item,) = expand_inputs(["-"])
+    assert (item.is_stdin, item.size) == (True, 0)
     for word in (tmp_path / "none", tmp_path / "*.none"):
         with pytest.raises(ConfigError, match="--input: no files there: found .*none"):
             names(word)
@@ -193,7 +193,7 @@ def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
 def test_a_saved_dataset_of_hugging_face_is_its_arrow_files(tmp_path):
     for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
         (tmp_path / name).touch()
-    assert [one.path.name for one in expand_inputs([str(tmp_path)])] == ["data-00000-of-00001.arrow"]
+    assert [item.path.name for item in expand_inputs([str(tmp_path)])] == ["data-00000-of-00001.arrow"]
 
 
 def test_stdin_is_read_as_it_comes(monkeypatch):
@@ -207,8 +207,8 @@ def test_stdin_is_read_as_it_comes(monkeypatch):
 def test_workers_read_plain_lines_themselves(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "1"}\n' * 3)
-    made = list(read_blocks(InputFile(path, "jsonl"), keys=["text"], size=1))
-    assert [block.data for block in made if isinstance(block, JsonLines)] == [None, None, None]
+    all_blocks = list(read_blocks(InputFile(path, "jsonl"), keys=["text"], size=1))
+    assert [block.data for block in all_blocks if isinstance(block, JsonLines)] == [None, None, None]
 
 
 def test_long_rows_of_a_table_are_read_by_bytes_not_by_count(tmp_path, monkeypatch):

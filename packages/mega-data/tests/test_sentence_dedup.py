@@ -69,17 +69,17 @@ def one_by_one(texts: list[str], size: int, fewest: int) -> list[str | None]:
         for at in range(len(plain) - size + 1):
             places.setdefault(tuple(plain[at : at + size]), []).append((number, at))
     goes = [[False] * len(pieces) for pieces in cut]
-    repeated = [found for found in places.values() if len(found) > 1]
-    for number, at in (place for found in repeated for place in found[1:]):
+    repeated = [occurrences for occurrences in places.values() if len(occurrences) > 1]
+    for number, at in (place for occurrences in repeated for place in occurrences[1:]):
         goes[number][at : at + size] = [True] * size
-    for number, at in (found[0] for found in repeated):
+    for number, at in (occurrences[0] for occurrences in repeated):
         goes[number][at : at + size] = [False] * size
-    left = list[str | None]()
-    for text, pieces, gone in zip(texts, cut, goes, strict=True):
-        stay = [piece for piece, g in zip(pieces, gone, strict=True) if not g]
+    results = list[str | None]()
+    for text, pieces, is_cut in zip(texts, cut, goes, strict=True):
+        stay = [piece for piece, g in zip(pieces, is_cut, strict=True) if not g]
         enough = len(stay) >= max(1, fewest)
-        left.append(text if not any(gone) else "".join(stay).strip() if enough else None)
-    return left
+        results.append(text if not any(is_cut) else "".join(stay).strip() if enough else None)
+    return results
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -95,8 +95,8 @@ def test_spans_are_cut_as_counting_them_one_by_one_cuts_them(
     monkeypatch.setattr(sentence_dedup, "BYTES_PER_SPAN", 1 << 16)
     clean(*flags, "--step", f"spans:sentences={size},fewest={fewest}")
     ordered = [n for file in range(3) for n in range(file, len(texts), 3)]  # shards by name, then lines
-    left = one_by_one([texts[n] for n in ordered], size, fewest)
-    wanted = [(n, text) for n, text in zip(ordered, left, strict=True) if text is not None]
+    expected = one_by_one([texts[n] for n in ordered], size, fewest)
+    wanted = [(n, text) for n, text in zip(ordered, expected, strict=True) if text is not None]
     assert [(row["id"], row["text"]) for rows in read(tmp_path / "out").values() for row in rows] == wanted
     assert [text for _, text in wanted] != [texts[n] for n, _ in wanted]
 
@@ -160,7 +160,7 @@ def test_what_goes_is_counted_and_kept_and_an_unchanged_line_keeps_its_bytes(tmp
         b'{"text": "New it is. ' + span.encode() + b' And more. And more still."}\n',
     ]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
-    said = clean(
+    output = clean(
         "--input", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--step", "spans", "--keep-dropped",
         "--on-error", "skip",
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_what_goes_is_counted_and_kept_and_an_unchanged_line_keeps_its_bytes(tmp
     ]
     (step,) = json.loads((tmp_path / "out/report.json").read_bytes())["steps"]
     assert (step["documents_in"], step["documents_out"], step["changed"]) == (3, 2, 1)
-    assert "spans: 2 of 3 documents\n  1  fewer than 3 sentences left" in said
+    assert "spans: 2 of 3 documents\n  1  fewer than 3 sentences left" in output
     assert read(tmp_path / "out/quarantine/00-spans")["a.jsonl"][0]["line"] == 3
 
 
@@ -203,14 +203,14 @@ def test_runs_give_every_key_once_with_its_place(
         for start in range(0, count, 5):
             put(keys[start : start + 5], places[start : start + 5])
     edges = [0, 1 << 61, 5 << 61, 1 << 64]
-    found = [
+    pairs = [
         (int(key), int(place))
         for low, high in zip(edges, edges[1:], strict=False)
         for ks, ps in read_runs(tmp_path / "runs", low, high)
         for key, place in zip(ks, ps, strict=True)
         if low <= key < high
     ]
-    assert sorted(found) == sorted(zip(keys.tolist(), places.tolist(), strict=True))
+    assert sorted(pairs) == sorted(zip(keys.tolist(), places.tolist(), strict=True))
 
 
 def test_a_span_of_no_sentences_is_a_mistake(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_sentences_that_keep_newlines_are_together_the_text():
 
 def test_a_splitter_sent_to_another_process_splits_alike():
     split = trained()
-    again = pickle.loads(pickle.dumps(split))
-    assert (again, again(TEXT)) == (split, split(TEXT))
-    assert again.model == trained().model
+    unpickled = pickle.loads(pickle.dumps(split))
+    assert (unpickled, unpickled(TEXT)) == (split, split(TEXT))
+    assert unpickled.model == trained().model
 
 
 def test_a_text_of_any_length_is_cut_in_blocks_that_punkt_can_take(monkeypatch):
@@ -138,9 +138,9 @@ def test_the_sentence_model_is_in_the_sidecar_and_models_are_not_mixed(tmp_path,
         path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "1"}) + "\n")
         options = Options(language="english", skip=True)
         prefixes += preprocess([path], tmp_path / f"p{name}", null, options).prefixes
-    told = [IndexedDataset(prefix).info.options["sentence_model"] for prefix in prefixes]
-    assert all(str(name).startswith("punkt trained on the corpus (english), sha256 ") for name in told)
-    assert told[0] != told[1]
+    models = [IndexedDataset(prefix).info.options["sentence_model"] for prefix in prefixes]
+    assert all(str(name).startswith("punkt trained on the corpus (english), sha256 ") for name in models)
+    assert models[0] != models[1]
     with pytest.raises(FormatError, match=r"pb_text_sentence.json: sentence_model is not that of"):
         merge_datasets([IndexedDataset(prefix) for prefix in prefixes], tmp_path / "all")
 

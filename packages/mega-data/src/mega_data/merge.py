@@ -103,19 +103,19 @@ def merge_datasets(
     documents = sum(len(data.documents) - 1 for data in datasets)
     if form.startswith("fairseq"):  # its index has no documents: each sequence is one
         documents = sequences
-    staged = Staged(output_prefix)
+    staging = Staged(output_prefix)
     try:
         with on_disk(output_prefix):
-            payload = staged.open(".bin")
+            payload = staging.open(".bin")
             _write_payload(payload.fileno(), datasets, form, dtype, workers, progress)
-            write_index(staged.open(".idx"), form, _index_contents(datasets, form, dtype))
+            write_index(staging.open(".idx"), form, _index_contents(datasets, form, dtype))
             if info is not None:
                 info = dataclasses.replace(info, documents=documents, sequences=sequences, tokens=tokens)
-                staged.open(".json").write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+                staging.open(".json").write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
             _save_tokenizer(datasets, output_prefix)
-            staged.publish()
+            staging.publish()
     finally:
-        staged.discard()
+        staging.discard()
     size = tokens * dtype.itemsize
     return MergeResult(
         form, documents, sequences, tokens, size, time.monotonic() - started_at, differing_options

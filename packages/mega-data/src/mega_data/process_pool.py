@@ -184,7 +184,7 @@ def _open_memory(size: int) -> int:
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("mega-data")
     else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
     os.ftruncate(file, size)
     return file

@@ -72,14 +72,14 @@ class CleaningPass:
 
     def _count_stages(self, sizes: tuple[int, ...] = ()) -> list[TaskStage]:
         """Return the stages before a decontamination."""
-        if not any(isinstance(named.step, Decontaminate) for named in self.steps):
+        if not any(isinstance(named_step.step, Decontaminate) for named_step in self.steps):
             return []
         count = TaskStage("count", len(self.inputs), self.count, sizes=sizes)
         return [count, TaskStage("total", 1, self.total, after=count)]
 
     def count(self, shard: int) -> TaskResult:
         """Count the n-grams of each decontamination in a shard."""
-        steps = [named.step for named in self.steps if isinstance(named.step, Decontaminate)]
+        steps = [named_step.step for named_step in self.steps if isinstance(named_step.step, Decontaminate)]
         on_error = skip_row if self.quarantine else fail_on_row
         documents = 0
 
@@ -96,8 +96,8 @@ class CleaningPass:
     def run(self, shard: int) -> TaskResult:
         """Write the cleaned documents of a shard and return its counts."""
         path = self.inputs[shard]
-        stats = [StepStats(named.name) for named in self.steps]
-        functions = [named.step.start() for named in self._steps_with_counts()]
+        stats = [StepStats(named_step.name) for named_step in self.steps]
+        functions = [named_step.step.start() for named_step in self._steps_with_counts()]
         with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
             for number, line, values in read_documents(
                 path, self.key, quarantine or fail_on_row, self.id_key
@@ -113,7 +113,7 @@ class CleaningPass:
 
     def total(self, _: int) -> TaskResult:
         """Sum the n-gram counts of each decontamination over the corpus."""
-        totals = [Counter[str]() for named in self.steps if isinstance(named.step, Decontaminate)]
+        totals = [Counter[str]() for named_step in self.steps if isinstance(named_step.step, Decontaminate)]
         for shard_counts in read_results(self._count_stages()[0], self.work):
             for total, counts in zip(totals, shard_counts["counts"], strict=True):
                 total.update(counts)
@@ -124,10 +124,10 @@ class CleaningPass:
         stages = self._count_stages()
         steps = list[NamedStep]()
         counts = iter(read_result(stages[-1], 0, self.work)["counts"] if stages else ())
-        for named in self.steps:
-            if isinstance(named.step, Decontaminate):
-                named = replace(named, step=replace(named.step, counts=next(counts)))
-            steps.append(named)
+        for named_step in self.steps:
+            if isinstance(named_step.step, Decontaminate):
+                named_step = replace(named_step, step=replace(named_step.step, counts=next(counts)))
+            steps.append(named_step)
         return steps
 
 
@@ -191,12 +191,12 @@ class Cleaning:
         """
         if not self.steps:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
-        for named in self.steps:
-            if isinstance(named.step, SentenceDedupStep) and not named.step.sentences:
+        for named_step in self.steps:
+            if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
                 raise ConfigError("step spans: sentences", "none in a span", found=0, wanted="1 or more")
-            if not _is_whole_corpus([named]):
-                named.step.start()  # fails early if a library or file is missing
-        steps = [[named.name, asdict(named.step)] for named in self.steps]
+            if not _is_whole_corpus([named_step]):
+                named_step.step.start()  # fails early if a library or file is missing
+        steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]
         wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
         first = self.passes()[0]
@@ -207,12 +207,12 @@ class Cleaning:
     def passes(self) -> list[CleaningPass | Deduplication | SentenceDedup]:
         """Return the passes in their order, each with its own folder `work`."""
         groups = list[list[NamedStep]]()
-        for named in self.steps:
+        for named_step in self.steps:
             # a decontamination counts the output of the steps before it
-            is_own_pass = _is_whole_corpus([named]) or isinstance(named.step, Decontaminate)
+            is_own_pass = _is_whole_corpus([named_step]) or isinstance(named_step.step, Decontaminate)
             if is_own_pass or not groups or _is_whole_corpus(groups[-1]):
                 groups.append([])
-            groups[-1].append(named)
+            groups[-1].append(named_step)
         passes = list[CleaningPass | Deduplication | SentenceDedup]()
         inputs = self.inputs
         for number, group in enumerate(groups):

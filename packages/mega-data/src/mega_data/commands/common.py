@@ -219,9 +219,9 @@ class TaskProgress:
     """
 
     def __init__(
-        self, what: str, stage: TaskStage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
+        self, label: str, stage: TaskStage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.label = what
+        self.label = label
         self.now = now
         self.started_at = now()
         self.tasks = len(stage.own_tasks)
@@ -316,8 +316,8 @@ class _LogProgress:
     The rate counts from the first call on, whose bytes belong to an earlier run or to the start.
     """
 
-    def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.label = what
+    def __init__(self, label: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.label = label
         self.total = total
         self.now = now
         self.done_bytes = 0

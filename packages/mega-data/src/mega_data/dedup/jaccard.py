@@ -25,18 +25,18 @@ def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[n
     size = 0
     offsets = [np.zeros(1, np.uint64)]
     with open_output(folder / f"{shard:05d}.sets") as out:
-        for keys, wanted in batches:
+        for keys, is_wanted in batches:
             hashes = (keys >> np.uint64(HASH_BITS - 32)).astype("<u4")
             numbers = (keys >> np.uint64(HASH_BITS)).view(np.int64)
-            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(wanted) + 1))
+            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(is_wanted) + 1))
             for start, end in pairwise(bounds.tolist()):
                 hashes[start:end].sort()
             is_kept = np.ones(len(hashes) + 1, bool)
             np.not_equal(hashes[1:], hashes[:-1], out=is_kept[1:-1])
             is_kept[bounds] = True
             out.write(hashes[is_kept[:-1]].data)
-            sizes = np.zeros(len(wanted), np.int64)
-            sizes[wanted] = np.add.reduceat(is_kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
+            sizes = np.zeros(len(is_wanted), np.int64)
+            sizes[is_wanted] = np.add.reduceat(is_kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
             ends = size + np.cumsum(sizes)
             offsets.append(ends.astype(np.uint64))
             size = int(ends[-1])

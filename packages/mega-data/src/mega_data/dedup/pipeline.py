@@ -227,8 +227,8 @@ class Deduplication:
         assert self.quarantine is not None
         return Quarantine(self.quarantine / output_name(source), source)
 
-    def _read_batches(self, shard: int, faults: RowErrorHandler) -> Iterator[tuple[list[str], list[str]]]:
-        return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, faults, self.id_key)
+    def _read_batches(self, shard: int, on_error: RowErrorHandler) -> Iterator[tuple[list[str], list[str]]]:
+        return read_batches(self.inputs[shard], self.key, BATCH_CHARACTERS, on_error, self.id_key)
 
     def _equal_hashes(self, block: NDArray[np.uint64], firsts: list[int]) -> NDArray[np.uint64]:
         """Select the pairs that agree in the second half of the hash too."""

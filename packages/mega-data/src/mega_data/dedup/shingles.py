@@ -53,14 +53,16 @@ class Shingles:
 
         With words as units, a run of letters without white space and ideographs is not split.
         """
-        long = [number for number, text in enumerate(texts) if len(text) > piece]
-        if not long:
+        long_texts = [number for number, text in enumerate(texts) if len(text) > piece]
+        if not long_texts:
             yield self.keys(texts)
             return
         yield self.keys([text if len(text) <= piece else "" for text in texts])
-        cut = self._keys_of_long_words if self.preset.unit == "words" else self._keys_of_long_characters
-        for number in long:
-            for keys in cut(texts[number], piece):
+        split_keys = (
+            self._keys_of_long_words if self.preset.unit == "words" else self._keys_of_long_characters
+        )
+        for number in long_texts:
+            for keys in split_keys(texts[number], piece):
                 yield keys | np.uint64(number << HASH_BITS)
 
     def shingle_sets(self, texts: Sequence[str], piece: int = PIECE_CHARACTERS) -> Keys:

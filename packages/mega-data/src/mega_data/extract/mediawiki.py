@@ -87,8 +87,8 @@ class _PageParser:
 class _ElementParser:
     """Parse one element of the dump while it is read."""
 
-    def __init__(self, encoding: str, at: int) -> None:
-        self.start = at
+    def __init__(self, encoding: str, start: int) -> None:
+        self.start = start
         self.parser = _PageParser()
         self.error = ""
         self._expat = ParserCreate(encoding)

@@ -34,13 +34,13 @@ def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) ->
             consumed = position
 
 
-def read_hub_blocks(named: HubDataset, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+def read_hub_blocks(dataset: HubDataset, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
     """Yield the blocks of a dataset by its name, as `read_table_blocks` does of a file.
 
     Raises:
         MegaError: as `HubDataset.batches`.
     """
-    for end, part in _split_batches(named.batches(keys, start), start, start, size):
+    for end, part in _split_batches(dataset.batches(keys, start), start, start, size):
         yield TableBlock(end, part.nbytes, _to_ipc(part))
 
 

@@ -290,38 +290,38 @@ class ResumableStream:
         self.gap: DamagedRange | None = None
         self._places = deque[tuple[int, int]]([(0, 0)])  # start of each piece in the text and in the file
         self._parts = parts
-        self._held = b""
-        self._first = self._at = 0  # offsets in the text: start of `_held`, and of the next read
+        self._buffer = b""
+        self._first = self._position = 0  # offsets in the text: start of `_buffer`, and of the next read
 
     def read(self, size: int) -> bytes:
-        while self._at >= self._first + len(self._held):
+        while self._position >= self._first + len(self._buffer):
             piece = None if self.gap else next(self._parts, None)
             if isinstance(piece, DamagedRange):
                 self.gap = piece
             if not isinstance(piece, TextPiece):
                 return b""
-            tail = self._held[-_CHUNK:]
-            self._first += len(self._held) - len(tail)
+            tail = self._buffer[-_CHUNK:]
+            self._first += len(self._buffer) - len(tail)
             self._places.append((self._first + len(tail), piece.start))
             while len(self._places) > 1 and self._places[1][0] <= self._first:
                 self._places.popleft()
-            self._held = tail + piece.data
-        offset = self._at - self._first
-        text = self._held[offset : offset + size]
-        self._at += len(text)
+            self._buffer = tail + piece.data
+        offset = self._position - self._first
+        text = self._buffer[offset : offset + size]
+        self._position += len(text)
         return text
 
-    def seek(self, at: int) -> int:
+    def seek(self, position: int) -> int:
         """Seek to a byte of the text, or to the nearest one still in memory."""
-        self._at = min(max(at, self._first), self._first + len(self._held))
-        return self._at
+        self._position = min(max(position, self._first), self._first + len(self._buffer))
+        return self._position
 
-    def place(self, at: int) -> int:
+    def place(self, position: int) -> int:
         """Return the byte of the file at which the piece of a byte of the text begins."""
-        return max(place for begin, place in self._places if begin <= max(at, self._places[0][0]))
+        return max(place for begin, place in self._places if begin <= max(position, self._places[0][0]))
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def close(self) -> None:
-        self._held = b""
+        self._buffer = b""

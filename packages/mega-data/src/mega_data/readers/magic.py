@@ -51,8 +51,8 @@ def head_compression(head: bytes) -> str:
 
 def detect_compression(path: Path) -> str:
     """Return the compression of a file by its name, else by its first bytes."""
-    if (named := name_compression(path)) or not path.is_file():
-        return named
+    if (by_name := name_compression(path)) or not path.is_file():
+        return by_name
     with path.open("rb") as file:
         return head_compression(file.read(HEAD_BYTES))
 

@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_when_a_line_is_wrong_hides_no_error(tmp_path: Path,
             raise OSError(errno.ENOSPC, "No space left on device")
         note(self)
 
-    monkeypatch.setattr(ResumableOutput, "note", full)
+    monkeypatch.setattr(ResumableOutput, "write_journal", full)
     with pytest.raises(FormatError, match=r"2\.jsonl\.gz:51: not JSON"):
         preprocess(inputs, tmp_path / "out/p", null(), STRICT, block=400, note=2000)
     assert len(failed) == 1

@@ -29,7 +29,7 @@ from typing import Any
 from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS
 from mega_data.executors.local import run
-from mega_data.jsonl_shards import lines
+from mega_data.jsonl_shards import read_lines
 
 REPEATS = 3
 ALIKE = (0.7, 0.8, 0.9)
@@ -101,7 +101,7 @@ def datatrove(corpus: Path) -> Callable[[Path], int] | None:
 def planted(corpus: Path, documents: int, seed: int) -> list[str]:
     """First documents of the corpus, cut to 300 words; after every third a copy with words exchanged."""
     rng, texts = random.Random(seed), list[str]()
-    for line in lines(corpus):
+    for line in read_lines(corpus):
         words = json.loads(line)["text"].split()[:300]
         if len(words) < 30:
             continue
@@ -198,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         with corpus.open("wb") as out:
-            out.writelines(lines(given.corpus))
+            out.writelines(read_lines(given.corpus))
         size = corpus.stat().st_size / 1e6
         sides: dict[str, Callable[[Path], int] | None] = {
             "mega-data, datatrove preset": ours(corpus, "datatrove"),

@@ -27,10 +27,10 @@ from unittest.mock import patch
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from mega_data.extract import mediawiki
-from mega_data.extract.formats import cut, pages
+from mega_data.extract.formats import read_pages, split_inputs
 from mega_data.extract.html import html_text
-from mega_data.extract.packed import pieces
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import read_pieces
 
 REPEATS = 5
 COPIES, TASKS = 8, 3  # of a dump's pages; tasks of a bz2 file are then 4.5 MB, where 32 is the default
@@ -54,7 +54,7 @@ def markup(file: Path) -> list[str]:
             return "text"
 
     with patch.object(mediawiki, "Wikitext", Gather):
-        for _ in mediawiki.dump_pages(file):
+        for _ in mediawiki.read_dump(file):
             pass
     return found
 
@@ -72,13 +72,13 @@ def reading(file: Path) -> dict[str, float]:
         blocks.write_bytes(bz2.compress(text))
         ways: dict[str, Callable[[], object]] = {
             "bz2 module alone": lambda: bz2.decompress(blocks.read_bytes()),
-            "blocks of bz2 alone": lambda: sum(1 for _ in pieces(blocks)),
+            "blocks of bz2 alone": lambda: sum(1 for _ in read_pieces(blocks)),
         }
         for name, path in (("plain", plain), ("bz2", blocks)):
             for tasks in (1, TASKS):
-                parts = cut([path], "wiki-dump", -(-path.stat().st_size // tasks))
+                parts = split_inputs([path], "wiki-dump", -(-path.stat().st_size // tasks))
                 ways[f"{name}, {len(parts)} tasks"] = lambda parts=parts: [
-                    sum(1 for _ in pages(part, "wiki-dump")) for part in parts
+                    sum(1 for _ in read_pages(part, "wiki-dump")) for part in parts
                 ]
         for _ in range(3):
             for name, work in ways.items():
@@ -118,7 +118,7 @@ def main() -> None:
     left = dict[str, dict[str, int]]()
     for _ in range(REPEATS):
         for name, work in (
-            ("ours", Wikitext().plain),
+            ("ours", Wikitext().to_text),
             ("mwparserfromhell", lambda text: str(mwparserfromhell.parse(text).strip_code())),
         ):
             speed, found = rate(work, small)
@@ -133,7 +133,7 @@ def main() -> None:
         "spread": {name: [min(speeds), max(speeds)] for name, speeds in rates.items()},
         "ratio": medians["ours"] / medians["mwparserfromhell"],
         "marks left in the text": left,
-        "whole dump, ours, MB/s": rate(Wikitext().plain, pages)[0],
+        "whole dump, ours, MB/s": rate(Wikitext().to_text, pages)[0],
         "whole dump to documents, MB/s": reading(given.dump),
         "html": archives(given.warc) if given.warc else None,
     }

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.merge import merge
+from mega_data.merge import merge_datasets
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 
 REPEATS = 7
@@ -92,7 +92,7 @@ def main() -> None:
         prefixes = made(folder, given.megabytes, given.datasets)
         out, payload = folder / "out", sum(Path(f"{p}.bin").stat().st_size for p in prefixes)
         parts = [f"{prefix}{suffix}" for suffix in (".bin", ".idx") for prefix in prefixes]
-        merge([IndexedDataset(prefix) for prefix in prefixes], folder / "whole")
+        merge_datasets([IndexedDataset(prefix) for prefix in prefixes], folder / "whole")
 
         def shell(command: str) -> Callable[[], object]:
             return lambda: subprocess.run(command, shell=True, check=True)
@@ -103,7 +103,7 @@ def main() -> None:
 
         quoted = shlex.quote(str(out))
         variants: dict[str, Callable[[], object]] = {
-            "mega-data merge": lambda: merge(
+            "mega-data merge": lambda: merge_datasets(
                 [IndexedDataset(prefix) for prefix in prefixes], out, workers=given.workers
             ),
             "cat": shell(f"cat {' '.join(map(shlex.quote, parts))} > {quoted}"),

@@ -43,9 +43,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mega_data.encoders import Fastokens, Gigatoken
-from mega_data.readers.inputs import Input
-from mega_data.readers.streams import blocks
+from mega_data.encoders import FastokensEncoder, GigatokenEncoder
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.streams import read_blocks
 from mega_schema.dataset.indexed_dataset import IndexedDataset, IndexedWriter
 from mega_schema.tokenizer.files import byte_alphabet
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -172,7 +172,7 @@ def stages(corpus: Path, gpt2: Path) -> dict[str, Any]:
     vocab, merges = gpt2 / "gpt2-vocab.json", gpt2 / "gpt2-merges.txt"
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")  # as in a worker
     tokenizer: Any = open_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
-    gigatoken = Gigatoken.of(tokenizer, orjson.loads(tokenizer.source))
+    gigatoken = GigatokenEncoder.from_content(tokenizer, orjson.loads(tokenizer.source))
     took = dict.fromkeys(("reading and parsing", "gigatoken", "fastokens", "uint16"), 0.0)
     at, now, equal = "", time.process_time(), True
 
@@ -183,8 +183,8 @@ def stages(corpus: Path, gpt2: Path) -> dict[str, Any]:
             took[at] += now - before
         at = stage
 
-    for encode in (gigatoken, Fastokens(tokenizer)):
-        for number, block in enumerate(blocks(Input(corpus, "jsonl"), keys=["text"])):
+    for encode in (gigatoken, FastokensEncoder(tokenizer)):
+        for number, block in enumerate(read_blocks(InputFile(corpus, "jsonl"), keys=["text"])):
             then("reading and parsing" if encode is gigatoken else "")
             texts: list[Any] = [text for (text,) in block.rows(["text"]).texts]
             then(encode.name)

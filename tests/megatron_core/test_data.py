@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mega_data.merge import merge
+from mega_data.merge import merge_datasets
 from mega_schema.dataset.indexed_dataset import open_dataset, smallest_dtype
 from mega_schema.errors import ConfigError
 from mega_train.config import Batch, Data, Run, Train
@@ -68,7 +68,7 @@ def test_datasets_are_written_byte_for_byte_as_theirs(answers: Answers) -> None:
 def test_merged_datasets_are_theirs_byte_for_byte(answers: Answers, tmp_path: Path) -> None:
     for number, (case, _, _) in enumerate(answers.of("merged")):
         parts = [open_dataset(answers.folder / part, multimodal=case["multimodal"]) for part in case["parts"]]
-        merge(parts, tmp_path / str(number))
+        merge_datasets(parts, tmp_path / str(number))
         _same(tmp_path / str(number), answers.folder / case["theirs"])
 
 

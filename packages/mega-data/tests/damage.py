@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_data.inspect import verify
+from mega_data.inspect import verify_dataset
 from mega_data.length_histogram import histogram
 from mega_data.preprocess import Options, preprocess
 from mega_schema.dataset.indexed_dataset import (
@@ -81,7 +81,7 @@ def datasets(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
 
 
 def read_all(data: IndexedDataset) -> None:
-    verify(data)
+    verify_dataset(data)
     histogram(data)
     for i in range(len(data)):
         assert len(data[i]) == data.lengths[i]
@@ -89,7 +89,7 @@ def read_all(data: IndexedDataset) -> None:
 
 def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
     """JSON lines, 100 at a time; those passed over are in the quarantine, all others in the dataset."""
-    tokenizer, refused, kept = open_tokenizer("NullTokenizer", vocab_size=50), 0, 0
+    tokenizer, refused, kept_lines = open_tokenizer("NullTokenizer", vocab_size=50), 0, 0
     for number in range(count // 100):
         path, prefix = folder / f"{number}.jsonl", folder / f"{number}"
         rows = []
@@ -102,14 +102,14 @@ def lines(folder: Path, rng: random.Random, count: int) -> tuple[int, int]:
         path.write_bytes(b"\n".join(rows) + b"\n")
         done = preprocess([path], prefix, tokenizer, Options(skip=True))
         data = open_dataset(done.prefixes[0])
-        verify(data)
+        verify_dataset(data)
         assert done.skipped + done.documents == 100
-        refused, kept = refused + done.skipped, kept + done.documents
+        refused, kept_lines = refused + done.skipped, kept_lines + done.documents
         if done.skipped:
             with pytest.raises(MegaError, match=re.escape(f"{path}:")):
                 preprocess([path], folder / "strict", tokenizer)
             assert not list(folder.glob("strict*"))
-    return refused, kept
+    return refused, kept_lines
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from mega_data.inspect import verify
-from mega_data.merge import merge
+from mega_data.inspect import verify_dataset
+from mega_data.merge import merge_datasets
 from mega_data.preprocess import preprocess
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedWriter, open_dataset
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -41,7 +41,7 @@ def prepare(folder: Path, kind: str) -> Callable[[Path], object]:
                     writer.add([n] * (n % 60))
                     writer.end_document()
         parts = [open_dataset(folder / name) for name in "abc"]
-        return lambda prefix: merge(parts, prefix, workers=2)
+        return lambda prefix: merge_datasets(parts, prefix, workers=2)
     text = "".join(json.dumps({"text": " ".join(map(str, range(n % 90)))}) + "\n" for n in range(2000))
     (folder / "a.jsonl").write_text(text, "utf-8")
     inputs = [folder / "a.jsonl"]
@@ -74,15 +74,15 @@ def main(folder: Path, kind: str, seed: int, count: int) -> None:
         if not prefix.with_name(prefix.name + ".idx").exists():
             seen["absent"] += 1
             continue
-        verify(open_dataset(prefix))
-        there = files(prefix)
-        assert there in (old, new)
-        seen["old" if there == old else "new"] += 1
+        verify_dataset(open_dataset(prefix))
+        files_on_disk = files(prefix)
+        assert files_on_disk in (old, new)
+        seen["old" if files_on_disk == old else "new"] += 1
     work(folder / "out/p")
     assert files(prefix) == new
-    left = {path.name for path in (folder / "out").iterdir()}
-    left -= {path.name for path in (folder / "whole").iterdir()}
-    assert not left, left
+    output_names = {path.name for path in (folder / "out").iterdir()}
+    output_names -= {path.name for path in (folder / "whole").iterdir()}
+    assert not output_names, output_names
     sys.stdout.write(json.dumps(seen) + "\n")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.inspect import contents, verify
+from mega_data.inspect import summarize, verify_dataset
 from mega_data.length_histogram import histogram
-from mega_data.merge import merge
+from mega_data.merge import merge_datasets
 from mega_schema.dataset.indexed_dataset import IndexedWriter, open_dataset, sibling
 
 MEMORY = 64 << 20  # bytes more than when the work begins
@@ -35,11 +35,11 @@ def main(folder: Path) -> None:
             writer.extend(ids, lengths)
     data = open_dataset(folder / "p")
     assert sibling(folder / "p", ".bin").stat().st_size > 2 * MEMORY
-    assert contents(data).lengths == (TOKENS,) * 7
+    assert summarize(data).lengths == (TOKENS,) * 7
     assert sum(histogram(data).documents) == SEQUENCES
-    verify(data, 1)
-    merge([data, data], folder / "twice", workers=2)
-    merge([data], folder / "wide", form="cached", dtype=np.dtype("int32"), workers=2)
+    verify_dataset(data, 1)
+    merge_datasets([data, data], folder / "twice", workers=2)
+    merge_datasets([data], folder / "wide", form="cached", dtype=np.dtype("int32"), workers=2)
     sizes = [sibling(folder / name, ".bin").stat().st_size for name in ("twice", "wide")]
     assert sizes == [4 * SEQUENCES * TOKENS, 4 * SEQUENCES * TOKENS]
     try:

@@ -20,13 +20,13 @@ def main(words: list[str], jobs: Path) -> None:
     number = len(list(jobs.glob("*.said"))) + 1
     failed = jobs / f"{number}.failed"
     before = flags.get("--dependency", "").rpartition(":")[2]
-    with (jobs / f"{number}.said").open("w") as said:
+    with (jobs / f"{number}.said").open("w") as log:
         if before and (jobs / f"{before}.failed").exists():
             failed.touch()
         else:
             count = int(flags["--array"].partition("-")[2]) + 1 if "--array" in flags else 0
             elements = [
-                subprocess.Popen(["bash", *words], env=environment(element, count), stdout=said, stderr=said)
+                subprocess.Popen(["bash", *words], env=environment(element, count), stdout=log, stderr=log)
                 for element in range(max(1, count))
             ]
             ends = [element.wait() for element in elements]
@@ -37,11 +37,11 @@ def main(words: list[str], jobs: Path) -> None:
 
 def environment(element: int, count: int) -> dict[str, str]:
     """As Slurm sets it in an element of an array of `count`, or in a job where that is 0."""
-    found = dict(os.environ, SLURM_CPUS_PER_TASK="1")
+    variables = dict(os.environ, SLURM_CPUS_PER_TASK="1")
     if count:
-        found.update(SLURM_ARRAY_TASK_ID=str(element), SLURM_ARRAY_TASK_MIN="0")
-        found.update(SLURM_ARRAY_TASK_COUNT=str(count), SLURM_ARRAY_TASK_STEP="1")
-    return found
+        variables.update(SLURM_ARRAY_TASK_ID=str(element), SLURM_ARRAY_TASK_MIN="0")
+        variables.update(SLURM_ARRAY_TASK_COUNT=str(count), SLURM_ARRAY_TASK_STEP="1")
+    return variables
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mega_data.cli import commands
-from mega_data.commands.common import Tasks
-from mega_data.extract.mediawiki import dump_pages
+from mega_data.commands.common import TaskProgress
+from mega_data.extract.mediawiki import read_dump
 from mega_schema.errors import FormatError
 
 FLAGS = {
@@ -50,9 +50,9 @@ def change(path: Path, how: str) -> None:
         lines = data.splitlines(keepends=True)
         path.write_bytes(b"".join([*lines[: len(lines) // 2], *lines[-1:]]))
     elif how == "replaced":
-        other = path.with_name("new")
-        other.write_bytes(data.replace(b"1", b"2"))
-        other.replace(path)
+        replacement = path.with_name("new")
+        replacement.write_bytes(data.replace(b"1", b"2"))
+        replacement.replace(path)
     else:
         path.unlink()
 
@@ -72,17 +72,17 @@ def test_an_input_that_changes_between_tasks_ends_the_run_and_the_next_is_of_the
     command: str, after: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = make_inputs(tmp_path / "in", command)
-    tell, told = Tasks.__call__, 0
+    tell, calls = TaskProgress.__call__, 0
 
-    def change_after_some(self: Tasks, result: dict[str, object]) -> None:
-        nonlocal told
+    def change_after_some(self: TaskProgress, result: dict[str, object]) -> None:
+        nonlocal calls
         tell(self, result)
-        told += 1
-        if told == after:
+        calls += 1
+        if calls == after:
             change(inputs[0], how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tasks, "__call__", change_after_some)
+        patch.setattr(TaskProgress, "__call__", change_after_some)
         with pytest.raises(
             FormatError, match=rf"{inputs[0].name}: changed while it was read: found .* bytes"
         ):
@@ -101,12 +101,12 @@ def test_an_input_that_changes_while_a_task_of_extract_reads_it_ends_the_run_the
 
     def change_while_it_is_read(path: Path, *places: int | None):
         read.append(path)
-        for number, page in enumerate(dump_pages(path, *places)):
+        for number, page in enumerate(read_dump(path, *places)):
             if number == 5:
                 change(inputs[0], how)
             yield page
 
-    monkeypatch.setattr("mega_data.extract.mediawiki.dump_pages", change_while_it_is_read)
+    monkeypatch.setattr("mega_data.extract.mediawiki.read_dump", change_while_it_is_read)
     with pytest.raises(FormatError, match=r"0\.xml: changed while it was read"):
         call("extract", tmp_path / "in", tmp_path / "out")
     assert read == inputs[:1]

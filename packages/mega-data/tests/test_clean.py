@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mega_data.clean.decontaminate import Decontaminate, Grams
-from mega_data.clean.registry import from_flag, from_toml
-from mega_data.clean.report import page
+from mega_data.clean.decontaminate import Decontaminate, NgramSet
+from mega_data.clean.registry import step_from_flag, steps_from_toml
+from mega_data.clean.report import render_report
 from mega_data.clean.step import Row
 from mega_data.cli import commands
 from mega_schema.errors import ConfigError, MegaError
@@ -40,8 +40,8 @@ def row(text: str, **values: Any) -> Row:
 
 
 def after(flag: str, text: str, **values: Any) -> list[str] | str:
-    verdict = from_flag(flag).step.start()(row(text, **values))
-    return verdict if isinstance(verdict, str) else [left.text for left in verdict]
+    verdict = step_from_flag(flag).step.start()(row(text, **values))
+    return verdict if isinstance(verdict, str) else [cleaned.text for cleaned in verdict]
 
 
 def shared(name: str) -> Path:
@@ -50,7 +50,7 @@ def shared(name: str) -> Path:
 
 def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() -> None:
     ftfy = pytest.importorskip("ftfy")
-    from mega_data.clean.normalize import fixable
+    from mega_data.clean.normalize import might_change
 
     texts = [
         "plain",
@@ -74,7 +74,7 @@ def test_fix_text_mends_what_ftfy_mends_and_passes_over_only_what_it_leaves() ->
         )
         for _ in range(3000)
     ]
-    passed = [text for text in texts if not fixable(text)]
+    passed = [text for text in texts if not might_change(text)]
     assert [text for text in passed if ftfy.fix_text(text) != text] == []
     assert {"plain", "çok güzel", "한국어"} <= set(passed)
     assert after("fix-text", "schÃ¶n &amp; gut") == ["schön & gut"]
@@ -180,8 +180,8 @@ def test_languages_are_told_apart() -> None:
     assert after("language:keep=en+de", turkish) == "is in tr"
     assert after("language:keep=tr,score=1.1", turkish) == "is tr with too low a score"
     assert after("language:keep=en,shorter_than=20", turkish) == [turkish]
-    (kept,) = from_flag("language").step.start()(row(turkish))
-    assert kept.values["language"] == "tr"
+    (result,) = step_from_flag("language").step.start()(row(turkish))
+    assert result.values["language"] == "tr"
 
 
 TASK = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
@@ -194,19 +194,19 @@ def contaminated(words: str) -> str:
 def test_task_text_is_cut_out_with_its_windows_and_the_rest_is_whole_sentences(tmp_path: Path) -> None:
     (tmp_path / "task.jsonl").write_text(json.dumps({"question": TASK.title()}) + "\n")
     text = contaminated(TASK)
-    step = from_flag(f"decontaminate:tasks={tmp_path / 'task.jsonl'}").step
+    step = step_from_flag(f"decontaminate:tasks={tmp_path / 'task.jsonl'}").step
     verdict = step.start()(row(text, id=7))
-    left, right = verdict
-    assert text.startswith(left.text)
-    assert text.endswith(right.text)
-    assert left.text.endswith("before.")
-    assert right.text.startswith(" A sentence")
-    assert 200 <= text.index("one two") - len(left.text) <= 220
-    assert 200 <= len(text) - len(right.text) - text.index(TASK) - len(TASK) <= 240
+    before, after = verdict
+    assert text.startswith(before.text)
+    assert text.endswith(after.text)
+    assert before.text.endswith("before.")
+    assert after.text.startswith(" A sentence")
+    assert 200 <= text.index("one two") - len(before.text) <= 220
+    assert 200 <= len(text) - len(after.text) - text.index(TASK) - len(TASK) <= 240
     assert [piece.values["split_id"] for piece in verdict] == [
         f"task-00000-0000000001-{n:04d}" for n in (0, 1)
     ]
-    assert left.values["id"] == 7
+    assert before.values["id"] == 7
     clean = contaminated(TASK.replace("two", "2").replace("nine", "9"))
     assert step.start()(row(clean)) == [row(clean)]
 
@@ -234,12 +234,12 @@ def test_many_pieces_drop_the_document(tmp_path: Path) -> None:
 def cut_slowly(step: Decontaminate, text: str) -> list[str]:
     """The pieces as filter_ngrams.py makes them: after each hit the rest is cut into words again."""
     pieces, rest = [], text
-    while (hit := next(iter(Grams(step.texts(), step.longest).hits(rest)), None)) is not None:
+    while (hit := next(iter(NgramSet(step.task_words(), step.longest).find_hits(rest)), None)) is not None:
         at, gram = hit
         ends = [match.start() for match in re.finditer("[.!?]", rest[: max(0, at - step.window + 1)])]
-        left = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
-        if len(left) > step.window:
-            pieces.append(left)
+        piece = rest[: ends[-1] + 1] if ends and ends[-1] > 0 else ""
+        if len(piece) > step.window:
+            pieces.append(piece)
         after = re.compile("[.!?]").search(rest, at + len(gram) + step.window)
         rest = rest[after.end() :] if after else ""
         if len(rest) <= step.window:
@@ -254,15 +254,15 @@ def test_pieces_are_those_of_cutting_the_rest_into_words_again(tmp_path: Path, s
     tasks = [" ".join(rng.choice("abç") for _ in range(rng.randint(3, 5))) for _ in range(3)]
     (tmp_path / "t.txt").write_text("\n".join(tasks), "utf-8")
     flag = f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3,window=20,pieces=99"
-    step = from_flag(flag).step
-    assert step.cut(text, Grams(step.texts(), 5)) == cut_slowly(step, text)
+    step = step_from_flag(flag).step
+    assert step.split(text, NgramSet(step.task_words(), 5)) == cut_slowly(step, text)
 
 
 def test_decontamination_takes_time_in_proportion_to_the_hits_and_once_a_process(tmp_path: Path) -> None:
     words = [f"w{n}" for n in range(60_000)]
     tasks = [" ".join(words[at : at + 13]) for at in range(0, 60_000, 13)]
     (tmp_path / "t.txt").write_text("\n".join(tasks))
-    step = from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},pieces=100000").step
+    step = step_from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},pieces=100000").step
     work = step.start()
     text = ". ".join(f"{task}. {'nothing like it in here. ' * 40}" for task in tasks)
     began = time.process_time()
@@ -280,11 +280,11 @@ def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) ->
     words = [rng.choice("abc") for _ in range(400)]
     tasks = [[rng.choice("abc") for _ in range(rng.randint(2, 7))] for _ in range(6)]
     (tmp_path / "t.txt").write_text("\n".join(map(" ".join, tasks)))
-    step = from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3").step
+    step = step_from_flag(f"decontaminate:tasks={tmp_path / 't.txt'},longest=5,shortest=3").step
     grams = {
         " ".join(task[at : at + 5]) for task in tasks if len(task) > 2 for at in range(max(1, len(task) - 4))
     }
-    found = step.count([" ".join(words)])
+    counts = step.count([" ".join(words)])
     wanted: dict[str, int] = {}
     for at in range(len(words)):
         for size in [5, 3, 4] if at + 5 <= len(words) else [3, 4]:
@@ -292,7 +292,7 @@ def test_hits_are_those_of_a_search_of_every_place(tmp_path: Path, seed: int) ->
             if gram in grams and at + size <= len(words):
                 wanted[gram] = wanted.get(gram, 0) + 1
                 break
-    assert found == wanted
+    assert counts == wanted
 
 
 def corpus(folder: Path, documents: list[dict[str, Any]], files: int = 3) -> Path:
@@ -331,7 +331,7 @@ def documents() -> list[dict[str, Any]]:
 
 def test_a_recipe_gives_the_same_bytes_whatever_the_workers(tmp_path: Path, recipe: Path) -> None:
     folder = corpus(tmp_path / "in", documents())
-    said = clean("--input", folder, "--output", tmp_path / "one", "--config", recipe, "--keep-dropped")
+    result = clean("--input", folder, "--output", tmp_path / "one", "--config", recipe, "--keep-dropped")
     clean(
         "--input", folder, "--output", tmp_path / "two", "--config", recipe, "--keep-dropped", "--workers", 2
     )
@@ -343,7 +343,7 @@ def test_a_recipe_gives_the_same_bytes_whatever_the_workers(tmp_path: Path, reci
     assert report[0]["changed"] == 1
     assert report[1]["reasons"] == {"shorter than 4 characters": 1}
     assert report[1]["examples"] == {"shorter than 4 characters": ["abc"]}
-    assert "length: 23 of 24 documents\n  1  shorter than 4 characters" in said
+    assert "length: 23 of 24 documents\n  1  shorter than 4 characters" in result
     dropped = b"".join(data for name, data in files(tmp_path / "one").items() if name.startswith("dropped/"))
     assert len(dropped.splitlines()) == 13
     assert json.loads(files(tmp_path / "one")["dropped/00-pass/0.jsonl"]) == {
@@ -409,7 +409,7 @@ def test_a_report_of_no_documents_can_be_made() -> None:
         "changed": 0,
     }
     empty: dict[str, Any] = {n: {} for n in ("reasons", "languages", "lengths_in", "lengths_out", "examples")}
-    assert "No document was dropped" in page("none", [step | empty])
+    assert "No document was dropped" in render_report("none", [step | empty])
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_a_mistake_in_a_step_is_answered_before_any_work(tmp_path: Path, flag: s
 def test_a_mistake_in_a_recipe_is_answered_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "clean.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        from_toml(tmp_path / "clean.toml")
+        steps_from_toml(tmp_path / "clean.toml")
 
 
 def test_a_task_file_of_another_form_is_named(tmp_path: Path) -> None:
@@ -480,10 +480,10 @@ def test_sentences_of_75_languages_are_told_apart_nine_times_in_ten() -> None:
     with zstandard.open(
         shared("data/corpora/noisy/langid-sentences.jsonl.zst"), "rt", encoding="utf-8"
     ) as file:
-        found = [json.loads(line) for line in file][::10]
-    work = from_flag("language").step.start()
-    right = sum(work(row(one["text"]))[0].values["language"] == one["lang"] for one in found)
-    assert right > 0.9 * len(found)
+        samples = [json.loads(line) for line in file][::10]
+    work = step_from_flag("language").step.start()
+    right = sum(work(row(sample["text"]))[0].values["language"] == sample["lang"] for sample in samples)
+    assert right > 0.9 * len(samples)
 
 
 def test_one_task_at_a_time_as_in_a_job_array_gives_the_same(tmp_path: Path, recipe: Path) -> None:
@@ -533,4 +533,4 @@ def test_a_library_that_is_not_there_is_named_with_what_to_install(
     with pytest.raises(
         ConfigError, match=rf"step {flag}: needs {package}.*hint: pip install .*mega-data\[clean\]"
     ):
-        from_flag(flag).step.start()
+        step_from_flag(flag).step.start()

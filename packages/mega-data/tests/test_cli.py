@@ -28,28 +28,28 @@ def call(*words: object) -> str:
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line on stderr of a command that ends with 2."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         run_command(commands, [str(word) for word in words])
     out, err = capsys.readouterr()
-    assert (left.value.code, out) == (2, "")
+    assert (exit_error.value.code, out) == (2, "")
     assert err.count("\n") == 1
     return err
 
 
 def test_from_nothing_to_a_verified_dataset(tmp_path):
     corpus, held_out = tmp_path / "corpus.jsonl", tmp_path / "held-out.jsonl"
-    said = call(
+    output = call(
         *("sample", "--output", corpus, "--held-out", held_out, "--megabytes", 0.2, "--held-out-share", 0.2),
         *("--workers", 1),
     )
-    assert re.fullmatch(r".*corpus.jsonl: \d+ documents, 0.2\d MB\n.*held-out.jsonl: .* MB\n", said)
+    assert re.fullmatch(r".*corpus.jsonl: \d+ documents, 0.2\d MB\n.*held-out.jsonl: .* MB\n", output)
     train, held = (
         [json.loads(line)["text"] for line in path.read_bytes().splitlines()] for path in (corpus, held_out)
     )
     assert held
     assert not {*train} & {*held}
-    said = call("train-tokenizer", "--input", corpus, "--vocab-size", 400, "--output", tmp_path / "tok")
-    assert "400 ids, eod 0" in said
+    output = call("train-tokenizer", "--input", corpus, "--vocab-size", 400, "--output", tmp_path / "tok")
+    assert "400 ids, eod 0" in output
     model = (
         "--tokenizer-type",
         "HuggingFaceTokenizer",
@@ -57,18 +57,20 @@ def test_from_nothing_to_a_verified_dataset(tmp_path):
         tmp_path / "tok",
         "--append-eod",
     )
-    said = call("preprocess", "--input", corpus, held_out, "--output-prefix", tmp_path / "p", *model)
-    assert re.search(r"p_text_document: [\d,]+ documents, [\d,]+ tokens, [\d,]+ bytes, [\d.]+ MB/s\n$", said)
+    output = call("preprocess", "--input", corpus, held_out, "--output-prefix", tmp_path / "p", *model)
+    assert re.search(
+        r"p_text_document: [\d,]+ documents, [\d,]+ tokens, [\d,]+ bytes, [\d.]+ MB/s\n$", output
+    )
     prefix = tmp_path / "p_text_document"
     data, tokenizer = IndexedDataset(prefix), open_tokenizer_folder(tmp_path / "p_text_document.tokenizer")
     assert len(data) == len(train + held)
     texts = train + held
     for i in (0, len(data) // 2, len(data) - 1):
         assert tokenizer.decode(data[i]) == texts[i] + "<|endoftext|>"
-    said = call("inspect", prefix, "--documents", 2)
-    assert f"{len(data):,} documents (0 empty)" in said
-    assert f"document 1  {json.dumps(texts[1][:200], ensure_ascii=False)}" in said
-    assert "document 2" not in said
+    output = call("inspect", prefix, "--documents", 2)
+    assert f"{len(data):,} documents (0 empty)" in output
+    assert f"document 1  {json.dumps(texts[1][:200], ensure_ascii=False)}" in output
+    assert "document 2" not in output
     assert "ids below 400" in call("verify", prefix)
 
 
@@ -167,10 +169,10 @@ def test_the_progress_bar_is_on_stderr_where_it_is_a_terminal(tmp_path):
 
 
 def test_progress_in_a_log_is_a_line_at_times(capsys):
-    from mega_data.commands.common import _Lines
+    from mega_data.commands.common import _LogProgress
 
     clock = iter([0.0, 1.0, 3.0, 11.0, 12.0, 21.0])
-    progress = _Lines("encoding", 40_000_000, lambda: next(clock))
+    progress = _LogProgress("encoding", 40_000_000, lambda: next(clock))
     progress(4_000_000, 1000)  # by an earlier run: not of this one's rate
     for _ in range(4):
         progress(5_000_000, 1234)
@@ -181,10 +183,10 @@ def test_progress_in_a_log_is_a_line_at_times(capsys):
 
 
 def test_progress_of_what_has_neither_documents_nor_an_end_names_neither(capsys):
-    from mega_data.commands.common import _Lines
+    from mega_data.commands.common import _LogProgress
 
     clock = iter([0.0, 1.0, 11.0])
-    progress = _Lines("reading", 0, lambda: next(clock))
+    progress = _LogProgress("reading", 0, lambda: next(clock))
     progress(1_000_000)
     progress(20_000_000)
     assert capsys.readouterr().err.splitlines() == ["reading: 21.0 MB, 2.0 MB/s"]

@@ -44,10 +44,10 @@ def call(*words: object) -> tuple[str, str]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         run_command(commands, [str(word) for word in words])
     out, err = capsys.readouterr()
-    assert (left.value.code, out) == (2, "")
+    assert (exit_error.value.code, out) == (2, "")
     return err
 
 
@@ -81,12 +81,12 @@ def test_ids_get_another_dtype_or_the_first_that_does_not_fit_is_named(tmp_path,
     assert (back(tmp_path / "b"), IndexedDataset(tmp_path / "b").dtype) == (DOCS, np.uint16)
     call("convert", tmp_path / "b", "--to", "fairseq-cached", "--output-prefix", tmp_path / "c")
     assert (back(tmp_path / "c"), IndexedDataset(tmp_path / "c").dtype) == (FLAT, np.int32)
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     line = refused(capsys, "convert", tmp_path / "a", "--dtype", "int16", "--output-prefix", tmp_path / "d")
     assert f"error: {tmp_path}/a.bin: ids: found 1 to 65000, wanted -32768 to 32767, which int16" in line
     line = refused(capsys, "convert", tmp_path / "a", "--from", "cached", "--output-prefix", tmp_path / "d")
     assert line == f"error: {tmp_path}/a.idx: form: found mmap, wanted cached; hint: --from auto\n"
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == files_before
 
 
 def test_fairseqs_wide_ids_become_megatrons_where_they_fit(tmp_path, capsys):
@@ -108,8 +108,8 @@ def test_text_comes_back_as_it_was(tmp_path, capsys):
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path / "tok")
     preprocess([path], tmp_path / "p", tokenizer, Options(append_eod=True))
     prefix, out = tmp_path / "p_text_document", tmp_path / "new" / "b.jsonl"
-    said, _ = call("convert", prefix, "--to", "jsonl", "--output", out, "--json-key", "content")
-    assert said == f"{out}: 5 documents from mmap\n"
+    output, _ = call("convert", prefix, "--to", "jsonl", "--output", out, "--json-key", "content")
+    assert output == f"{out}: 5 documents from mmap\n"
     assert [json.loads(line)["content"] for line in out.read_bytes().splitlines()] == texts
     IndexedDataset(prefix)  # the tokenizer is not beside the next
     for suffix in (".bin", ".idx", ".json"):
@@ -124,10 +124,10 @@ def test_text_comes_back_as_it_was(tmp_path, capsys):
 def test_a_token_outside_the_vocabulary_has_no_text_and_leaves_no_file(tmp_path, capsys):
     dataset(tmp_path / "a", "mmap", info=DatasetInfo(open_tokenizer("NullTokenizer", vocab_size=9).identity))
     open_tokenizer("NullTokenizer", vocab_size=9).save(tmp_path / "a.tokenizer")
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     line = refused(capsys, "convert", tmp_path / "a", "--to", "jsonl", "--output", tmp_path / "b")
     assert "a.bin: token 0 of sequence 2: found 65000, wanted 0 to 9, the vocabulary" in line
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == files_before
 
 
 def test_modes_that_a_form_does_not_have_are_left_out_and_said(tmp_path):

@@ -13,8 +13,8 @@ CUT = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from mega_data.inspect import document_text, verify
-from mega_data.merge import merge
+from mega_data.inspect import document_text, verify_dataset
+from mega_data.merge import merge_datasets
 from mega_schema.errors import FormatError
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter
 prefix, kind = Path(sys.argv[1]), sys.argv[2]
@@ -26,11 +26,12 @@ data = IndexedDataset(prefix)
 os.truncate(f"{prefix}.bin", 4096)
 try:
     if kind == "verify":
-        verify(data, 1000)
+        verify_dataset(data, 1000)
     elif kind == "inspect":
         document_text(data, 19, None, 100)
     else:
-        merge([data], prefix.with_name("new"), dtype=np.dtype(np.int64) if kind == "convert" else None)
+        dtype = np.dtype(np.int64) if kind == "convert" else None
+        merge_datasets([data], prefix.with_name("new"), dtype=dtype)
 except FormatError as error:
     print(error)
 """

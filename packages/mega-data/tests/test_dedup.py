@@ -20,16 +20,16 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.dedup.band_store import column, documents, picked, writing_columns
-from mega_data.dedup.candidates import pairs
-from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, signatures
+from mega_data.dedup.band_store import count_documents, open_column_writer, read_column, take
+from mega_data.dedup.candidates import candidate_pairs
+from mega_data.dedup.minhash import EMPTY, NO_KEY, band_keys, minhash_signatures
 from mega_data.dedup.pipeline import Deduplication
 from mega_data.dedup.presets import PRESETS, Preset
 from mega_data.dedup.shingles import HASH_BITS, Shingles
-from mega_data.dedup.union_find import BACK, join, join_alike, root
+from mega_data.dedup.union_find import MAX_COMPARED, find_root, union, union_similar
 from mega_data.executors.local import run
-from mega_data.jsonl_shards import lines, shards
-from mega_data.task_stages import Stage
+from mega_data.jsonl_shards import find_shards, read_lines
+from mega_data.task_stages import TaskStage
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 
@@ -70,14 +70,14 @@ def kept(output: Path) -> list[str]:
 
 
 def deduplicate(inputs: list[Path], output: Path, preset: Preset, workers: int = 1) -> list[str]:
-    job = Deduplication(tuple(shards(inputs)), output, output / ".work", preset, memory=1 << 14)
+    job = Deduplication(tuple(find_shards(inputs)), output, output / ".work", preset, memory=1 << 14)
     job.begin()
     run(job.stages(), job.work, workers=workers)
     return kept(output)
 
 
-def jaccard(one: set[object], other: set[object]) -> float:
-    return len(one & other) / max(1, len(one | other))
+def jaccard(a: set[object], b: set[object]) -> float:
+    return len(a & b) / max(1, len(a | b))
 
 
 def characters(text: str) -> set[object]:
@@ -91,10 +91,10 @@ def word_shingles(text: str) -> set[object]:
 
 def sets(preset: Preset, texts: list[str]) -> list[set[int]]:
     keys = Shingles(preset).keys(texts)
-    found: list[set[int]] = [set() for _ in texts]
+    shingle_sets: list[set[int]] = [set() for _ in texts]
     for key in keys.tolist():
-        found[key >> HASH_BITS].add(key & ((1 << HASH_BITS) - 1))
-    return found
+        shingle_sets[key >> HASH_BITS].add(key & ((1 << HASH_BITS) - 1))
+    return shingle_sets
 
 
 @pytest.mark.parametrize("name", ["megatron", "datatrove"])
@@ -121,8 +121,8 @@ def test_words_differ_neither_by_case_nor_marks_nor_numbers(one: str, other: str
 
 
 def test_each_ideograph_is_a_word() -> None:
-    (found,) = sets(PRESETS["datatrove"], ["我们都是学生"])
-    assert len(found) == 2
+    (shingles,) = sets(PRESETS["datatrove"], ["我们都是学生"])
+    assert len(shingles) == 2
 
 
 def test_a_set_does_not_depend_on_the_documents_beside_it() -> None:
@@ -138,9 +138,9 @@ def test_signature_values_agree_as_often_as_the_sets_overlap(size: int) -> None:
     agreed = 0.0
     for _ in range(trials):
         hashes = rng.integers(0, 1 << HASH_BITS, 3 * size, dtype=np.uint64)
-        one, other = hashes[: 2 * size], hashes[size:]
-        second = other | np.uint64(1 << HASH_BITS)
-        table = signatures([np.sort(np.concatenate([one, second]))], 2, bins)
+        head, tail = hashes[: 2 * size], hashes[size:]
+        second = tail | np.uint64(1 << HASH_BITS)
+        table = minhash_signatures([np.sort(np.concatenate([head, second]))], 2, bins)
         agreed += float(np.mean(table[0] == table[1])) / trials
     assert agreed == pytest.approx(1 / 3, abs=0.08)
 
@@ -165,11 +165,15 @@ def test_a_text_has_the_same_shingles_whatever_the_size_of_its_pieces(name: str,
     rng, preset = random.Random(seed), PRESETS[name]
     texts = ["".join(rng.choices(PARTS, k=rng.choice((0, 1, 5, 200)))) for _ in range(12)]
     shingles = Shingles(preset)
-    whole, table = shingles.keys(texts), signatures([shingles.keys(texts)], len(texts), preset.bins)
+    whole, table = shingles.keys(texts), minhash_signatures([shingles.keys(texts)], len(texts), preset.bins)
     for piece in (1, 2, 7, 50, 1000):
-        assert (signatures(shingles.in_pieces(texts, piece), len(texts), preset.bins) == table).all()
-        assert sorted(np.concatenate([*shingles.in_pieces(texts, piece)]).tolist()) == sorted(whole.tolist())
-        assert np.unique(shingles.sets(texts, piece)).tolist() == np.unique(whole).tolist()
+        assert (
+            minhash_signatures(shingles.keys_in_pieces(texts, piece), len(texts), preset.bins) == table
+        ).all()
+        assert sorted(np.concatenate([*shingles.keys_in_pieces(texts, piece)]).tolist()) == sorted(
+            whole.tolist()
+        )
+        assert np.unique(shingles.shingle_sets(texts, piece)).tolist() == np.unique(whole).tolist()
 
 
 # getrusage counts what the process that started this one had before it: a worker of pytest has a gigabyte
@@ -196,12 +200,12 @@ def test_a_document_of_20_megabytes_needs_memory_for_its_text_and_its_shingle_se
     words_ += ["--output", str(tmp_path / "out")]
     done = subprocess.run(words_, check=True, capture_output=True, text=True)
     assert int(done.stdout.split()[-1]) < 500  # MB; all shingles at once take more than 1,000
-    kept = [*(tmp_path / "out").rglob("*.jsonl")]
-    assert sum(len(one.read_bytes().splitlines()) for one in kept) == 1
+    outputs = [*(tmp_path / "out").rglob("*.jsonl")]
+    assert sum(len(output.read_bytes().splitlines()) for output in outputs) == 1
 
 
 def test_a_document_without_shingles_has_no_key() -> None:
-    table = signatures([np.array([1 << HASH_BITS], np.uint64)], 3, 10)
+    table = minhash_signatures([np.array([1 << HASH_BITS], np.uint64)], 3, 10)
     assert (table[0] == EMPTY).all()
     assert (table[1] == 0).all()
     assert band_keys(table, 5)[[0, 2]].tolist() == [[NO_KEY] * 5] * 2
@@ -213,12 +217,12 @@ def test_groups_are_the_connected_parts_with_their_smallest_member_as_root(seed:
     edges = [(rng.randrange(count), rng.randrange(count)) for _ in range(rng.randrange(1, 60))]
     parents = np.arange(count, dtype=np.uint64)
     for at in range(0, len(edges), 7):
-        join(parents, np.array(edges[at : at + 7], np.uint64))
+        union(parents, np.array(edges[at : at + 7], np.uint64))
     smallest = list(range(count))
     for _ in range(count):
         for a, b in edges:
             smallest[a] = smallest[b] = min(smallest[a], smallest[b])
-    assert [root(parents, document) for document in range(count)] == smallest
+    assert [find_root(parents, document) for document in range(count)] == smallest
 
 
 @pytest.mark.parametrize("memory", [1 << 8, 1 << 30])
@@ -228,84 +232,92 @@ def test_pairs_join_exactly_the_documents_of_one_key_whatever_the_memory(tmp_pat
     keys[:5] = NO_KEY
     files = [tmp_path / str(n) for n in range(3)]
     for file, part in zip(files, np.array_split(keys, 3), strict=True):
-        with writing_columns(file, 2) as put:
+        with open_column_writer(file, 2) as put:
             put(np.stack([part[::-1], part], axis=1))
-    found = np.concatenate(list(pairs(files, 1, 2, memory)))
-    assert (found[:, 0] < found[:, 1]).all()
+    pairs = np.concatenate(list(candidate_pairs(files, 1, 2, memory)))
+    assert (pairs[:, 0] < pairs[:, 1]).all()
     parents = np.arange(90, dtype=np.uint64)
-    join(parents, found)
+    union(parents, pairs)
     wanted = [n if k == NO_KEY else keys.tolist().index(k) for n, k in enumerate(keys.tolist())]
-    assert [root(parents, n) for n in range(90)] == wanted
+    assert [find_root(parents, n) for n in range(90)] == wanted
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 40])
 def test_a_column_is_read_as_it_was_written_whatever_the_batches(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mega_data.dedup.band_store.BLOCK", 7)
+    monkeypatch.setattr("mega_data.dedup.band_store.BLOCK_DOCUMENTS", 7)
     rng = np.random.default_rng(count)
     table = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
-    with writing_columns(tmp_path / "keys", 3) as put:
+    with open_column_writer(tmp_path / "keys", 3) as put:
         at = 0
         while at < count:
             size = int(rng.integers(1, 20))
             put(table[at : at + size])
             at += size
-    assert documents(tmp_path / "keys", 3) == count
+    assert count_documents(tmp_path / "keys", 3) == count
     for number in range(3):
-        read = [*column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
+        read = [*read_column(tmp_path / "keys", number, 3), np.empty(0, np.uint64)]
         assert np.concatenate(read).tolist() == table[:, number].tolist()
         places = rng.integers(0, max(1, count), 9 if count else 0)
         if count:
-            assert picked(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
+            assert take(tmp_path / "keys", number, 3, places).tolist() == table[places, number].tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_documents_of_one_key_are_joined_as_by_comparing_all_with_all(seed: int) -> None:
     rng = random.Random(seed)
-    points = [rng.random() for _ in range(BACK + 1)]  # of one key; alike are those that lie near each other
-    keys = [range(BACK + 1), sorted(rng.sample(range(BACK + 1), 9))]
+    points = [
+        rng.random() for _ in range(MAX_COMPARED + 1)
+    ]  # of one key; alike are those that lie near each other
+    keys = [range(MAX_COMPARED + 1), sorted(rng.sample(range(MAX_COMPARED + 1), 9))]
 
-    def alike(one: int, other: int) -> bool:
-        return abs(points[one] - points[other]) < 0.02
+    def alike(a: int, b: int) -> bool:
+        return abs(points[a] - points[b]) < 0.02
 
     parents = np.arange(len(points), dtype=np.uint64)
-    join_alike(parents, (np.array([(key[0], other) for other in key[1:]]) for key in keys), alike)
+    union_similar(parents, (np.array([(key[0], b) for b in key[1:]]) for key in keys), alike)
     edges = [pair for pair in itertools.combinations(range(len(points)), 2) if alike(*pair)]
     wanted = np.arange(len(points), dtype=np.uint64)
-    join(wanted, np.array(edges or np.empty((0, 2)), np.int64))
-    assert [root(parents, n) for n in range(len(points))] == [root(wanted, n) for n in range(len(points))]
+    union(wanted, np.array(edges or np.empty((0, 2)), np.int64))
+    assert [find_root(parents, n) for n in range(len(points))] == [
+        find_root(wanted, n) for n in range(len(points))
+    ]
 
 
 def test_a_key_of_very_many_documents_costs_a_bounded_number_of_comparisons() -> None:
     asked = 0
 
-    def alike(one: int, other: int) -> bool:
+    def alike(a: int, b: int) -> bool:
         nonlocal asked
         asked += 1
         return False
 
     count = 2000
-    join_alike(np.arange(count, dtype=np.uint64), [np.array([(0, n) for n in range(1, count)])], alike)
-    assert asked <= count * (BACK + 1)
+    union_similar(np.arange(count, dtype=np.uint64), [np.array([(0, n) for n in range(1, count)])], alike)
+    assert asked <= count * (MAX_COMPARED + 1)
 
 
 @pytest.mark.parametrize(("name", "cut"), [("megatron", characters), ("datatrove", word_shingles)])
 def test_planted_near_duplicates_are_found_as_by_brute_force(tmp_path: Path, name: str, cut: object) -> None:
     texts = planted(11)
     assert callable(cut)
-    found = [cut(text) for text in texts]
+    shingle_sets = [cut(text) for text in texts]
     survivors = set(deduplicate([write(tmp_path / "in", texts, 3)], tmp_path / "out", PRESETS[name]))
     close = apart = 0
     for place, text in enumerate(texts):
-        earlier = [jaccard(found[place], found[before]) for before in range(place)]
+        earlier = [jaccard(shingle_sets[place], shingle_sets[before]) for before in range(place)]
         if max(earlier, default=0) >= 0.9:
             close += text not in survivors or text in texts[:place]
         elif max(earlier, default=0) < 0.4:
             apart += text in survivors
-    alike = sum(max((jaccard(f, found[b]) for b in range(n)), default=0) >= 0.9 for n, f in enumerate(found))
+    alike = sum(
+        max((jaccard(f, shingle_sets[b]) for b in range(n)), default=0) >= 0.9
+        for n, f in enumerate(shingle_sets)
+    )
     different = sum(
-        max((jaccard(f, found[b]) for b in range(n)), default=0) < 0.4 for n, f in enumerate(found)
+        max((jaccard(f, shingle_sets[b]) for b in range(n)), default=0) < 0.4
+        for n, f in enumerate(shingle_sets)
     )
     assert alike > 40
     assert close >= 0.98 * alike
@@ -320,8 +332,8 @@ def test_the_same_bytes_come_out_whatever_the_workers_and_the_order_of_files(
     files = sorted(folder.iterdir())
     once = deduplicate(files, tmp_path / "one", PRESETS[name])
     assert 60 <= len(once) < len(planted(2))
-    again = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
-    assert again == once
+    second = deduplicate(files[::-1], tmp_path / "two", PRESETS[name], workers=2)
+    assert second == once
     for file in files:
         assert (tmp_path / "one" / file.name).read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
@@ -336,7 +348,7 @@ def test_a_run_goes_on_where_finished_tasks_end(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", planted(4), 4)
     whole = deduplicate([folder], tmp_path / "whole", PRESETS["megatron"])
     job = Deduplication(
-        tuple(shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
+        tuple(find_shards([folder])), tmp_path / "o", tmp_path / "w", PRESETS["megatron"], memory=1 << 14
     )
     rng = random.Random(0)
     for _ in range(60):  # a process that ends at any task is one that did only some of them
@@ -447,7 +459,7 @@ def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: P
 
 
 def test_a_worker_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
-    stage = Stage("fatal", 3, _kill_oneself)
+    stage = TaskStage("fatal", 3, _kill_oneself)
     with pytest.raises(MegaError, match="--workers: a process was killed: found fatal"):
         run([stage], tmp_path, workers=2)
 
@@ -503,4 +515,4 @@ def test_zstandard_frames_are_read_one_after_another(tmp_path: Path) -> None:
     text = b"".join(b"line %d\n" % n for n in range(60_000))
     packed = b"".join(zstandard.compress(text[at : at + 250_000]) for at in range(0, len(text), 250_000))
     (tmp_path / "a.zst").write_bytes(packed)
-    assert b"".join(lines(tmp_path / "a.zst")) == text
+    assert b"".join(read_lines(tmp_path / "a.zst")) == text

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.bzip2 import blocks
-from mega_data.extract.formats import Part, cut, pages, sources
-from mega_data.extract.packed import pieces
+from mega_data.extract.formats import FileRange, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import Gap, LeftOut, Page, Text
+from mega_data.extract.types import Page, Skipped
+from mega_data.readers.bzip2 import read_bzip2
+from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
 from mega_schema.errors import FormatError
 from tests.shared_data import SHARED, needs_shared
 
@@ -54,8 +54,10 @@ def multistream(parts: list[str]) -> bytes:
     return b"".join(bz2.compress("".join(group).encode()) for group in groups)
 
 
-def found(path: Path, size: int = 1 << 60) -> list[Page | LeftOut | Gap]:
-    return [page for part in cut([path], "wiki-dump", size) for page in pages(part, "wiki-dump")]
+def found(path: Path, size: int = 1 << 60) -> list[Page | Skipped | DamagedRange]:
+    return [
+        page for part in split_inputs([path], "wiki-dump", size) for page in read_pages(part, "wiki-dump")
+    ]
 
 
 PACKINGS: dict[str, Callable[[list[str]], bytes]] = {
@@ -76,7 +78,7 @@ def test_the_parts_of_a_dump_have_its_pages_wherever_it_is_cut(tmp_path: Path, n
     path.write_bytes(data)
     whole = found(path)
     assert sum(isinstance(page, Page) for page in whole) > (20 if hurt else 120)
-    assert any(isinstance(page, Gap) for page in whole) == hurt
+    assert any(isinstance(page, DamagedRange) for page in whole) == hurt
     sizes = [len(data) // 2, len(data) // 7, 5_000, *(rng.randrange(2_000, len(data)) for _ in range(2))]
     if name == "a.xml":
         sizes.append(701)
@@ -90,8 +92,8 @@ def test_a_cut_within_a_tag_gives_no_page_twice_and_loses_none(tmp_path: Path) -
     whole = found(path)
     assert len(whole) == 3
     for at in range(1, len(data)):
-        parts = [Part(path, 0, at), Part(path, at)]
-        assert [page for part in parts for page in pages(part, "wiki-dump")] == whole, at
+        parts = [FileRange(path, 0, at), FileRange(path, at)]
+        assert [page for part in parts for page in read_pages(part, "wiki-dump")] == whole, at
 
 
 def marked(count: int) -> str:
@@ -101,7 +103,7 @@ def marked(count: int) -> str:
     """
     bits = f"{int.from_bytes(BLOCK, 'big'):048b}"
     after = [0x80 + place for place, bit in enumerate(bits) if bit == "1"]
-    letters = [bytes([0xE0 | 3, one, other]).decode() for one in after for other in after]
+    letters = [bytes([0xE0 | 3, middle, last]).decode() for middle in after for last in after]
     return " ".join(random.Random(4).choices(letters, k=count))
 
 
@@ -112,15 +114,15 @@ def test_the_mark_of_a_block_within_a_block_is_text(tmp_path: Path) -> None:
         path.write_bytes(data)
         bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
         mark = f"{int.from_bytes(BLOCK, 'big'):048b}"
-        texts = list(blocks(path))
+        texts = list(read_bzip2(path))
         assert bits.count(mark) >= 2 * len(texts)
-        assert b"".join(text.data for text in texts if isinstance(text, Text)) == "".join(parts).encode()
+        assert b"".join(text.data for text in texts if isinstance(text, TextPiece)) == "".join(parts).encode()
         whole = found(path)
         assert len(whole) == 39
         for size in (len(data) // 3, 20_000, 7_000):
             assert found(path, size) == whole
         first = bits.find(mark, bits.find(mark) + 1) // 8  # in the first block: no part may begin there
-        assert next(blocks(path, first), None) in [None, *texts[1:2]]
+        assert next(read_bzip2(path, first), None) in [None, *texts[1:2]]
 
 
 def test_blocks_are_what_bz2_unpacks_and_gaps_are_all_that_is_between(tmp_path: Path) -> None:
@@ -128,17 +130,17 @@ def test_blocks_are_what_bz2_unpacks_and_gaps_are_all_that_is_between(tmp_path: 
     text = rng.randbytes(300_000) + b"a" * 3_000_000
     for data in (bz2.compress(text, 1), bz2.compress(b"") + bz2.compress(text[:99]) + bz2.compress(text)):
         path.write_bytes(data)
-        whole = list(blocks(path))
-        assert b"".join(part.data for part in whole if isinstance(part, Text)) == bz2.decompress(data)
+        whole = list(read_bzip2(path))
+        assert b"".join(part.data for part in whole if isinstance(part, TextPiece)) == bz2.decompress(data)
         for _ in range(12):
             hurt = bytearray(data)
             place = rng.randrange(len(hurt))
             hurt[place : place + rng.choice([1, 50])] = rng.randbytes(rng.choice([0, 1, 50]))
             path.write_bytes(hurt[: rng.choice([len(hurt), rng.randrange(len(hurt))])])
-            for part in blocks(path):
-                gaps += isinstance(part, Gap)
-                assert isinstance(part, Gap) or part.data in [text.data for text in whole]
-        assert list(blocks(path, len(data))) == []
+            for part in read_bzip2(path):
+                gaps += isinstance(part, DamagedRange)
+                assert isinstance(part, DamagedRange) or part.data in [text.data for text in whole]
+        assert list(read_bzip2(path, len(data))) == []
     assert gaps > 10
 
 
@@ -159,17 +161,23 @@ def test_what_comes_after_a_damaged_member_or_frame_is_read(tmp_path: Path, kind
     parts = [HEAD, *(page(number, rng.randbytes(9_000).hex()) for number in range(1, 6)), "</mediawiki>"]
     members = [packed(kind)(part.encode()) for part in parts]
     path.write_bytes(b"".join(members))
-    assert [page.id for page in found(path) if not isinstance(page, Gap)] == ["1", "2", "3", "4", "5"]
+    assert [page.id for page in found(path) if not isinstance(page, DamagedRange)] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
     hurt, begin = bytearray(members[3]), sum(map(len, members[:3]))
     at = {"head": 0, "middle": len(hurt) // 2, "end": len(hurt) - 6}[place]
     hurt[at : at + 4] = b"\xff\0\xff\0"
     path.write_bytes(b"".join([*members[:3], hurt, *members[4:]]))
     got = found(path)
-    kept = [page.id for page in got if not isinstance(page, Gap)]
-    assert [number for number in kept if number != "3"] == ["1", "2", "4", "5"]
-    gaps = [gap for gap in got if isinstance(gap, Gap) and gap.reason == "damaged"]
+    ids = [page.id for page in got if not isinstance(page, DamagedRange)]
+    assert [number for number in ids if number != "3"] == ["1", "2", "4", "5"]
+    gaps = [gap for gap in got if isinstance(gap, DamagedRange) and gap.reason == "damaged"]
     assert len(gaps) == 1
-    assert begin <= gaps[0].at < begin + len(hurt)
+    assert begin <= gaps[0].start < begin + len(hurt)
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "zst", "bz2", "lz4"])
@@ -177,15 +185,15 @@ def test_a_packed_file_that_is_cut_off_says_so(tmp_path: Path, kind: str) -> Non
     path, whole = tmp_path / f"a.{kind}", packed(kind)(b"text " * 99)
     for size in range(1, len(whole)):
         path.write_bytes(whole[:size])
-        assert any(isinstance(part, Gap) for part in pieces(path)), size
+        assert any(isinstance(part, DamagedRange) for part in read_pieces(path)), size
     path.write_bytes(whole)
-    assert [type(part) for part in pieces(path)] == [Text]
+    assert [type(part) for part in read_pieces(path)] == [TextPiece]
 
 
 def outputs(path: Path, folder: Path, size: int, workers: int = 1) -> dict[str, bytes]:
     """What lies in a folder after an extraction with parts of so many bytes."""
     output = folder / "pages"
-    job = Extraction(cut(sources([path]), size=size), output, folder / "work", keep_dropped=True)
+    job = Extraction(split_inputs(find_inputs([path]), size=size), output, folder / "work", keep_dropped=True)
     job.begin()
     run(job.stages(), job.work, workers=workers)
     return {file.parent.name + file.name: file.read_bytes() for file in sorted(folder.glob("pages*/*"))}
@@ -214,21 +222,21 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
     path, output = tmp_path / "a.xml.bz2", tmp_path / "all.jsonl"
     data[len(data) // 2] ^= 255
     path.write_bytes(data)
-    (gap,) = [part for part in pieces(path) if isinstance(part, Gap)]
+    (gap,) = [part for part in read_pieces(path) if isinstance(part, DamagedRange)]
     words = ["extract", "--input", str(path), "--output", str(output)]
     failed = CliRunner().invoke(commands, words)
     assert isinstance(failed.exception, FormatError)
-    assert str(failed.exception).startswith(f"{path}: damaged at byte {gap.at:,}: found no whole block")
+    assert str(failed.exception).startswith(f"{path}: damaged at byte {gap.start:,}: found no whole block")
     assert "--on-error skip" in str(failed.exception)
     assert not output.exists()
     words += ["--work", str(tmp_path / "work"), "--on-error", "skip", "--keep-dropped"]
     done = CliRunner().invoke(commands, words)
     assert done.exit_code == 0, done.output
     assert "left out 1: damaged\n" in done.output
-    assert f"lost to damage: {gap.until - gap.at:,} bytes" in done.output
+    assert f"lost to damage: {gap.end - gap.start:,} bytes" in done.output
     dropped = list(rows(tmp_path / "all.dropped.jsonl"))
-    (told,) = [row for row in dropped if row["dropped"] == "damaged"]
-    assert (told["file"], told["byte"], told["to"]) == (str(path), gap.at, gap.until)
+    (damage,) = [row for row in dropped if row["dropped"] == "damaged"]
+    assert (damage["file"], damage["byte"], damage["to"]) == (str(path), gap.start, gap.end)
     assert {"redirect", "namespace 4", "cut off"} <= {row["dropped"] for row in dropped}
     assert len(list(rows(output))) > 80
 
@@ -236,10 +244,10 @@ def test_damage_ends_a_run_by_file_and_byte_or_is_skipped_and_counted(tmp_path: 
 FRUGAL = """
 import resource, sys
 from pathlib import Path
-from mega_data.extract.mediawiki import dump_pages
+from mega_data.extract.mediawiki import read_dump
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]),) * 2)
-assert sum(1 for _ in dump_pages(Path(sys.argv[1]))) == 150
+assert sum(1 for _ in read_dump(Path(sys.argv[1]))) == 150
 try:
     bytearray(2 * int(sys.argv[2]))
 except MemoryError:

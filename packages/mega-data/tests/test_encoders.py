@@ -16,8 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mega_data import encoders, fastest_encoder
-from mega_data.encoders import Fastokens, Gigatoken, Pieces, Plain, WordCache
-from mega_data.fastest_encoder import TRAPS, fastest
+from mega_data.encoders import (
+    CachedWordPieceEncoder,
+    FastokensEncoder,
+    GigatokenEncoder,
+    ReferenceEncoder,
+    SentencePieceEncoder,
+)
+from mega_data.fastest_encoder import HARD_TEXTS, find_fastest_encoder
 from mega_data.preprocess import preprocess
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import RequestError
@@ -45,7 +51,7 @@ WORDS = (
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 JOINED = st.lists(
-    st.sampled_from([*TRAPS, "hello", " ", "\n", "unaffable", "ab", "中", "[MASK]", "\x1c"])
+    st.sampled_from([*HARD_TEXTS, "hello", " ", "\n", "unaffable", "ab", "中", "[MASK]", "\x1c"])
 ).map("".join)
 
 
@@ -106,11 +112,17 @@ def odd(folder: Path) -> Tokenizer:
 
 @pytest.mark.parametrize(
     ("make", "kind"),
-    [(bert, WordCache), (bpe, Gigatoken), (llama3, Gigatoken), (llama2, Gigatoken), (odd, Fastokens)],
+    [
+        (bert, CachedWordPieceEncoder),
+        (bpe, GigatokenEncoder),
+        (llama3, GigatokenEncoder),
+        (llama2, GigatokenEncoder),
+        (odd, FastokensEncoder),
+    ],
 )
 def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
     tokenizer = make(tmp_path_factory.mktemp("t"))
-    encode = fastest(tokenizer, [])
+    encode = find_fastest_encoder(tokenizer, [])
     assert isinstance(encode, kind)
 
     @settings(max_examples=150, deadline=None)
@@ -122,8 +134,8 @@ def test_any_text_has_the_tokenizers_ids(make, kind, tmp_path_factory):
         assert lengths.tolist() == [len(document) for document in documents]
 
     same()
-    again = pickle.loads(pickle.dumps(encode))
-    assert again(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
+    unpickled = pickle.loads(pickle.dumps(encode))
+    assert unpickled(["hello ab"])[0].tolist() == tokenizer.encode("hello ab")
 
 
 @needs_shared
@@ -142,8 +154,8 @@ def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_
         ),
         "t5": lambda: open_tokenizer("GPTSentencePieceTokenizer", model=FILES / "t5/spiece.model"),
     }[name]()
-    encode = fastest(tokenizer, [])
-    assert isinstance(encode, Gigatoken | WordCache | Pieces)
+    encode = find_fastest_encoder(tokenizer, [])
+    assert isinstance(encode, GigatokenEncoder | CachedWordPieceEncoder | SentencePieceEncoder)
     golden = (FILES / "golden/encodings.jsonl").read_text("utf-8").splitlines()
     for case in map(json.loads, golden):
         assert encode([case["text"]])[0].tolist() == case[name]
@@ -157,7 +169,7 @@ def test_ids_are_the_published_ones_and_the_tokenizers_on_every_document_of_the_
     assert ids.tolist() == [i for document in wanted for i in document]
 
 
-class Shifted(WordCache):
+class Shifted(CachedWordPieceEncoder):
     name = "shifted"
 
     def __call__(self, texts, eod=None):  # type: ignore[no-untyped-def]
@@ -167,18 +179,18 @@ class Shifted(WordCache):
 
 def test_an_encoder_whose_ids_differ_is_not_used_and_that_is_said(tmp_path, monkeypatch, caplog):
     tokenizer = bert(tmp_path)
-    monkeypatch.setattr(fastest_encoder, "WordCache", Shifted)
+    monkeypatch.setattr(fastest_encoder, "CachedWordPieceEncoder", Shifted)
     with caplog.at_level(logging.WARNING, "mega.data"):
-        encode = fastest(tokenizer, ["hello"])
-    assert isinstance(encode, Plain)
+        encode = find_fastest_encoder(tokenizer, ["hello"])
+    assert isinstance(encode, ReferenceEncoder)
     assert "encoding with tokenizers: the ids of shifted differ on" in caplog.text
 
 
 def test_a_library_that_is_not_installed_is_not_used_and_that_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(encoders, "import_module", lambda name: __import__(f"no_{name}"))
     with caplog.at_level(logging.WARNING, "mega.data"):
-        encode = fastest(bpe(tmp_path), [])
-    assert isinstance(encode, Plain)
+        encode = find_fastest_encoder(bpe(tmp_path), [])
+    assert isinstance(encode, ReferenceEncoder)
     for name in ("gigatoken", "fastokens"):
         assert f"{name} cannot be used (No module named" in caplog.text
 
@@ -200,14 +212,14 @@ GPT2 = {**LEVEL, "use_regex": True}
     ],
 )
 def test_gigatoken_is_not_used_for_what_it_passes_over(parts, tmp_path):
-    assert not isinstance(fastest(like(tmp_path, **parts), []), Gigatoken)
+    assert not isinstance(find_fastest_encoder(like(tmp_path, **parts), []), GigatokenEncoder)
 
 
 def test_an_added_token_that_a_library_finds_elsewhere_keeps_it_from_the_work(tmp_path, caplog):
     flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     tokenizer = like(tmp_path, added_tokens=[{"id": 300, "content": "hello", **flags}])
     with caplog.at_level(logging.WARNING, "mega.data"):
-        encode = fastest(tokenizer, [])
+        encode = find_fastest_encoder(tokenizer, [])
     assert "the ids of gigatoken differ on 'ahellob hello hellohello" in caplog.text
     assert encode(["hello ahello"])[0].tolist() == tokenizer.encode("hello ahello")
 
@@ -225,21 +237,21 @@ def test_a_library_is_checked_where_it_would_work(workers, tmp_path, caplog):
 
 def test_a_text_that_holds_the_mark_between_texts_has_its_own_ids(tmp_path):
     tokenizer = bpe(tmp_path)
-    encode, mark = fastest(tokenizer, []), encoders._MARK
-    assert isinstance(encode, Gigatoken)
+    encode, mark = find_fastest_encoder(tokenizer, []), encoders._SEPARATOR
+    assert isinstance(encode, GigatokenEncoder)
     for texts in (
         [mark],
         ["hello", f"a{mark}b", ""],
         [mark[:-1], mark[1:]],
         [f"he{mark[:9]}", f"{mark[9:]}l"],
     ):
-        for found, wanted in zip(encode(texts, 3), Plain(tokenizer)(texts, 3), strict=True):
-            assert found.tolist() == wanted.tolist()
+        for ids, wanted in zip(encode(texts, 3), ReferenceEncoder(tokenizer)(texts, 3), strict=True):
+            assert ids.tolist() == wanted.tolist()
 
 
 def test_a_text_that_utf8_cannot_hold_is_the_persons_to_mend(tmp_path):
     with pytest.raises(RequestError, match="half of a surrogate pair"):
-        fastest(bpe(tmp_path), [])(["hello", "\ud800"])
+        find_fastest_encoder(bpe(tmp_path), [])(["hello", "\ud800"])
 
 
 # A process of its own: in one that has freed much, as a worker of pytest has, a library grows into that
@@ -251,21 +263,21 @@ from pathlib import Path
 import numpy as np
 
 from mega_data import encoders
-from mega_data.fastest_encoder import fastest
+from mega_data.fastest_encoder import find_fastest_encoder
 from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-encoders.WORDS_BYTES, encoders.ASKED_BYTES = 30 << 20, 0
+encoders.MAX_LIBRARY_BYTES, encoders.MEMORY_CHECK_BYTES = 30 << 20, 0
 tokenizer = open_tokenizer("GPT2BPETokenizer", vocab_file=Path(sys.argv[1]), merge_file=Path(sys.argv[2]))
-encode = fastest(tokenizer, [])
-assert isinstance(encode, encoders.Gigatoken)
-rng, first, libraries = np.random.default_rng(0), encoders._resident(), [encode._library]
+encode = find_fastest_encoder(tokenizer, [])
+assert isinstance(encode, encoders.GigatokenEncoder)
+rng, first, libraries = np.random.default_rng(0), encoders._resident_bytes(), [encode._library]
 letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz    ", np.uint8)
 for _ in range(12):
     text = letters[rng.integers(0, len(letters), 1_000_000)].tobytes().decode()
     encode([text])
     if encode._library is not libraries[-1]:
         libraries.append(encode._library)
-    assert encoders._resident() < first + (200 << 20)
+    assert encoders._resident_bytes() < first + (200 << 20)
 assert encode([text[:500]])[0].tolist() == tokenizer.encode(text[:500])
 print(len(libraries))
 """
@@ -283,9 +295,9 @@ def test_where_the_memory_of_a_process_is_not_told_gigatoken_is_not_used(tmp_pat
     def resident() -> int:
         raise FileNotFoundError(2, "No such file or directory", "/proc/self/statm")
 
-    monkeypatch.setattr(encoders, "_resident", resident)
+    monkeypatch.setattr(encoders, "_resident_bytes", resident)
     with caplog.at_level(logging.WARNING, "mega.data"):
-        assert isinstance(fastest(bpe(tmp_path), []), Fastokens)
+        assert isinstance(find_fastest_encoder(bpe(tmp_path), []), FastokensEncoder)
     assert "encoding with fastokens: gigatoken cannot be used (" in caplog.text
 
 
@@ -300,21 +312,23 @@ def test_a_byte_the_vocabulary_lacks_is_what_the_tokenizer_makes_of_it(tmp_path)
     tokenizer = open_tokenizer("HuggingFaceTokenizer", model=tmp_path)
     assert isinstance(tokenizer, FastTokenizer)
     for texts in (["ab", "aéb"], ["a\0b", "a b", "ab"]):
-        for found, wanted in zip(Fastokens(tokenizer)(texts), Plain(tokenizer)(texts), strict=True):
-            assert found.tolist() == wanted.tolist()
+        for ids, wanted in zip(
+            FastokensEncoder(tokenizer)(texts), ReferenceEncoder(tokenizer)(texts), strict=True
+        ):
+            assert ids.tolist() == wanted.tolist()
 
 
 def test_the_cache_of_words_keeps_within_its_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoders, "WORDS_KEPT", 10)
-    encode = WordCache(bert(tmp_path))  # type: ignore[arg-type]
+    monkeypatch.setattr(encoders, "MAX_CACHED_WORDS", 10)
+    encode = CachedWordPieceEncoder(bert(tmp_path))  # type: ignore[arg-type]
     for number in range(50):
         encode([f"w{number} x{number}", "hello" * 100])
-        assert len(encode._known) <= 13
-    assert "hello" * 100 not in encode._known
+        assert len(encode._word_ids) <= 13
+    assert "hello" * 100 not in encode._word_ids
 
 
 def test_a_text_without_ids_is_the_persons_to_mend():
-    encode = fastest(open_tokenizer("NullTokenizer", vocab_size=9), ["1"])
+    encode = find_fastest_encoder(open_tokenizer("NullTokenizer", vocab_size=9), ["1"])
     ids, lengths = encode(["1 2", "", "3"])
     assert (ids.tolist(), lengths.tolist(), ids.dtype) == ([1, 2, 3], [2, 0, 1], np.int32)
     with pytest.raises(RequestError):

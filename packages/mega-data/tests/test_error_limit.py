@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
 from mega_data.error_limit import ErrorLimit, TooManyErrors
-from mega_data.resumable_output import Parts
+from mega_data.resumable_output import ResumableOutput
 from mega_schema.errors import ConfigError
 
 NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")
@@ -72,17 +72,19 @@ def test_one_more_wrong_row_than_allowed_ends_the_run_and_a_higher_limit_goes_on
 
 def files(folder: Path) -> dict[str, bytes]:
     """Of a run; without the sidecars and the marker, which name paths and times."""
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".mega-data")}
+    contents = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in contents.items() if not name.startswith(".mega-data")}
 
 
 def test_a_run_above_its_limit_reads_no_row_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (*words_of("preprocess", corpus(tmp_path / "in"), tmp_path / "out"), "--on-error", "skip")
     assert call(*words, "--max-errors", "10%").exception is not None
     added = list[int]()
-    add = Parts.add
+    add = ResumableOutput.add
     monkeypatch.setattr(
-        Parts, "add", lambda parts, key, one: (added.append(len(one.sequences)), add(parts, key, one))
+        ResumableOutput,
+        "add",
+        lambda parts, key, one: (added.append(len(one.sequences)), add(parts, key, one)),
     )
     assert call(*words, "--max-errors", "50%").exit_code == 0
     assert sum(added) == 0  # the share is checked at the end, when all was noted

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.commands.common import Tasks
-from mega_data.executors.slurm import place
-from mega_data.output_folder import locked
-from mega_data.task_stages import Stage, plan
+from mega_data.commands.common import TaskProgress
+from mega_data.executors.slurm import array_element
+from mega_data.output_folder import lock_folder
+from mega_data.task_stages import TaskStage, open_run_folder
 from mega_schema.errors import ConfigError, MegaError
 
 SLURM = Path(__file__).resolve().parents[3] / "infra/slurm"
@@ -73,16 +73,16 @@ def test_the_elements_of_an_array_have_places_from_0_on(first: int, step: int) -
     array = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": str(first)}
     array["SLURM_ARRAY_TASK_STEP"] = str(step)
     numbers = range(first, first + 4 * step, step)
-    found = [place({**array, "SLURM_ARRAY_TASK_ID": str(number)}) for number in numbers]
-    assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    elements = [array_element({**array, "SLURM_ARRAY_TASK_ID": str(number)}) for number in numbers]
+    assert elements == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 
 def test_a_process_outside_an_array_and_an_array_with_gaps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SLURM_ARRAY_TASK_ID: is not set.*sbatch --array"):
-        place({})
+        array_element({})
     gaps = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2"}
     with pytest.raises(ConfigError, match=r"element 7 of 2: the numbers have gaps"):
-        place(gaps)
+        array_element(gaps)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_element_of_an_array_that_names_no_stage_is_refused_before_it_writes(
     inputs, output = str(corpus(tmp_path / "in", 2)), tmp_path / "out"
     words = ["--input", f"{inputs}/*.jsonl", "--output", str(output), *more, "--executor", "slurm-array"]
     for others in (False, True):  # elements that began at the same time
-        lock = locked(output, shared=True) if others else nullcontext()
+        lock = lock_folder(output, shared=True) if others else nullcontext()
         with lock, pytest.raises(ConfigError) as refused:
             invoked(command, *words)
         assert str(refused.value) == (
@@ -132,12 +132,12 @@ def test_an_array_per_stage_gives_the_bytes_of_one_process(tmp_path: Path) -> No
     output = tmp_path / "array"
     words = ["bash", str(SLURM / "data.sh"), "2", STAGES, "dedup", *flags(inputs, output)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    said = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, 7)]
-    assert done.returncode == 0, done.stderr + "".join(said)
+    logs = [(tmp_path / "bin" / f"{job}.said").read_text() for job in range(1, 7)]
+    assert done.returncode == 0, done.stderr + "".join(logs)
     assert files(output) == once
-    told = sorted(line.partition(":")[0] for line in said[0].splitlines())
-    assert told == ["keys 1/2", "keys 1/3", "keys 2/2", "keys 2/3", "keys 3/3"]
-    assert "of 30 documents" in said[-1].splitlines()[-1]
+    prefixes = sorted(line.partition(":")[0] for line in logs[0].splitlines())
+    assert prefixes == ["keys 1/2", "keys 1/3", "keys 2/2", "keys 2/3", "keys 3/3"]
+    assert "of 30 documents" in logs[-1].splitlines()[-1]
 
 
 @pytest.mark.parametrize("script", ["data.sh", "data.sbatch"])
@@ -150,23 +150,23 @@ def test_elements_that_begin_at_once_agree_on_one_plan(tmp_path: Path) -> None:
     for turn in range(20):
         folder, wanted = tmp_path / str(turn), {"inputs": [turn]}
         with ThreadPoolExecutor(8) as pool:
-            for begun in [pool.submit(plan, folder, wanted) for _ in range(8)]:
-                begun.result()
+            for future in [pool.submit(open_run_folder, folder, wanted) for _ in range(8)]:
+                future.result()
         assert [file.name for file in folder.iterdir()] == ["plan.json"]
         with pytest.raises(ConfigError, match="holds a run with other inputs"):
-            plan(folder, {"inputs": []})
+            open_run_folder(folder, {"inputs": []})
 
 
 def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
+    stage = TaskStage("extract", 4, lambda task: {}, sizes=(9_000_000, 10_000_000, 20_000_000, 10_000_000))
     for terminal in (False, True):
         clock = iter([100.0, 105.0, 110.0, 120.0])
-        told = Tasks("extract", stage, [1, 2, 3], lambda times=clock: next(times))
+        progress = TaskProgress("extract", stage, [1, 2, 3], lambda times=clock: next(times))
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for size in (20_000_000, 10_000_000, 10_000_000):
-            told({"read": size, "documents": 700})
+            progress({"read": size, "documents": 700})
         lines = [
             "extract 2/4: 20.0 of 40.0 MB, 700 documents, 4.0 MB/s, 5 s left",
             "extract 3/4: 30.0 of 40.0 MB, 1,400 documents, 3.0 MB/s, 3 s left",
@@ -181,26 +181,26 @@ def test_progress_tells_bytes_documents_rate_and_time_left_of_what_was_left_to_d
 def test_progress_of_tasks_whose_bytes_are_not_known_has_the_time_left_and_few_lines_in_a_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage("pairs", 14, lambda task: {})
+    stage = TaskStage("pairs", 14, lambda task: {})
     ends = [102.0, 104.0, 112.0, 113.0, 128.0, 129.0, 130.0]
     for terminal, shown in ((False, (2, 4, 6)), (True, range(7))):
         clock = iter([100.0, *ends])
-        told = Tasks("pairs", stage, range(7, 14), lambda times=clock: next(times))
+        progress = TaskProgress("pairs", stage, range(7, 14), lambda times=clock: next(times))
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for _ in ends:
-            told({"pairs": 1})
+            progress({"pairs": 1})
         seconds = (12, 10, 16, 10, 11, 5, 0)
         lines = [f"pairs {8 + task}/14: {seconds[task]} s left" for task in shown]
-        found = capsys.readouterr().err
-        assert found == (
+        log = capsys.readouterr().err
+        assert log == (
             "".join(f"\r\x1b[K{line}" for line in lines) + "\n" if terminal else "\n".join([*lines, ""])
         )
 
 
 def test_a_stage_that_takes_no_time_is_one_line_in_a_log(tmp_path: Path) -> None:
     words = ["dedup", *flags(corpus(tmp_path / "in", 2), tmp_path / "out")]
-    told = CliRunner().invoke(commands, words).stderr
-    names = [line.partition(":")[0] for line in told.splitlines()]
+    log = CliRunner().invoke(commands, words).stderr
+    names = [line.partition(":")[0] for line in log.splitlines()]
     stages = ["keys 1/2", "keys 2/2", "pairs 10/10", "sets 1/2", "sets 2/2", "groups 1/1", "filter 1/2"]
     assert names == [*stages, "filter 2/2"]
 
@@ -227,9 +227,9 @@ def test_ray_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:  # bound, and nobody listens
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ConfigError, match=f"RAY_ADDRESS: no cluster to use: found {address}: .*refused"):
             deduplicated(corpus(tmp_path / "in", 1), tmp_path / "out", "--executor", "ray")
@@ -250,9 +250,9 @@ def test_workers_end_with_who_started_them_and_whoever_is_killed_the_bytes_are_t
                 assert process.stderr.readline()
             victim = process.pid if turn % 2 else rng.choice(_workers(process.pid))
             os.kill(victim, signal.SIGKILL)
-            said = process.stderr.read()  # to its end: nobody holds it any more
-        assert process.wait() == (-signal.SIGKILL if turn % 2 else 2), said
-        assert "Traceback" not in said
+            log = process.stderr.read()  # to its end: nobody holds it any more
+        assert process.wait() == (-signal.SIGKILL if turn % 2 else 2), log
+        assert "Traceback" not in log
     assert deduplicated(inputs, output, "--workers", "2") == once
 
 

@@ -56,36 +56,36 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def under(pid: int, mark: bytes) -> list[int]:
     """The processes that were started under one, and have a mark in their command line."""
-    found, ahead = list[int](), [pid]
+    pids, ahead = list[int](), [pid]
     while ahead:
-        here = ahead.pop()
-        for task in Path(f"/proc/{here}/task").glob("*/children"):
+        current = ahead.pop()
+        for task in Path(f"/proc/{current}/task").glob("*/children"):
             try:
                 ahead += map(int, task.read_text().split())
-                found += [here] if mark in Path(f"/proc/{here}/cmdline").read_bytes() else []
+                pids += [current] if mark in Path(f"/proc/{current}/cmdline").read_bytes() else []
             except OSError:  # it has ended
                 continue
-    return sorted(set(found) - {pid})
+    return sorted(set(pids) - {pid})
 
 
 def hunted(
     words: list[str], rng: random.Random, kills: int, victims: Callable[[int], list[int]], **more: object
 ) -> tuple[int, str, int]:
     """How a command ended, what it said, and how many of its workers were killed, of at most so many."""
-    killed, begun = 0, time.monotonic()
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(words, stdout=said, stderr=said, **more)  # type: ignore[call-overload]
+    killed, started = 0, time.monotonic()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, **more)  # type: ignore[call-overload]
         while process.poll() is None:
             time.sleep(rng.uniform(0.01, 0.15))
-            assert time.monotonic() - begun < LONGEST, "it hangs"
-            if killed < kills and rng.random() < 0.5 and (found := victims(process.pid)):
+            assert time.monotonic() - started < LONGEST, "it hangs"
+            if killed < kills and rng.random() < 0.5 and (candidates := victims(process.pid)):
                 try:
-                    os.kill(rng.choice(found), signal.SIGKILL)
+                    os.kill(rng.choice(candidates), signal.SIGKILL)
                 except ProcessLookupError:  # it had done its work
                     continue
                 killed += 1
-        said.seek(0)
-        return process.returncode, said.read(), killed
+        log.seek(0)
+        return process.returncode, log.read(), killed
 
 
 @contextmanager
@@ -98,10 +98,10 @@ def ray_head(environment: dict[str, str]) -> Iterator[tuple[int, str]]:
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        begun = time.monotonic()
+        started = time.monotonic()
         while not (folder / "ray_current_cluster").exists():
             assert process.poll() is None
-            assert time.monotonic() - begun < LONGEST
+            assert time.monotonic() - started < LONGEST
             time.sleep(0.1)
         yield process.pid, (folder / "ray_current_cluster").read_text()
     finally:
@@ -120,10 +120,10 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     assert len(once) == SHARDS
     local, killed = [*python, *flags(inputs, tmp_path / "local"), "--workers", "2"], 0
     while killed < kills:
-        code, said, more = hunted(local, rng, 1, lambda pid: under(pid, b"spawn_main"))
+        code, log, more = hunted(local, rng, 1, lambda pid: under(pid, b"spawn_main"))
         killed += more
-        assert code == (2 if more else 0), said
-        assert not more or "error: --workers: a process was killed" in said.splitlines()[-1]
+        assert code == (2 if more else 0), log
+        assert not more or "error: --workers: a process was killed" in log.splitlines()[-1]
         if code == 0:  # done before it could be killed: once more from the start
             assert files(tmp_path / "local") == once
             shutil.rmtree(tmp_path / "local.work")
@@ -140,9 +140,9 @@ def test_workers_killed_at_random_are_replaced_or_told_and_the_bytes_are_the_sam
     array = ["bash", str(SLURM / "data.sh"), "4", "extract join", *flags(inputs, tmp_path / "array")]
     killed = 0
     while killed < kills:
-        code, said, more = hunted(array, rng, 3, lambda pid: under(pid, b"-m\0mega_data"), env=environment)
+        code, log, more = hunted(array, rng, 3, lambda pid: under(pid, b"-m\0mega_data"), env=environment)
         killed += more
-        assert code == 0, said  # the jobs are submitted; which of them end well is another matter
+        assert code == 0, log  # the jobs are submitted; which of them end well is another matter
     hunted(array, rng, 0, lambda pid: [], env=environment)
     assert files(tmp_path / "array") == once
 
@@ -168,19 +168,19 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_bytes_of_one_process(t
         environment |= {"RAY_ADDRESS": address, "PYTHONPATH": str(tmp_path / "code")}
         ended = 2
         while killed < kills or ended:
-            left = kills - killed
-            ended, said, more = hunted(
-                words, rng, left, lambda _: under(head, b"ray::_task"), env=environment
+            kills_left = kills - killed
+            ended, log, more = hunted(
+                words, rng, kills_left, lambda _: under(head, b"ray::_task"), env=environment
             )
             killed += more
-            assert ended in (0, 2), said
-            assert not ended or "error: --executor: Ray lost a task of extract" in said, said
+            assert ended in (0, 2), log
+            assert not ended or "error: --executor: Ray lost a task of extract" in log, log
             if killed < kills and not ended:  # done before it could be killed so often
                 assert files(output) == wanted
                 shutil.rmtree(output.with_suffix(".work"))
         assert files(output) == wanted
         (inputs / "03.xml").write_text("<other/>")
         words[words.index(str(output.with_suffix(".work")))] = str(tmp_path / "other.work")
-        ended, said, _ = hunted(words, rng, 0, lambda _: [], env=environment)
+        ended, log, _ = hunted(words, rng, 0, lambda _: [], env=environment)
         assert ended == 2
-        assert f"error: {inputs}/03.xml: begins like no form" in said.splitlines()[-1]
+        assert f"error: {inputs}/03.xml: begins like no form" in log.splitlines()[-1]

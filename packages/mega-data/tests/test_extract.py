@@ -18,10 +18,11 @@ from click.testing import CliRunner
 
 from mega_data.cli import commands
 from mega_data.executors.local import run
-from mega_data.extract.formats import Part, cut, form_of, pages, sources
+from mega_data.extract.formats import FileRange, detect_format, find_inputs, read_pages, split_inputs
 from mega_data.extract.pipeline import Extraction
-from mega_data.extract.types import LONGEST_PAGE, Gap, Page
+from mega_data.extract.types import MAX_PAGE_BYTES, Page
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import DamagedRange
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from tests.shared_data import SHARED, needs_shared
 
@@ -60,13 +61,13 @@ PAGE = b"""<html><head><title>A  page</title></head><body><nav><a href="/">Home<
 
 
 def read(path: Path, form: str = "auto") -> tuple[list[Page], Counter[str]]:
-    found, reasons = list[Page](), Counter[str]()
-    for page in pages(Part(path), form):
+    pages, reasons = list[Page](), Counter[str]()
+    for page in read_pages(FileRange(path), form):
         if isinstance(page, Page):
-            found.append(page)
+            pages.append(page)
         else:
             reasons[page.reason] += 1
-    return found, reasons
+    return pages, reasons
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def read(path: Path, form: str = "auto") -> tuple[list[Page], Counter[str]]:
     ],
 )
 def test_wikitext_becomes_what_a_reader_sees(markup: str, text: str) -> None:
-    assert Wikitext(["Datei"]).plain(markup) == text
+    assert Wikitext(["Datei"]).to_text(markup) == text
 
 
 def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
@@ -106,14 +107,14 @@ def test_a_page_comes_to_an_end_whatever_is_repeated_or_nested_in_it() -> None:
     for shape in [[mark] for mark in marks] + [rng.sample(marks, rng.randint(2, 4)) for _ in range(40)]:
         text = "".join(shape) * (150_000 // len("".join(shape)))
         for whole in (text, text + "".join(reversed(shape)) + "x"):
-            assert len(Wikitext().plain(whole)) <= len(whole)
+            assert len(Wikitext().to_text(whole)) <= len(whole)
 
 
 def test_a_dump_gives_its_articles_and_a_reason_for_every_other_page(tmp_path: Path) -> None:
     file = tmp_path / "dump.xml"
     file.write_text(DUMP)
-    found, reasons = read(file)
-    assert found == [
+    pages, reasons = read(file)
+    assert pages == [
         Page("7", "https://de.example.org/wiki?curid=7", "Eins", "Eins ist eine Zahl."),
         Page("11", "https://de.example.org/wiki?curid=11", "Vier &amp; mehr", "Vier"),
     ]
@@ -125,7 +126,7 @@ def test_a_folder_gives_the_files_of_known_names_in_order(tmp_path: Path) -> Non
     for name in [*names, "e.jsonl", ".f.xml", "g.xml.md5"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert sources([tmp_path]) == [tmp_path / name for name in names]
+    assert find_inputs([tmp_path]) == [tmp_path / name for name in names]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -150,11 +151,11 @@ def test_a_dump_in_an_encoding_that_is_not_read_is_named(tmp_path: Path, encodin
 def test_a_dump_that_is_cut_off_gives_the_pages_before(tmp_path: Path) -> None:
     file = tmp_path / "dump.xml"
     file.write_text(DUMP[: DUMP.index("<page><title>Vier")])
-    found, reasons = read(file)
-    assert [page.id for page in found] == ["7"]
+    pages, reasons = read(file)
+    assert [page.id for page in pages] == ["7"]
     assert reasons == {"redirect": 1, "namespace 12": 1, "no text": 1, "cut off": 1}
     file.write_text(DUMP[: DUMP.index("Vier</text>")])
-    assert read(file) == (found, reasons)
+    assert read(file) == (pages, reasons)
 
 
 def test_entities_that_grow_are_refused(tmp_path: Path) -> None:
@@ -176,9 +177,9 @@ def test_an_archive_gives_its_pages_of_html(tmp_path: Path) -> None:
         record("response", http(b"<html></html>")),
     ]
     file.write_bytes(b"".join(map(gzip.compress, parts)))
-    found, reasons = read(file)
-    assert [(page.url, page.title) for page in found] == [("https://example.org/a", "A page")] * 2
-    for page in found:
+    pages, reasons = read(file)
+    assert [(page.url, page.title) for page in pages] == [("https://example.org/a", "A page")] * 2
+    for page in pages:
         assert "A bridge carries a road over a river." in page.text
         assert "Çay." in page.text
         assert "var x" not in page.text
@@ -219,18 +220,20 @@ def test_records_after_a_damaged_place_are_found_once_each(tmp_path: Path, kind:
     place = {"head": 0, "middle": len(hurt) // 2, "end": len(hurt) - 6}[harm]
     hurt[place : place + 4] = b"\xff\0\xff\0"
     file.write_bytes(b"".join([*parts[:2], hurt, *parts[3:]]))
-    found, reasons = read(file)
+    pages, reasons = read(file)
     others = [page for page in whole if page.url[-1] != "2"]
-    assert [page for page in found if page in others] == others
+    assert [page for page in pages if page in others] == others
     if not kind and harm == "middle":  # there is no checksum
-        assert len(found) == 6
+        assert len(pages) == 6
         return
     assert reasons["damaged"] == 1
-    assert not kind or [page for page in found if page not in whole] == []
+    assert not kind or [page for page in pages if page not in whole] == []
     (gap,) = [
-        part for part in pages(Part(file), "auto") if isinstance(part, Gap) and part.reason == "damaged"
+        part
+        for part in read_pages(FileRange(file), "auto")
+        if isinstance(part, DamagedRange) and part.reason == "damaged"
     ]
-    assert begin <= gap.at <= begin + len(hurt)
+    assert begin <= gap.start <= begin + len(hurt)
 
 
 def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ def test_a_page_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_page_larger_than_any_is_left_out_whatever_it_unpacks_to(tmp_path: Path) -> None:
-    bomb = gzip.compress(b" " * (LONGEST_PAGE + 1))
+    bomb = gzip.compress(b" " * (MAX_PAGE_BYTES + 1))
     page = http(bomb, "text/html\r\nContent-Encoding: gzip")
     (tmp_path / "a.warc").write_bytes(record("response", page))
     assert read(tmp_path / "a.warc") == ([], {"too long": 1})
@@ -264,18 +267,18 @@ def test_the_form_is_seen_by_the_first_bytes(tmp_path: Path) -> None:
     held = {"wiki-dump": DUMP.encode(), "warc": record("warcinfo", b"x"), "html": PAGE}
     for form, data in held.items():
         (tmp_path / form).write_bytes(data)
-        assert form_of(tmp_path / form) == form
+        assert detect_format(tmp_path / form) == form
     (tmp_path / "other").write_text("just text")
     with pytest.raises(FormatError, match=r"begins like no form that is known.*--from"):
-        form_of(tmp_path / "other")
+        detect_format(tmp_path / "other")
 
 
 @needs_shared
 def test_damaged_archives_give_their_whole_records() -> None:
-    found = {file.name: read(file, "warc") for file in sorted((WEB / "warcio").iterdir())}
-    assert len(found) == 8
-    assert found["example-trunc.warc"][1]["damaged"] == 1
-    assert {name: len(pages) for name, (pages, _) in found.items()} == {
+    results = {file.name: read(file, "warc") for file in sorted((WEB / "warcio").iterdir())}
+    assert len(results) == 8
+    assert results["example-trunc.warc"][1]["damaged"] == 1
+    assert {name: len(pages) for name, (pages, _) in results.items()} == {
         "example-bad.warc.gz.bad": 1,
         "example-digest.warc": 0,
         "example-iana.org-chunked.warc": 1,
@@ -290,10 +293,10 @@ def test_damaged_archives_give_their_whole_records() -> None:
 @needs_shared
 def test_real_dumps_leave_no_markup_in_their_text() -> None:
     for file in sorted(WIKI.iterdir()):
-        found, reasons = read(file)
-        assert found
+        pages, reasons = read(file)
+        assert pages
         assert not reasons["damaged"]
-        text = "\n".join(page.text for page in found)
+        text = "\n".join(page.text for page in pages)
         for mark in ("[[", "]]", "{{", "{|", "<ref", "'''", "<!--"):
             assert text.count(mark) <= len(text) / 100_000, (file.name, mark)
 
@@ -316,12 +319,12 @@ def test_mutated_files_end_in_pages_reasons_or_an_error_that_names_them(tmp_path
             file.write_bytes(bytes(hurt[: rng.choice([len(hurt), rng.randrange(len(hurt))])]))
             form = {"xml": "wiki-dump"}.get(name.split(".")[1], name.split(".")[1])
             try:
-                found, reasons = read(file, form)
+                pages, reasons = read(file, form)
             except FormatError as error:
                 outcomes["refused"] += 1
                 named &= str(error).startswith(str(file))
             else:
-                outcomes["read"] += bool(found)
+                outcomes["read"] += bool(pages)
                 outcomes["damaged"] += any(reasons[kind] for kind in ("damaged", "unparsable", "cut off"))
     assert named
     assert min(outcomes[kind] for kind in ("refused", "read", "damaged")) > 10
@@ -336,7 +339,7 @@ def inputs(folder: Path) -> Path:
 
 
 def extracted(folder: Path, output: Path, workers: int = 1) -> dict[str, bytes]:
-    job = Extraction(cut(sources([folder])), output, output.with_name(f"{output.name}.work"))
+    job = Extraction(split_inputs(find_inputs([folder])), output, output.with_name(f"{output.name}.work"))
     job.begin()
     run(job.stages(), job.work, workers=workers)
     files = [output] if output.is_file() else sorted(output.iterdir())
@@ -348,9 +351,9 @@ def test_the_same_bytes_come_out_whatever_the_workers(tmp_path: Path) -> None:
     once = extracted(folder, tmp_path / "one")
     assert sorted(once) == sorted(f"{file.name}.jsonl" for file in folder.iterdir())
     assert extracted(folder, tmp_path / "two", workers=2) == once
-    (joined,) = extracted(folder, tmp_path / "all.jsonl", workers=2).values()
-    assert joined == b"".join(once[f"{file.name}.jsonl"] for file in sorted(folder.iterdir()))
-    rows = [json.loads(line) for line in joined.splitlines()]
+    (single,) = extracted(folder, tmp_path / "all.jsonl", workers=2).values()
+    assert single == b"".join(once[f"{file.name}.jsonl"] for file in sorted(folder.iterdir()))
+    rows = [json.loads(line) for line in single.splitlines()]
     assert {tuple(row) for row in rows} == {("id", "url", "title", "text")}
     assert len(rows) == 13
 
@@ -365,9 +368,9 @@ def extract(*arguments: object) -> str:
 
 def test_the_command_tells_what_it_found_and_what_it_left_out(tmp_path: Path) -> None:
     folder = inputs(tmp_path / "in")
-    said = extract("--input", folder, "--output", tmp_path / "all.jsonl")
-    assert "all.jsonl: 13 documents" in said
-    assert "left out 5: redirect" in said
+    output = extract("--input", folder, "--output", tmp_path / "all.jsonl")
+    assert "all.jsonl: 13 documents" in output
+    assert "left out 5: redirect" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.jsonl", "in"]
 
 

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
-from mega_data.extract.formats import sources
-from mega_data.jsonl_shards import shards
+from mega_data.extract.formats import find_inputs
+from mega_data.jsonl_shards import find_shards
 from mega_data.preprocess import Options, preprocess
-from mega_data.readers.inputs import Input, found
+from mega_data.readers.inputs import InputFile, expand_inputs
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
@@ -42,7 +42,7 @@ def call(*arguments: object) -> Result:
 
 
 def names(root: Path, *words: object) -> list[str]:
-    return [str(one.path.relative_to(root)) for one in found([str(word) for word in words])]
+    return [str(item.path.relative_to(root)) for item in expand_inputs([str(word) for word in words])]
 
 
 def ids(prefix: Path) -> list[list[int]]:
@@ -65,9 +65,9 @@ def test_a_linked_folder_below_a_folder_is_read(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/linked").symlink_to("../real")
     assert names(tmp_path, tmp_path / "in") == ["in/linked/a.jsonl"]
-    assert [p.name for p in shards([tmp_path / "in"])] == ["a.jsonl"]
+    assert [p.name for p in find_shards([tmp_path / "in"])] == ["a.jsonl"]
     (tmp_path / "real/page.html").write_text("<html>")
-    assert [p.name for p in sources([tmp_path / "in"])] == ["page.html"]
+    assert [p.name for p in find_inputs([tmp_path / "in"])] == ["page.html"]
 
 
 @pytest.mark.parametrize("word", ["in", "in/*.jsonl", "in/**/*.jsonl", "in/x.jsonl"])
@@ -78,15 +78,15 @@ def test_a_link_to_nothing_is_refused(tmp_path, monkeypatch, word):
     with pytest.raises(
         ConfigError, match=r"--input: a link to nothing: found in/x.jsonl -> nothere; hint: is"
     ):
-        found([word])
+        expand_inputs([word])
     with pytest.raises(ConfigError, match="a link to nothing"):
-        sources([word])
+        find_inputs([word])
 
 
 def test_a_file_that_is_named_several_times_is_read_once(tmp_path, caplog):
-    one = lines(tmp_path / "in/a.jsonl", "1")
-    (tmp_path / "link.jsonl").symlink_to(one)
-    words = (one, one, tmp_path / "in", tmp_path / "link.jsonl", tmp_path / "in/*")
+    first = lines(tmp_path / "in/a.jsonl", "1")
+    (tmp_path / "link.jsonl").symlink_to(first)
+    words = (first, first, tmp_path / "in", tmp_path / "link.jsonl", tmp_path / "in/*")
     assert names(tmp_path, *words) == ["in/a.jsonl"]
     assert "--input: 4 files named more than once, read once" in caplog.text
 
@@ -106,7 +106,7 @@ def test_a_dataset_of_several_splits_is_refused_by_name(tmp_path):
     with pytest.raises(
         ConfigError, match=r"several splits of a dataset: found .*saved: test, train; hint: --input"
     ):
-        found([str(tmp_path)])
+        expand_inputs([str(tmp_path)])
     assert names(tmp_path, tmp_path / "saved/train") == ["saved/train/data-0.arrow"]
 
 
@@ -120,7 +120,7 @@ def test_a_folder_with_outputs_of_ours_is_an_input_again(tmp_path, caplog):
     assert "read without outputs of mega-data" in caplog.text
     assert (folder / "corpus_quarantine.jsonl").exists()
     mine = lines(folder / "of_mine_quarantine.jsonl", "3")
-    assert mine.name in [one.path.name for one in found([str(folder)])]
+    assert mine.name in [item.path.name for item in expand_inputs([str(folder)])]
 
 
 def test_pages_and_a_tokenizer_below_the_input_folder_are_not_read_again(tmp_path):
@@ -246,9 +246,9 @@ def change(path: Path, how: str) -> None:
     elif how == "rewritten":
         path.write_bytes(data[: data.index(b"\n") + 1] * 3)
     elif how == "replaced":
-        other = path.with_suffix(".new")
-        other.write_bytes(data.replace(b"1", b"2"))
-        other.replace(path)
+        replacement = path.with_suffix(".new")
+        replacement.write_bytes(data.replace(b"1", b"2"))
+        replacement.replace(path)
     else:
         path.unlink()
 
@@ -280,7 +280,7 @@ def test_an_input_that_changes_during_a_run_ends_it(tmp_path, how, packing, work
 
     with pytest.raises(FormatError, match=r"a\.jsonl(\.gz)?: changed while it was read: found "):
         preprocess(
-            [Input(path, "jsonl")],
+            [InputFile(path, "jsonl")],
             tmp_path / "p",
             null(),
             Options(skip=True),
@@ -297,10 +297,10 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
     whole = gzip.compress("".join(f'{{"text": "{n % 90}"}}\n' for n in range(300_000)).encode())
     for name in ("a", "b"):
         (tmp_path / f"in/{name}.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    given = [Input(tmp_path / f"in/{name}", "jsonl") for name in ("a.jsonl.gz", "b.jsonl.gz", good.name)]
+    inputs = [InputFile(tmp_path / f"in/{name}", "jsonl") for name in ("a.jsonl.gz", "b.jsonl.gz", good.name)]
     with pytest.raises(FormatError, match=r"a.jsonl.gz: damaged: found "):
-        preprocess(given, tmp_path / "p", null(), workers=workers)
-    done = preprocess(given, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
+        preprocess(inputs, tmp_path / "p", null(), workers=workers)
+    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), workers=workers, block=1 << 14)
     data = IndexedDataset(done.prefixes[0])
     half = (len(data) - 1) // 2
     assert half > 1000
@@ -311,7 +311,9 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         [7, 8],
     ]
     apart = [json.loads(line) for line in done.quarantine.read_bytes().splitlines()]
-    assert [(row["file"], row["line"]) for row in apart] == [(str(one.path), half + 1) for one in given[:2]]
+    assert [(row["file"], row["line"]) for row in apart] == [
+        (str(item.path), half + 1) for item in inputs[:2]
+    ]
     assert apart[0]["reason"].startswith("damaged: found ")
     for command, *how in (("clean", "--step", "length"), ("dedup", "--preset", "exact")):
         flags = ["--input", tmp_path / "in", "--workers", workers]
@@ -321,14 +323,14 @@ def test_a_damaged_file_is_left_with_on_error_skip_and_the_next_is_read(tmp_path
         outcome = call(command, *flags, "--output", tmp_path / command, *how, "--on-error", "skip")
         assert outcome.exit_code == 0, outcome.exception
         assert "note: 2 lines were passed over" in outcome.stderr
-        kept = (tmp_path / command / "a.jsonl").read_bytes().splitlines()
-        assert len(kept) == (90 if command == "dedup" else len(kept)) > 80
+        output_lines = (tmp_path / command / "a.jsonl").read_bytes().splitlines()
+        assert len(output_lines) == (90 if command == "dedup" else len(output_lines)) > 80
 
 
 def test_a_run_that_was_stopped_after_damage_does_not_meet_it_again(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "1"}\n' * 9)[:-9])
     lines(tmp_path / "b.jsonl", *["2"] * 2000)
-    given = [Input(tmp_path / name, "jsonl") for name in ("a.jsonl.gz", "b.jsonl")]
+    inputs = [InputFile(tmp_path / name, "jsonl") for name in ("a.jsonl.gz", "b.jsonl")]
     calls = 0
 
     def stop(*_: int) -> None:
@@ -339,9 +341,9 @@ def test_a_run_that_was_stopped_after_damage_does_not_meet_it_again(tmp_path):
 
     small = {"block": 1 << 10, "note": 1}
     with pytest.raises(KeyboardInterrupt):
-        preprocess(given, tmp_path / "p", null(), Options(skip=True), progress=stop, **small)
-    done = preprocess(given, tmp_path / "p", null(), Options(skip=True), **small)
-    whole = preprocess(given, tmp_path / "q", null(), Options(skip=True))
+        preprocess(inputs, tmp_path / "p", null(), Options(skip=True), progress=stop, **small)
+    done = preprocess(inputs, tmp_path / "p", null(), Options(skip=True), **small)
+    whole = preprocess(inputs, tmp_path / "q", null(), Options(skip=True))
     assert done.skipped == whole.skipped == 1
     assert ids(done.prefixes[0]) == ids(whole.prefixes[0])
     assert done.quarantine.read_bytes() == whole.quarantine.read_bytes()

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mega_data.cli import commands
-from mega_data.jsonl_shards import lines, output_name, shards
-from mega_data.readers.packed import opened
+from mega_data.jsonl_shards import find_shards, output_name, read_lines
+from mega_data.readers.compression import open_decompressed
 from mega_schema.errors import ConfigError, FormatError, MegaError
 
 TEXTS = ["one and the same", "another", "one and the same", "çok güzel", ""]
@@ -38,9 +38,9 @@ def documents() -> list[dict[str, Any]]:
     return [{"id": f"d{n}", "text": text, "score": n / 4, "n": n} for n, text in enumerate(TEXTS)]
 
 
-def jsonl(path: Path, found: list[str]) -> Path:
+def jsonl(path: Path, values: list[str]) -> Path:
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(line + "\n" for line in found))
+    path.write_text("".join(line + "\n" for line in values))
     return path
 
 
@@ -57,11 +57,11 @@ def test_a_table_gives_what_its_rows_as_json_lines_give(tmp_path: Path, form: st
         with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
     how = ["--preset", "exact"] if command == "dedup" else ["--step", "duplicates", "--step", "length"]
-    for name, given in (("one", plain), ("two", path)):
-        done(command, "--input", given, "--output", tmp_path / name, *how)
-    found = rows(tmp_path / "two/a.jsonl")
-    assert found == rows(tmp_path / "one/a.jsonl")
-    assert [row["n"] for row in found] == [0, 1, 3, 4]
+    for name, source in (("one", plain), ("two", path)):
+        done(command, "--input", source, "--output", tmp_path / name, *how)
+    result = rows(tmp_path / "two/a.jsonl")
+    assert result == rows(tmp_path / "one/a.jsonl")
+    assert [row["n"] for row in result] == [0, 1, 3, 4]
 
 
 def test_what_a_table_holds_and_json_does_not_is_written_as_text(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_what_a_table_holds_and_json_does_not_is_written_as_text(tmp_path: Path)
 
     row = {"text": "x", "raw": b"caf\xc3\xa9 \xff", "on": date(2020, 2, 1), "much": Decimal("1.50")}
     parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
-    (found,) = map(json.loads, lines(tmp_path / "a.parquet"))
-    assert found == {"text": "x", "raw": "café \ufffd", "on": "2020-02-01", "much": "1.50"}
+    (values,) = map(json.loads, read_lines(tmp_path / "a.parquet"))
+    assert values == {"text": "x", "raw": "café \ufffd", "on": "2020-02-01", "much": "1.50"}
 
 
 def test_a_damaged_table_and_a_missing_column_are_named(tmp_path: Path) -> None:
@@ -94,16 +94,23 @@ def test_shards_are_files_globs_folders_and_saved_datasets_but_not_stdin(tmp_pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     named = [tmp_path / "b.jsonl.gz", tmp_path / "*.txt", tmp_path / "saved", tmp_path / "a.parquet"]
-    names = [path.name for path in shards(named)]
+    names = [path.name for path in find_shards(named)]
     assert (
-        names == ["a.parquet", "b.jsonl.gz", "c.txt", "data-0.arrow"] == [p.name for p in shards(named[::-1])]
+        names
+        == ["a.parquet", "b.jsonl.gz", "c.txt", "data-0.arrow"]
+        == [p.name for p in find_shards(named[::-1])]
     )
-    assert [output_name(path) for path in shards(named)] == ["a.jsonl", "b.jsonl", "c.txt", "data-0.jsonl"]
+    assert [output_name(path) for path in find_shards(named)] == [
+        "a.jsonl",
+        "b.jsonl",
+        "c.txt",
+        "data-0.jsonl",
+    ]
     with pytest.raises(ConfigError, match="--input: stdin is read once"):
-        shards(["-"])
+        find_shards(["-"])
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(ConfigError, match="two files of one name"):
-        shards([tmp_path / "a.jsonl", tmp_path / "a.parquet"])
+        find_shards([tmp_path / "a.jsonl", tmp_path / "a.parquet"])
 
 
 def test_what_clean_kept_is_read_without_what_it_dropped(
@@ -112,16 +119,18 @@ def test_what_clean_kept_is_read_without_what_it_dropped(
     jsonl(tmp_path / "in/a.jsonl", [json.dumps({"text": text}) for text in ("one two", "three")] + ["{"])
     jsonl(tmp_path / "in/empty.jsonl", [])
     clean = ["clean", "--input", tmp_path / "in", "--step", "length:minimum=6", "--on-error", "skip"]
-    said = done(*clean, "--output", tmp_path / "kept", "--keep-dropped").stderr
+    log = done(*clean, "--output", tmp_path / "kept", "--keep-dropped").stderr
     assert len(list((tmp_path / "kept").rglob("a.jsonl"))) == 3  # kept, dropped, set apart
     (tmp_path / "kept/.work").mkdir()
     jsonl(tmp_path / "kept/.work/half.jsonl", ["{"])
-    assert [path.name for path in shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
-    again = done("dedup", "--input", tmp_path / "kept", "--output", tmp_path / "out", "--preset", "exact")
+    assert [path.name for path in find_shards([tmp_path / "kept"])] == ["a.jsonl", "empty.jsonl"]
+    dedup_result = done(
+        "dedup", "--input", tmp_path / "kept", "--output", tmp_path / "out", "--preset", "exact"
+    )
     assert "kept: read without dropped and quarantine and report.json" in caplog.text
     assert (tmp_path / "out/a.jsonl").read_text() == (tmp_path / "kept/a.jsonl").read_text()
-    seconds = [int(left) for left in re.findall(r"(\d+) s left", said + again.stderr)]
-    assert all(left < 1000 for left in seconds), seconds
+    seconds = [int(seconds_left) for seconds_left in re.findall(r"(\d+) s left", log + dedup_result.stderr)]
+    assert all(seconds_left < 1000 for seconds_left in seconds), seconds
 
 
 def test_lz4_is_read_and_a_damaged_one_named(tmp_path: Path) -> None:
@@ -130,10 +139,10 @@ def test_lz4_is_read_and_a_damaged_one_named(tmp_path: Path) -> None:
     packed = frame.compress(text[:4000]) + frame.compress(text[4000:])
     path = tmp_path / "a.jsonl.lz4"
     path.write_bytes(packed)
-    assert b"".join(lines(path)) == text
+    assert b"".join(read_lines(path)) == text
     for harm in (packed[:-30], b"nothing packed", packed[:90] + bytes(60) + packed[150:]):
         path.write_bytes(harm)
-        with pytest.raises(FormatError, match=r"a\.jsonl\.lz4: damaged"), opened(path) as file:
+        with pytest.raises(FormatError, match=r"a\.jsonl\.lz4: damaged"), open_decompressed(path) as file:
             file.read()
 
 
@@ -190,8 +199,8 @@ def test_near_duplicates_are_found_around_lines_that_are_passed_over(tmp_path: P
 @pytest.mark.parametrize("command", ["dedup", "clean"])
 def test_documents_that_go_are_told_by_the_id_of_the_one_that_stays(tmp_path: Path, command: str) -> None:
     for name, start in (("a", 0), ("b", 3)):
-        found = [{"url": f"http://é{n + start}", "text": text} for n, text in enumerate(TEXTS[:3])]
-        jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps(row) for row in found])
+        documents = [{"url": f"http://é{n + start}", "text": text} for n, text in enumerate(TEXTS[:3])]
+        jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps(row) for row in documents])
     how = ["--preset", "exact"] if command == "dedup" else ["--step", "duplicates"]
     done(
         command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how, "--keep-dropped",
@@ -229,10 +238,12 @@ def test_what_is_read_and_how_fast_is_told_after_each_file(tmp_path: Path, comma
     for name in "ab":
         jsonl(tmp_path / f"in/{name}.jsonl", [json.dumps({"text": "x" * 400_000})] * 2)
     how = ["--preset", "exact"] if command == "dedup" else ["--step", f"decontaminate:tasks={task}"]
-    said = done(command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how).stderr.splitlines()
+    log_lines = done(
+        command, "--input", tmp_path / "in", "--output", tmp_path / "out", *how
+    ).stderr.splitlines()
     stages = ["keys", "filter"] if command == "dedup" else ["00-pass: count", "00-pass: pass"]
     for stage in stages:
-        first, last = (line for line in said if line.startswith(f"{stage} "))
+        first, last = (line for line in log_lines if line.startswith(f"{stage} "))
         assert re.fullmatch(rf"{stage} 1/2: 0\.8 of 1\.6 MB, 2 documents, [0-9.]+ MB/s, \d+ s left", first), (
             first
         )
@@ -246,8 +257,8 @@ def test_numbers_keep_their_digits_when_a_step_changes_the_text(tmp_path: Path) 
     line = f'{{"id": {number}, "n": [-{number}, 1.5], "text": "a  b", "u": "\\u00e9"}}'
     path = jsonl(tmp_path / "in/a.jsonl", [line])
     done("clean", "--input", path, "--output", tmp_path / "out", "--step", "whitespace")
-    found = (tmp_path / "out/a.jsonl").read_text("utf-8")
-    assert found == f'{{"id":{number},"n":[-{number},1.5],"text":"a b","u":"é"}}\n'
+    text = (tmp_path / "out/a.jsonl").read_text("utf-8")
+    assert text == f'{{"id":{number},"n":[-{number},1.5],"text":"a b","u":"é"}}\n'
     jsonl(tmp_path / "in/b.jsonl", [line])
     exact = ["--preset", "exact", "--keep-dropped"]
     done("dedup", "--input", tmp_path / "in", "--output", tmp_path / "kept", *exact)
@@ -289,8 +300,8 @@ def test_a_name_that_is_not_utf8_is_written_beside_what_was_dropped(tmp_path: Pa
 
 
 def test_gopher_quality_without_a_least_count_takes_an_empty_document() -> None:
-    from mega_data.clean.registry import from_flag
+    from mega_data.clean.registry import step_from_flag
     from mega_data.clean.step import Row
 
-    work = from_flag("gopher-quality:fewest=0").step.start()
+    work = step_from_flag("gopher-quality:fewest=0").step.start()
     assert work(Row({"text": ""}, "text", 0, 1)) == "fewer than two stop words"

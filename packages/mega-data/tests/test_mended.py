@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mega_data.error_limit import ErrorLimit, TooManyErrors
-from mega_data.preprocess import Options, Outcome, preprocess
-from mega_data.readers.inputs import Input, form_of
-from mega_data.resumable_output import Parts
+from mega_data.preprocess import Options, PreprocessResult, preprocess
+from mega_data.readers.inputs import InputFile, format_of_name
+from mega_data.resumable_output import ResumableOutput
 from mega_schema.errors import FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from tests.selection import every
@@ -68,7 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def check_as_of_one_run(inputs: list[Path], folder: Path, options: Options) -> Outcome:
+def check_as_of_one_run(inputs: list[Path], folder: Path, options: Options) -> PreprocessResult:
     """Go on in `folder`; what is there then is what a run that never ended early writes."""
     done = preprocess(inputs, folder / "p", null(), options, **SMALL)
     whole = preprocess(inputs, folder.parent / "whole/p", null(), options)
@@ -176,27 +176,30 @@ def test_files_before_a_pipe_stay_done_and_the_pipe_is_read_from_its_beginning(t
         buffer = io.BytesIO(b"")
 
     monkeypatch.setattr(streams.sys, "stdin", Fake)
-    given = [*(Input(path, form_of(path)) for path in corpus(tmp_path)), Input(Path("-"), "jsonl")]
+    inputs = [
+        *(InputFile(path, format_of_name(path)) for path in corpus(tmp_path)),
+        InputFile(Path("-"), "jsonl"),
+    ]
     line = b'{"text": "1", "title": "2"}\n'
     Fake.buffer = io.BytesIO(line * 30 + b"{oops\n")
     with pytest.raises(FormatError, match="-:31: not JSON"):
-        preprocess(given, tmp_path / "out/p", null(), STRICT, **SMALL)
+        preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
     Fake.buffer = io.BytesIO(line * 40)
-    done = preprocess(given, tmp_path / "out/p", null(), STRICT, **SMALL)
+    done = preprocess(inputs, tmp_path / "out/p", null(), STRICT, **SMALL)
     assert (done.documents, done.fresh) == (180 + 40, 40 * len(line))
 
 
 def test_a_disk_that_is_full_when_a_line_is_wrong_hides_no_error(tmp_path: Path, monkeypatch):
-    inputs, note, failed = corpus(tmp_path), Parts.note, list[Parts]()
+    inputs, note, failed = corpus(tmp_path), ResumableOutput.write_journal, list[ResumableOutput]()
     break_line(inputs[2], line=50)
 
-    def full(self: Parts) -> None:
+    def full(self: ResumableOutput) -> None:
         if sys.exc_info()[0] is FormatError:
             failed.append(self)
             raise OSError(errno.ENOSPC, "No space left on device")
         note(self)
 
-    monkeypatch.setattr(Parts, "note", full)
+    monkeypatch.setattr(ResumableOutput, "write_journal", full)
     with pytest.raises(FormatError, match=r"2\.jsonl\.gz:51: not JSON"):
         preprocess(inputs, tmp_path / "out/p", null(), STRICT, block=400, note=2000)
     assert len(failed) == 1

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from mega_data import merge as module
 from mega_data.cli import commands
-from mega_data.inspect import verify
-from mega_data.merge import merge, prefixes_in
+from mega_data.inspect import verify_dataset
+from mega_data.merge import find_prefixes, merge_datasets
 from mega_schema.app.cli_runner import run_command
 from mega_schema.dataset.indexed_dataset import DatasetInfo, IndexedDataset, IndexedWriter, open_dataset
 from mega_schema.errors import ConfigError, FormatError, MegaError
@@ -41,9 +41,10 @@ def dataset(prefix: Path, docs: Docs, dtype: str = "uint16", **options) -> Index
     return IndexedDataset(prefix, multimodal=modes)
 
 
-def same(one: Path, two: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
+def same(first: Path, second: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> bool:
     return all(
-        one.with_name(one.name + suffix).read_bytes() == two.with_name(two.name + suffix).read_bytes()
+        first.with_name(first.name + suffix).read_bytes()
+        == second.with_name(second.name + suffix).read_bytes()
         for suffix in suffixes
     )
 
@@ -57,7 +58,7 @@ def same(one: Path, two: Path, suffixes: tuple[str, ...] = (".bin", ".idx")) -> 
     ],
 )
 def test_a_merge_is_megatrons_byte_for_byte(parts, whole, tmp_path):
-    merge([open_dataset(GOLDEN / part) for part in parts], tmp_path / "m")
+    merge_datasets([open_dataset(GOLDEN / part) for part in parts], tmp_path / "m")
     assert same(tmp_path / "m", GOLDEN / whole)
 
 
@@ -72,7 +73,7 @@ def test_a_merge_is_what_writing_all_documents_at_once_gives(parts, multimodal, 
     folder = tmp_path_factory.mktemp("merge")
     datasets = [dataset(folder / f"{i}", docs, multimodal=multimodal) for i, docs in enumerate(parts)]
     dataset(folder / "all", [doc for docs in parts for doc in docs], multimodal=multimodal)
-    done = merge(datasets, folder / "m", workers=workers)
+    done = merge_datasets(datasets, folder / "m", workers=workers)
     assert same(folder / "all", folder / "m")
     assert done.documents == sum(map(len, parts))
     assert not list(folder.glob("*.tmp"))
@@ -85,45 +86,45 @@ def test_payloads_of_many_pieces_are_copied_whole_in_any_order(in_kernel, tmp_pa
 
     if not in_kernel:
         monkeypatch.setattr(module.os, "copy_file_range", refused)
-    monkeypatch.setattr(module, "PIECE", 2000)
+    monkeypatch.setattr(module, "COPY_BYTES", 2000)
     rng = random.Random(1)
     parts = [[[[rng.randrange(60000) for _ in range(rng.randrange(4000))]]] for _ in range(5)]
     datasets = [dataset(tmp_path / f"{i}", docs) for i, docs in enumerate(parts)]
     dataset(tmp_path / "all", [doc for docs in parts for doc in docs])
-    told: list[int] = []
-    done = merge(datasets, tmp_path / "m", workers=3, progress=told.append)
+    copied_bytes: list[int] = []
+    done = merge_datasets(datasets, tmp_path / "m", workers=3, progress=copied_bytes.append)
     assert same(tmp_path / "all", tmp_path / "m")
-    assert sum(told) == done.size == (tmp_path / "m.bin").stat().st_size
+    assert sum(copied_bytes) == done.size == (tmp_path / "m.bin").stat().st_size
 
 
 def test_a_folder_is_merged_in_the_order_of_megatrons_file_names(tmp_path):
     for name in ("b", "a", "a-1", "a.1", "A"):
         dataset(tmp_path / name, [[[1]]])
     (tmp_path / "notes.json").write_text("{}", "utf-8")
-    assert [path.name for path in prefixes_in(tmp_path)] == ["A", "a-1", "a.1", "a", "b"]
+    assert [path.name for path in find_prefixes(tmp_path)] == ["A", "a-1", "a.1", "a", "b"]
     (tmp_path / "a.idx").unlink()
     with pytest.raises(FormatError, match=r"a.idx: no such file; hint: finish or remove its other half"):
-        prefixes_in(tmp_path)
+        find_prefixes(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FormatError, match="empty: no datasets: wanted files that end in .bin and .idx"):
-        prefixes_in(tmp_path / "empty")
+        find_prefixes(tmp_path / "empty")
 
 
 def test_what_the_datasets_say_of_themselves_is_merged(tmp_path):
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=10)
-    made = []
+    prefixes = []
     for name, eod in (("a", True), ("b", False), ("a2", True)):
         options = {"key": "text", "append_eod": eod}
         info = DatasetInfo(tokenizer.identity, sources=(f"{name[0]}.jsonl",), options=options)
-        made.append(dataset(tmp_path / name, [[[1], [2]], []], info=info))
+        prefixes.append(dataset(tmp_path / name, [[[1], [2]], []], info=info))
         tokenizer.save(tmp_path / f"{name}.tokenizer")
-    done = merge(made, tmp_path / "m")
+    done = merge_datasets(prefixes, tmp_path / "m")
     merged = IndexedDataset(tmp_path / "m")
     assert merged.info == DatasetInfo(
         tokenizer.identity, 6, 6, 6, sources=("a.jsonl", "b.jsonl"), options={"key": "text"}
     )
     assert done.differing == ("append_eod",)
-    assert verify(merged) == 11
+    assert verify_dataset(merged) == 11
     assert (tmp_path / "m.tokenizer/identity.json").exists()
 
 
@@ -134,7 +135,7 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
     wide = dataset(tmp_path / "wide", [[[1]]], "int32")
     modes = dataset(tmp_path / "modes", [[[1]]], multimodal=True)
     high = dataset(tmp_path / "high", [[[1]]], "int32", form="fairseq-cached")
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     for datasets, line in (
         (
             [a, b],
@@ -149,13 +150,13 @@ def test_datasets_that_do_not_belong_together_are_refused_and_leave_nothing(tmp_
         ([wide, high], "high.idx: ids of one form are one higher on disk: found fairseq-cached, wanted mmap"),
     ):
         with pytest.raises(FormatError, match=line):
-            merge(datasets, tmp_path / "m")
+            merge_datasets(datasets, tmp_path / "m")
     with pytest.raises(ConfigError, match=r"--output-prefix: is one of the inputs: found .*/a"):
-        merge([bare, a], tmp_path / "a")
+        merge_datasets([bare, a], tmp_path / "a")
     with pytest.raises(ConfigError, match="--datasets: none given"):
-        merge([], tmp_path / "m")
-    assert sorted(tmp_path.iterdir()) == there
-    merge([a, bare], tmp_path / "m", assume_same_tokenizer=True)
+        merge_datasets([], tmp_path / "m")
+    assert sorted(tmp_path.iterdir()) == files_before
+    merge_datasets([a, bare], tmp_path / "m", assume_same_tokenizer=True)
     assert IndexedDataset(tmp_path / "m").info is not None
 
 
@@ -166,7 +167,7 @@ def test_a_dataset_whose_pointers_are_not_in_order_is_not_merged(tmp_path):
     whole[34 + 12 + 8] = 2
     path.write_bytes(whole)
     with pytest.raises(FormatError, match="a.idx: pointer of sequence 1: found 2, wanted 4"):
-        merge([IndexedDataset(tmp_path / "a")], tmp_path / "m")
+        merge_datasets([IndexedDataset(tmp_path / "a")], tmp_path / "m")
 
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -174,13 +175,13 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     data = dataset(tmp_path / "a", [[[1]]])
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(module.os, "copy_file_range", full)
     with pytest.raises(
         MegaError, match="m: not written: found No space left on device; hint: make room there"
     ):
-        merge([data], tmp_path / "m")
-    assert sorted(tmp_path.iterdir()) == there
+        merge_datasets([data], tmp_path / "m")
+    assert sorted(tmp_path.iterdir()) == files_before
 
 
 def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
@@ -192,8 +193,8 @@ def test_the_command_merges_named_datasets_or_a_folder(tmp_path, capsys):
         ["--input", tmp_path / "in"],
     ):
         line = [*map(str, ["merge", *words, "--output-prefix", tmp_path / "m"])]
-        said = CliRunner().invoke(commands, line, catch_exceptions=False)
-        assert said.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")
+        result = CliRunner().invoke(commands, line, catch_exceptions=False)
+        assert result.stdout.startswith(f"{tmp_path}/m: 2 datasets, 4 documents, 2 sequences, 2 tokens, ")
         data = IndexedDataset(tmp_path / "m")
         assert [data[0].tolist(), data[1].tolist()] == [[97], [98]]
     for words, found in (([], "neither"), (["--input", tmp_path, "--datasets", tmp_path / "m"], "both")):
@@ -224,16 +225,16 @@ def test_a_note_names_the_options_that_differ(tmp_path):
     for name in "ab":
         dataset(tmp_path / name, [[[1]]], info=DatasetInfo(identity, options={"append_eod": name == "a"}))
     words = ["merge", "--datasets", tmp_path / "a", tmp_path / "b", "--output-prefix", tmp_path / "m"]
-    said = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
-    assert said.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
+    result = CliRunner().invoke(commands, [*map(str, words)], catch_exceptions=False)
+    assert result.stderr == "note: not made alike: append_eod (see each PREFIX.json)\n"
     assert json.loads((tmp_path / "m.json").read_bytes())["options"] == {}
 
 
 def test_merging_to_another_form_keeps_documents_where_the_form_has_them(tmp_path):
     docs: Docs = [[[1, 2], [3]], [], [[4]]]
     a, b = dataset(tmp_path / "a", docs), dataset(tmp_path / "b", docs, form="cached")
-    merge([a, b], tmp_path / "m", form="cached")
+    merge_datasets([a, b], tmp_path / "m", form="cached")
     dataset(tmp_path / "all", docs + docs, form="cached")
     assert same(tmp_path / "m", tmp_path / "all")
-    merge([a, b], tmp_path / "f", form="fairseq-mmap")
+    merge_datasets([a, b], tmp_path / "f", form="fairseq-mmap")
     assert IndexedDataset(tmp_path / "f").documents.tolist() == np.arange(7).tolist()

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.jsonl_shards import shards
+from mega_data.jsonl_shards import find_shards
 from mega_data.preprocess import preprocess
-from mega_data.readers.hub import Named
-from mega_data.readers.inputs import Input, form_of, found
-from mega_data.readers.streams import blocks
+from mega_data.readers.hub import HubDataset
+from mega_data.readers.inputs import InputFile, expand_inputs, format_of_name
+from mega_data.readers.streams import read_blocks
 from mega_schema.dataset.indexed_dataset import open_dataset
 from mega_schema.errors import ConfigError, MegaError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -95,8 +95,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(word: str, start: int = 0, size: int = 1 << 20) -> list[str]:
-    (given,) = found([word])
-    texts = [block.rows(["text"]).texts for block in blocks(given, start, keys=["text"], size=size)]
+    (item,) = expand_inputs([word])
+    texts = [block.rows(["text"]).texts for block in read_blocks(item, start, keys=["text"], size=size)]
     return [str(text) for rows in texts for (text,) in rows]
 
 
@@ -105,12 +105,12 @@ def test_a_name_gives_its_rows_from_any_place_on() -> None:
     assert read("hf:org/rows") == ROWS == read("hf:org/rows:config=en,revision=v1", size=900)
     assert read("hf:org/rows", start=2345) == ROWS[2345:]
     assert read("hf:org/rows:split=train[:10]", start=3) == ROWS[3:10]
-    (given,) = found(["hf:org/rows"])
-    made = list(blocks(given, keys=["text"], size=1000))
-    assert len(made) > 5
-    assert read("hf:org/rows", start=made[2].end) == ROWS[made[2].end :]
-    assert (given.size, given.state()) == (0, ["hf:org/rows", "0123"])
-    assert Input(given.path, form_of(given.path)) == given
+    (item,) = expand_inputs(["hf:org/rows"])
+    all_blocks = list(read_blocks(item, keys=["text"], size=1000))
+    assert len(all_blocks) > 5
+    assert read("hf:org/rows", start=all_blocks[2].end) == ROWS[all_blocks[2].end :]
+    assert (item.size, item.state()) == (0, ["hf:org/rows", "0123"])
+    assert InputFile(item.path, format_of_name(item.path)) == item
 
 
 @pytest.mark.usefixtures("library")
@@ -141,18 +141,18 @@ def test_a_missing_column_is_named_and_clean_wants_files() -> None:
     with pytest.raises(
         ConfigError, match=r"hf:org/rows: no column 'body': found id, text; hint: see --json-keys"
     ):
-        list(Named.parse("hf:org/rows").batches(["body"], 0))
+        list(HubDataset.parse("hf:org/rows").batches(["body"], 0))
     with pytest.raises(
         ConfigError, match=r"this is a name: found hf:org/rows; hint: datasets\.load_dataset\('org"
     ):
-        shards(["hf:org/rows"])
+        find_shards(["hf:org/rows"])
 
 
 @pytest.mark.usefixtures("library")
 def test_a_network_that_breaks_off_leaves_what_was_read(tmp_path: Path) -> None:
     tokenizer = open_tokenizer("NullTokenizer", vocab_size=3000)
     with pytest.raises(MegaError, match="goes on where this one ended"):
-        preprocess(found(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
+        preprocess(expand_inputs(["hf:org/broken"]), tmp_path / "out", tokenizer, block=100, note=100)
     assert (tmp_path / "out.unfinished/journal.json").exists()
     assert not (tmp_path / "out_text_document.idx").exists()
 
@@ -193,16 +193,16 @@ def test_the_library_itself_builds_from_local_files_and_is_refused_a_name_withou
         [sys.executable, "-c", OURS, json.dumps(calls)],
         env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert [code for code, _ in told[:3]] == [0, 0, 0], told
+    reply = json.loads(done.stdout.splitlines()[-1])
+    assert [code for code, _ in reply[:3]] == [0, 0, 0], reply
     streamed, part, plain = (open_dataset(tmp_path / f"out{n}_text_document") for n in range(3))
     assert all(np.array_equal(streamed[n], plain[n]) for n in range(len(ROWS)))
     assert (len(streamed), len(part)) == (len(ROWS), 10)
-    assert told[3][1].startswith(
+    assert reply[3][1].startswith(
         "hf:rows:split=test: not a dataset that can be read: found ValueError: Bad split"
     )
-    assert told[4][1].startswith("hf:nobody/nothing: not a dataset that can be read: found ConnectionError")
-    assert "is the network there?" in told[4][1]
+    assert reply[4][1].startswith("hf:nobody/nothing: not a dataset that can be read: found ConnectionError")
+    assert "is the network there?" in reply[4][1]
 
 
 def test_a_mistaken_key_is_answered_by_the_command(tmp_path: Path) -> None:

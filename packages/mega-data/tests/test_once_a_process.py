@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mega_data.clean.registry import from_flag
+from mega_data.clean.registry import step_from_flag
 from mega_data.clean.step import Row, Verdict
 from mega_data.dedup.presets import PRESETS
 from mega_data.dedup.shingles import Shingles
@@ -24,7 +24,7 @@ def forbid(patch: pytest.MonkeyPatch, owner: object, name: str) -> None:
 
 
 def started(flag: str) -> Callable[..., Verdict]:
-    work = from_flag(flag).step.start()
+    work = step_from_flag(flag).step.start()
     return lambda **values: work(Row({"text": "", **values}, "text", 0, 1))
 
 
@@ -89,7 +89,7 @@ def test_a_fasttext_model_that_did_not_change(tmp_path: Path, monkeypatch: pytes
 
     fasttext, path = Library(), tmp_path / "lid.bin"
     path.write_bytes(b"model")
-    monkeypatch.setattr("mega_data.clean.language.library", lambda *_: fasttext)
+    monkeypatch.setattr("mega_data.clean.language.import_for_step", lambda *_: fasttext)
     for shard, text in enumerate((b"model", b"model", b"another")):
         if shard == 2:
             path.write_bytes(text)

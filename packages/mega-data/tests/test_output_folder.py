@@ -18,7 +18,7 @@ import pytest
 from mega_data.cli import commands
 from mega_data.executors.local import run as run_tasks
 from mega_data.output_folder import check_folder
-from mega_data.task_stages import PLAN, Stage
+from mega_data.task_stages import PLAN, TaskStage
 from mega_schema.errors import ConfigError, FormatError
 
 STEP = ("--step", "whitespace")
@@ -85,8 +85,8 @@ def test_shards_that_did_not_change_keep_their_results_after_a_wrong_line(tmp_pa
         "report.html",
         "report.json",
     ]
-    kept = {name: (tmp_path / "out" / name).stat().st_ino for name in written}
-    assert kept == written  # renamed, not written again
+    inodes = {name: (tmp_path / "out" / name).stat().st_ino for name in written}
+    assert inodes == written  # renamed, not written again
     assert json.loads((tmp_path / "out/report.json").read_text())["steps"][0]["documents_in"] == 20
 
 
@@ -218,7 +218,7 @@ class Failing:
 
 def test_an_exception_in_a_task_is_passed_on_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="a bug of ours") as raised:
-        run_tasks([Stage("bug", 4, Failing(4))], tmp_path, workers=2)
+        run_tasks([TaskStage("bug", 4, Failing(4))], tmp_path, workers=2)
     assert "in __call__" in raised.value.__notes__[0]
 
 
@@ -233,7 +233,7 @@ def test_a_task_is_sent_to_a_worker_as_two_numbers_however_many_inputs_a_run_has
         send(self, value)
 
     monkeypatch.setattr(Connection, "send", record)
-    run_tasks([Stage("none", 2, Failing(2000))], tmp_path, workers=2)
+    run_tasks([TaskStage("none", 2, Failing(2000))], tmp_path, workers=2)
     assert sorted(value for value in sent if isinstance(value, tuple)) == [(0, 0), (0, 1)]
 
 
@@ -244,9 +244,9 @@ def test_an_unknown_code_of_a_language_is_refused_and_a_run_that_keeps_nothing_e
     with pytest.raises(ConfigError, match=r"step language: keep: no such code: found english.*keep=en"):
         call(*words, "language:keep=english")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         call(*words, "length:minimum=10000")
-    assert left.value.code == 1
+    assert exit_error.value.code == 1
     assert "note: none of 5 documents is left: exit code 1" in capsys.readouterr().err
 
 

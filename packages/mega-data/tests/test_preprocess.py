@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mega_data.preprocess import Options, preprocess
-from mega_data.readers.inputs import Input
-from mega_data.readers.streams import blocks
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.streams import read_blocks
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer, open_tokenizer_folder
@@ -77,7 +77,7 @@ def test_output_bytes_do_not_depend_on_the_workers(tmp_path):
     rng = random.Random(7)
     texts = [" ".join(str(rng.randrange(100)) for _ in range(rng.randrange(3000))) for _ in range(60)]
     inputs = [lines(tmp_path / "a", *texts[:41]), lines(tmp_path / "b", *texts[41:])]
-    assert sum(len(list(blocks(Input(p, "jsonl"), keys=["text"], size=CHUNK))) for p in inputs) > 8
+    assert sum(len(list(read_blocks(InputFile(p, "jsonl"), keys=["text"], size=CHUNK))) for p in inputs) > 8
     outputs = []
     for workers in (1, 2, 3):
         preprocess(
@@ -151,7 +151,9 @@ def test_a_file_that_is_damaged_leaves_nothing(tmp_path):
 
 
 def test_the_index_may_have_megatrons_older_form(tmp_path):
-    done = preprocess([lines(tmp_path / "a", "1 2", "", "3")], tmp_path / "p", null(), Options(form="lazy"))
+    done = preprocess(
+        [lines(tmp_path / "a", "1 2", "", "3")], tmp_path / "p", null(), Options(index_format="lazy")
+    )
     data = IndexedDataset(done.prefixes[0])
     assert (tmp_path / "p_text_document.idx").read_bytes().startswith(b"TNTIDX")
     assert ([data[i].tolist() for i in range(len(data))], data.documents.tolist()) == (
@@ -198,6 +200,6 @@ def test_a_corpus_without_documents_is_a_dataset_without_documents(tmp_path):
 def test_texts_may_have_line_breaks_that_only_unicode_knows(tmp_path):
     path = tmp_path / "a"
     path.write_bytes('{"text": "a\u2028b\u0085c"}\n'.encode())
-    (block,) = blocks(Input(path, "jsonl"), keys=["text"])
+    (block,) = read_blocks(InputFile(path, "jsonl"), keys=["text"])
     rows = block.rows(["text"])
-    assert (rows.numbers, rows.texts, rows.faults) == ([0], [("a\u2028b\u0085c",)], [])
+    assert (rows.numbers, rows.texts, rows.errors) == ([0], [("a\u2028b\u0085c",)], [])

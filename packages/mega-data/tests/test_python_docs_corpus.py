@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mega_data.python_docs_corpus import SHORTEST, collect, write
+from mega_data.python_docs_corpus import MIN_CHARACTERS, collect, write_documents
 from mega_schema.errors import ConfigError
 
 WORDS = (
@@ -25,12 +25,12 @@ def package(root: Path, modules: int = 60) -> Path:
 
 
 def test_the_same_modules_elsewhere_and_by_other_workers_give_the_same_sample(tmp_path):
-    one = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "here")])
+    first = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "here")])
     two = collect(10**6, held_out_share=0.3, roots=[package(tmp_path / "there" / "deep")], workers=2)
-    assert one == two
-    assert len(one.train) + len(one.held_out) == 60
-    assert 5 < len(one.held_out) < 35
-    assert one.train[0].source.startswith("pack")
+    assert first == two
+    assert len(first.train) + len(first.held_out) == 60
+    assert 5 < len(first.held_out) < 35
+    assert first.train[0].source.startswith("pack")
 
 
 def test_a_docstring_loses_its_indentation(tmp_path):
@@ -68,7 +68,7 @@ def test_files_that_are_not_python_and_texts_that_are_not_text_are_passed_over(t
         "syntax": b"def f(:",
         "null": b"x = 1\0",
         "coding": b'# coding: ascii\n"\xff"',
-        "short": f'"""{WORDS[: SHORTEST - 1]}"""'.encode(),
+        "short": f'"""{WORDS[: MIN_CHARACTERS - 1]}"""'.encode(),
         "half": f'"{WORDS}\\ud800"'.encode(),
         "escape": f'"{WORDS}\\d"'.encode(),
         "number": f'f"{WORDS}"'.encode(),
@@ -78,8 +78,8 @@ def test_files_that_are_not_python_and_texts_that_are_not_text_are_passed_over(t
     (tmp_path / "not-a-module.py").write_text(f'"""{WORDS} not a module"""')
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "t.py").write_text(f'"""{WORDS} a test"""')
-    found = {document.source for document in collect(10**6, roots=[tmp_path]).train}
-    assert found == {"pack0.mod0", "escape"}
+    sources = {document.source for document in collect(10**6, roots=[tmp_path]).train}
+    assert sources == {"pack0.mod0", "escape"}
 
 
 def test_the_topics_of_help_are_documents_each_its_own_source(tmp_path):
@@ -94,7 +94,7 @@ def test_the_topics_of_help_are_documents_each_its_own_source(tmp_path):
 def test_this_python_carries_text_and_its_modules_are_not_run(tmp_path):
     sample = collect(300_000, held_out_share=0.02)
     assert sample.train_bytes >= 300_000
-    assert all(len(document.text) >= SHORTEST for document in sample.train)
+    assert all(len(document.text) >= MIN_CHARACTERS for document in sample.train)
     (tmp_path / "boom.py").write_text(f'"""{WORDS}"""\nraise SystemExit("was run")')
     assert len(collect(1, roots=[tmp_path]).train) == 1
 
@@ -107,7 +107,7 @@ def test_a_share_that_is_none_is_refused(share):
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     sample = collect(10**6, roots=[package(tmp_path / "p", 3)])
-    write(tmp_path / "out" / "c.jsonl", sample.train)
+    write_documents(tmp_path / "out" / "c.jsonl", sample.train)
     lines = (tmp_path / "out" / "c.jsonl").read_bytes().splitlines()
     wanted = [{"text": document.text, "source": document.source} for document in sample.train]
     assert [orjson.loads(line) for line in lines] == wanted
@@ -117,5 +117,5 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "out" / "d.jsonl", stops())
+        write_documents(tmp_path / "out" / "d.jsonl", stops())
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["c.jsonl"]

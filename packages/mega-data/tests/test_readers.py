@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from mega_data.readers import arrow, streams
-from mega_data.readers.blocks import Lines
-from mega_data.readers.inputs import Input, form_of, found
-from mega_data.readers.streams import blocks
+from mega_data.readers.blocks import JsonLines
+from mega_data.readers.inputs import InputFile, expand_inputs, format_of_name
+from mega_data.readers.streams import read_blocks
 from mega_schema.errors import ConfigError, FormatError
 
 
@@ -41,12 +41,12 @@ def jsonl(rng: random.Random, count: int) -> bytes:
     return ("\n".join(rows) + "\n" * rng.randrange(2)).encode()
 
 
-def texts(given: Input, start: int = 0, **more: object) -> list[tuple[int, str]]:
+def texts(item: InputFile, start: int = 0, **more: object) -> list[tuple[int, str]]:
     """Each text with its number in what is read."""
     rows, first = list[tuple[int, str]](), 0
-    for block in blocks(given, start, keys=["text"], **more):  # type: ignore[arg-type]
+    for block in read_blocks(item, start, keys=["text"], **more):  # type: ignore[arg-type]
         read = block.rows(["text"])
-        assert not read.faults
+        assert not read.errors
         rows += [(first + n, str(text)) for n, (text,) in zip(read.numbers, read.texts, strict=True)]
         first += read.count
     return rows
@@ -60,13 +60,13 @@ def test_lines_come_once_with_their_numbers_and_from_the_end_of_any_block(packin
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing](data))
     wanted = [(i, json.loads(line)["text"]) for i, line in enumerate(data.splitlines())]
-    given, size = Input(path, "jsonl"), rng.randrange(1, 300)
-    assert texts(given, size=size) == wanted
-    made = list(blocks(given, keys=["text"], size=size))
-    assert sum(block.consumed for block in made) <= path.stat().st_size
-    at = rng.randrange(len(made))
-    passed = sum(block.rows(["text"]).count for block in made[: at + 1])
-    assert texts(given, made[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]
+    item, size = InputFile(path, "jsonl"), rng.randrange(1, 300)
+    assert texts(item, size=size) == wanted
+    all_blocks = list(read_blocks(item, keys=["text"], size=size))
+    assert sum(block.consumed for block in all_blocks) <= path.stat().st_size
+    at = rng.randrange(len(all_blocks))
+    passed = sum(block.rows(["text"]).count for block in all_blocks[: at + 1])
+    assert texts(item, all_blocks[at].end, size=size) == [(i - passed, text) for i, text in wanted[passed:]]
 
 
 @pytest.mark.parametrize("packing", [p for p in PACK if p])
@@ -82,7 +82,7 @@ def test_a_packed_file_that_is_damaged_is_named(packing, tmp_path):
     ):
         path.write_bytes(data)
         with pytest.raises(FormatError, match=re.escape(f"{path}: damaged: found ")):
-            texts(Input(path, "jsonl"))
+            texts(InputFile(path, "jsonl"))
 
 
 def test_a_packing_whose_library_is_missing_says_what_to_install(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_packing_whose_library_is_missing_says_what_to_install(tmp_path, monke
         monkeypatch.setitem(sys.modules, name, None)
         path = next(p for p in tmp_path.iterdir() if p.suffix.endswith(extra))
         with pytest.raises(ConfigError, match=rf"wanted {name}; hint: pip install .*mega-data\[{extra}\]"):
-            texts(Input(path, form_of(path)))
+            texts(InputFile(path, format_of_name(path)))
 
 
 TEXT = b"one\ntwo\n\n\nthree\r\n\n four\nfive"
@@ -112,29 +112,29 @@ TEXT = b"one\ntwo\n\n\nthree\r\n\n four\nfive"
 def test_a_plain_text_is_documents_by_its_unit(unit, wanted, size, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(TEXT)
-    assert [text for _, text in texts(Input(path, "text"), unit=unit, size=size)] == [
+    assert [text for _, text in texts(InputFile(path, "text"), unit=unit, size=size)] == [
         text for _, text in wanted
     ]
     if size == 1000:
-        assert texts(Input(path, "text"), unit=unit) == wanted
+        assert texts(InputFile(path, "text"), unit=unit) == wanted
 
 
 def test_bytes_that_are_not_utf8_are_a_fault_of_their_line(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\xff\nthree\n")
-    (block,) = blocks(Input(path, "text"), keys=["text"], unit="line")
+    (block,) = read_blocks(InputFile(path, "text"), keys=["text"], unit="line")
     rows = block.rows(["text"])
-    assert (rows.numbers, [fault.row for fault in rows.faults], rows.count) == ([0, 2], [1], 3)
-    assert str(rows.faults[0].error(path, 1)).startswith(f"{path}:2: not UTF-8: found byte 0 of it")
+    assert (rows.numbers, [fault.row for fault in rows.errors], rows.count) == ([0, 2], [1], 3)
+    assert str(rows.errors[0].error(path, 1)).startswith(f"{path}:2: not UTF-8: found byte 0 of it")
 
 
 def test_a_line_without_end_is_refused_before_memory_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "LONGEST_TEXT", 1000)
+    monkeypatch.setattr(streams, "MAX_TEXT_BYTES", 1000)
     for name in ("a.jsonl", "a.jsonl.gz", "a.txt"):
         path = tmp_path / name
         path.write_bytes(gzip.compress(b"x" * 5000) if name.endswith("gz") else b"x" * 5000)
         with pytest.raises(FormatError, match="a line or text of more than 0 MiB"):
-            texts(Input(path, form_of(path)), size=64)
+            texts(InputFile(path, format_of_name(path)), size=64)
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -150,25 +150,25 @@ def test_a_table_gives_its_rows_from_the_end_of_any_block(form, tmp_path):
         with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
             for batch in table.to_batches(300):
                 stream.write_batch(batch)
-    given = Input(path, "table")
-    assert texts(given, size=1000) == list(enumerate(rows))
-    made = list(blocks(given, keys=["text"], size=1000))
-    assert len(made) > 5
-    assert texts(given, made[3].end, size=1000) == list(enumerate(rows[made[3].end :]))
+    item = InputFile(path, "table")
+    assert texts(item, size=1000) == list(enumerate(rows))
+    all_blocks = list(read_blocks(item, keys=["text"], size=1000))
+    assert len(all_blocks) > 5
+    assert texts(item, all_blocks[3].end, size=1000) == list(enumerate(rows[all_blocks[3].end :]))
     with pytest.raises(ConfigError, match=r"no column 'txt': found id, text; hint: see --json-keys"):
-        list(blocks(given, keys=["txt"]))
+        list(read_blocks(item, keys=["txt"]))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(FormatError, match="damaged"):
-        texts(given)
+        texts(item)
 
 
 def test_a_null_in_a_table_is_a_fault(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), tmp_path / "a.parquet")
-    (block,) = blocks(Input(tmp_path / "a.parquet", "table"), keys=["text"])
+    (block,) = read_blocks(InputFile(tmp_path / "a.parquet", "table"), keys=["text"])
     rows = block.rows(["text"])
-    assert (rows.numbers, [(fault.row, fault.found) for fault in rows.faults]) == ([0, 2], [(1, "NoneType")])
+    assert (rows.numbers, [(fault.row, fault.found) for fault in rows.errors]) == ([0, 2], [(1, "NoneType")])
 
 
 def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
@@ -177,14 +177,14 @@ def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
         (tmp_path / name).touch()
 
     def names(*words: object, form: str | None = None) -> list[tuple[str, str]]:
-        return [(one.path.name, one.form) for one in found([str(word) for word in words], form)]
+        return [(item.path.name, item.format) for item in expand_inputs([str(word) for word in words], form)]
 
     everything = [("a.jsonl.gz", "jsonl"), ("b.jsonl", "jsonl"), ("d.parquet", "table"), ("c.txt", "text")]
     assert names(tmp_path) == everything
     assert names(tmp_path / "*.jsonl*", tmp_path / "odd.data") == [*everything[:2], ("odd.data", "jsonl")]
     assert names(tmp_path / "sub/c.txt", form="jsonl") == [("c.txt", "jsonl")]
-    (one,) = found(["-"])
-    assert (one.stdin, one.size) == (True, 0)
+    (item,) = expand_inputs(["-"])
+    assert (item.is_stdin, item.size) == (True, 0)
     for word in (tmp_path / "none", tmp_path / "*.none"):
         with pytest.raises(ConfigError, match="--input: no files there: found .*none"):
             names(word)
@@ -193,7 +193,7 @@ def test_inputs_are_files_globs_and_folders_in_the_order_of_names(tmp_path):
 def test_a_saved_dataset_of_hugging_face_is_its_arrow_files(tmp_path):
     for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
         (tmp_path / name).touch()
-    assert [one.path.name for one in found([str(tmp_path)])] == ["data-00000-of-00001.arrow"]
+    assert [item.path.name for item in expand_inputs([str(tmp_path)])] == ["data-00000-of-00001.arrow"]
 
 
 def test_stdin_is_read_as_it_comes(monkeypatch):
@@ -201,14 +201,14 @@ def test_stdin_is_read_as_it_comes(monkeypatch):
         buffer = io.BytesIO(b'{"text": "1"}\n{"text": "2"}')
 
     monkeypatch.setattr(streams.sys, "stdin", Fake)
-    assert texts(Input(Path("-"), "jsonl"), size=5) == [(0, "1"), (1, "2")]
+    assert texts(InputFile(Path("-"), "jsonl"), size=5) == [(0, "1"), (1, "2")]
 
 
 def test_workers_read_plain_lines_themselves(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "1"}\n' * 3)
-    made = list(blocks(Input(path, "jsonl"), keys=["text"], size=1))
-    assert [block.held for block in made if isinstance(block, Lines)] == [None, None, None]
+    all_blocks = list(read_blocks(InputFile(path, "jsonl"), keys=["text"], size=1))
+    assert [block.data for block in all_blocks if isinstance(block, JsonLines)] == [None, None, None]
 
 
 def test_long_rows_of_a_table_are_read_by_bytes_not_by_count(tmp_path, monkeypatch):
@@ -226,6 +226,6 @@ def test_long_rows_of_a_table_are_read_by_bytes_not_by_count(tmp_path, monkeypat
             yield batch
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
-    assert texts(Input(tmp_path / "a.parquet", "table")) == list(enumerate(rows))
-    assert [row["text"] for row in arrow.rows(tmp_path / "a.parquet")] == rows
+    assert texts(InputFile(tmp_path / "a.parquet", "table")) == list(enumerate(rows))
+    assert [row["text"] for row in arrow.read_rows(tmp_path / "a.parquet")] == rows
     assert max(sizes) < 6 << 20

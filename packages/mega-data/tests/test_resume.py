@@ -17,8 +17,8 @@ import pytest
 
 from mega_data import preprocess as module
 from mega_data.preprocess import Options, preprocess
-from mega_data.readers.inputs import Input
-from mega_data.resumable_output import Parts
+from mega_data.readers.inputs import InputFile
+from mega_data.resumable_output import ResumableOutput
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.tokenizer.tokenizer import Tokenizer, open_tokenizer
@@ -161,7 +161,7 @@ def test_an_unfinished_run_whose_files_are_not_as_noted_begins_again(tmp_path):
 
 def test_two_runs_do_not_write_one_dataset_at_once(tmp_path):
     (tmp_path / "a").write_text('{"text": "1"}\n', "utf-8")
-    parts = Parts.open(tmp_path / "p.unfinished", "run", module.smallest_dtype(9), 1)
+    parts = ResumableOutput.open(tmp_path / "p.unfinished", "run", module.smallest_dtype(9), 1)
     with pytest.raises(ConfigError, match="--output-prefix: another run writes there: found .*p.unfinished"):
         preprocess([tmp_path / "a"], tmp_path / "p", null())
     parts.discard()
@@ -192,7 +192,7 @@ def test_stdin_is_a_corpus_and_is_never_gone_on_with(tmp_path, monkeypatch):
         buffer = io.BytesIO(b'{"text": "1"}\n' * 50)
 
     monkeypatch.setattr(streams.sys, "stdin", Fake)
-    done = preprocess([Input(Path("-"), "jsonl")], tmp_path / "p", null(), block=100)
+    done = preprocess([InputFile(Path("-"), "jsonl")], tmp_path / "p", null(), block=100)
     assert (done.documents, done.tokens) == (50, 50)
 
 

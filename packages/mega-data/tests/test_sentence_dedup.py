@@ -16,7 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.clean import sentence_dedup
-from mega_data.clean.sentence_dedup import RUN, Spans, runs, sentences, span_keys, writing_runs
+from mega_data.clean.sentence_dedup import (
+    RUN_SPANS,
+    SentenceDedupStep,
+    open_run_writer,
+    read_runs,
+    span_keys,
+    split_sentences,
+)
 from mega_data.cli import commands
 from mega_data.jsonl_shards import output_name
 
@@ -55,24 +62,24 @@ def random_texts(seed: int, count: int = 60) -> list[str]:
 
 def one_by_one(texts: list[str], size: int, fewest: int) -> list[str | None]:
     """The rule, with a dictionary of the spans seen."""
-    cut = [sentences(text) for text in texts]
+    cut = [split_sentences(text) for text in texts]
     places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for number, pieces in enumerate(cut):
         plain = [" ".join(piece.lower().split()) for piece in pieces]
         for at in range(len(plain) - size + 1):
             places.setdefault(tuple(plain[at : at + size]), []).append((number, at))
     goes = [[False] * len(pieces) for pieces in cut]
-    repeated = [found for found in places.values() if len(found) > 1]
-    for number, at in (place for found in repeated for place in found[1:]):
+    repeated = [occurrences for occurrences in places.values() if len(occurrences) > 1]
+    for number, at in (place for occurrences in repeated for place in occurrences[1:]):
         goes[number][at : at + size] = [True] * size
-    for number, at in (found[0] for found in repeated):
+    for number, at in (occurrences[0] for occurrences in repeated):
         goes[number][at : at + size] = [False] * size
-    left = list[str | None]()
-    for text, pieces, gone in zip(texts, cut, goes, strict=True):
-        stay = [piece for piece, g in zip(pieces, gone, strict=True) if not g]
+    results = list[str | None]()
+    for text, pieces, is_cut in zip(texts, cut, goes, strict=True):
+        stay = [piece for piece, g in zip(pieces, is_cut, strict=True) if not g]
         enough = len(stay) >= max(1, fewest)
-        left.append(text if not any(gone) else "".join(stay).strip() if enough else None)
-    return left
+        results.append(text if not any(is_cut) else "".join(stay).strip() if enough else None)
+    return results
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,7 +87,7 @@ def test_spans_are_cut_as_counting_them_one_by_one_cuts_them(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, fewest = [(3, 3), (2, 0), (1, 1)][seed % 3]
-    for name, value in (("RUN", 7), ("RANGE_BYTES", 900)):  # several runs, ranges and parts of ranges
+    for name, value in (("RUN_SPANS", 7), ("RANGE_BYTES", 900)):  # several runs, ranges and parts of ranges
         monkeypatch.setattr(sentence_dedup, name, value)
     texts = random_texts(seed)
     folder = corpus(tmp_path / "in", texts, 3)
@@ -88,8 +95,8 @@ def test_spans_are_cut_as_counting_them_one_by_one_cuts_them(
     monkeypatch.setattr(sentence_dedup, "BYTES_PER_SPAN", 1 << 16)
     clean(*flags, "--step", f"spans:sentences={size},fewest={fewest}")
     ordered = [n for file in range(3) for n in range(file, len(texts), 3)]  # shards by name, then lines
-    left = one_by_one([texts[n] for n in ordered], size, fewest)
-    wanted = [(n, text) for n, text in zip(ordered, left, strict=True) if text is not None]
+    expected = one_by_one([texts[n] for n in ordered], size, fewest)
+    wanted = [(n, text) for n, text in zip(ordered, expected, strict=True) if text is not None]
     assert [(row["id"], row["text"]) for rows in read(tmp_path / "out").values() for row in rows] == wanted
     assert [text for _, text in wanted] != [texts[n] for n, _ in wanted]
 
@@ -101,7 +108,7 @@ def test_every_span_of_the_corpus_that_is_repeated_stays_once(tmp_path: Path) ->
     )
 
     def found(texts: list[str]) -> list[int]:
-        return [key for text in texts for key in span_keys(sentences(text), 3).tolist()]
+        return [key for text in texts for key in span_keys(split_sentences(text), 3).tolist()]
 
     before = found(texts)
     after = found([row["text"] for rows in read(tmp_path / "out").values() for row in rows])
@@ -153,7 +160,7 @@ def test_what_goes_is_counted_and_kept_and_an_unchanged_line_keeps_its_bytes(tmp
         b'{"text": "New it is. ' + span.encode() + b' And more. And more still."}\n',
     ]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
-    said = clean(
+    output = clean(
         "--input", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--step", "spans", "--keep-dropped",
         "--on-error", "skip",
     )  # fmt: skip
@@ -164,7 +171,7 @@ def test_what_goes_is_counted_and_kept_and_an_unchanged_line_keeps_its_bytes(tmp
     ]
     (step,) = json.loads((tmp_path / "out/report.json").read_bytes())["steps"]
     assert (step["documents_in"], step["documents_out"], step["changed"]) == (3, 2, 1)
-    assert "spans: 2 of 3 documents\n  1  fewer than 3 sentences left" in said
+    assert "spans: 2 of 3 documents\n  1  fewer than 3 sentences left" in output
     assert read(tmp_path / "out/quarantine/00-spans")["a.jsonl"][0]["line"] == 3
 
 
@@ -180,7 +187,7 @@ def test_what_goes_is_counted_and_kept_and_an_unchanged_line_keeps_its_bytes(tmp
     ],
 )
 def test_sentences_are_the_text_again(text: str, wanted: list[str]) -> None:
-    assert sentences(text) == wanted
+    assert split_sentences(text) == wanted
     assert "".join(wanted) == text
 
 
@@ -188,22 +195,22 @@ def test_sentences_are_the_text_again(text: str, wanted: list[str]) -> None:
 def test_runs_give_every_key_once_with_its_place(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert RUN > 7
-    monkeypatch.setattr(sentence_dedup, "RUN", 7)
+    assert RUN_SPANS > 7
+    monkeypatch.setattr(sentence_dedup, "RUN_SPANS", 7)
     rng = np.random.default_rng(count)
     keys, places = rng.integers(0, 2**64, count, dtype=np.uint64), np.arange(count, dtype=np.uint64)
-    with writing_runs(tmp_path / "runs") as put:
+    with open_run_writer(tmp_path / "runs") as put:
         for start in range(0, count, 5):
             put(keys[start : start + 5], places[start : start + 5])
     edges = [0, 1 << 61, 5 << 61, 1 << 64]
-    found = [
+    pairs = [
         (int(key), int(place))
         for low, high in zip(edges, edges[1:], strict=False)
-        for ks, ps in runs(tmp_path / "runs", low, high)
+        for ks, ps in read_runs(tmp_path / "runs", low, high)
         for key, place in zip(ks, ps, strict=True)
         if low <= key < high
     ]
-    assert sorted(found) == sorted(zip(keys.tolist(), places.tolist(), strict=True))
+    assert sorted(pairs) == sorted(zip(keys.tolist(), places.tolist(), strict=True))
 
 
 def test_a_span_of_no_sentences_is_a_mistake(tmp_path: Path) -> None:
@@ -224,15 +231,16 @@ def test_a_span_of_no_sentences_is_a_mistake(tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from mega_data.clean.sentence_dedup import SpanPass, Spans
-from mega_data.task_stages import perform
+from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
+from mega_data.task_stages import run_task
 work, path = Path(sys.argv[1]), Path(sys.argv[2])
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-job = SpanPass(work, (path,), work / "out", "spans", Spans(), "text", 4 << 20, None, None, "")
+step = SentenceDedupStep()
+job = SentenceDedup(work, (path,), work / "out", "spans", step, "text", 4 << 20, None, None, "")
 spans, repeats, _ = job.stages()
-perform(spans, 0, work)
+run_task(spans, 0, work)
 before = peak()
-perform(repeats, 0, work)
+run_task(repeats, 0, work)
 print(peak() - before)
 """
 
@@ -247,4 +255,4 @@ def test_sorting_takes_the_memory_allowed_and_not_the_corpus(tmp_path: Path) -> 
     assert int(done.stdout) < 24 << 20
     assert output_name(tmp_path / "a.jsonl") == "a.jsonl"
     shutil.rmtree(tmp_path / "w")
-    assert Spans().sentences == 3
+    assert SentenceDedupStep().sentences == 3

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from mega_data.preprocess import Options, preprocess
-from mega_data.sentences import Splitter, splitter
+from mega_data.sentences import SentenceSplitter, make_splitter
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import open_tokenizer
@@ -19,8 +19,8 @@ pytest.importorskip("nltk")
 TEXT = "Dr. Smith went home. He slept.\n\nThe next day he woke up! Did he? Yes."
 
 
-def trained(**more: bool) -> Splitter:
-    return splitter("klingon", ["Dr. Smith went to see Dr. Jones. He met Dr. Brown. " * 20], **more)
+def trained(**more: bool) -> SentenceSplitter:
+    return make_splitter("klingon", ["Dr. Smith went to see Dr. Jones. He met Dr. Brown. " * 20], **more)
 
 
 def test_a_model_is_trained_on_the_corpus_where_there_is_none_and_that_is_said(caplog):
@@ -43,15 +43,15 @@ def test_sentences_that_keep_newlines_are_together_the_text():
 
 def test_a_splitter_sent_to_another_process_splits_alike():
     split = trained()
-    again = pickle.loads(pickle.dumps(split))
-    assert (again, again(TEXT)) == (split, split(TEXT))
-    assert again.model == trained().model
+    unpickled = pickle.loads(pickle.dumps(split))
+    assert (unpickled, unpickled(TEXT)) == (split, split(TEXT))
+    assert unpickled.model == trained().model
 
 
 def test_a_text_of_any_length_is_cut_in_blocks_that_punkt_can_take(monkeypatch):
     from mega_data import sentences
 
-    monkeypatch.setattr(sentences, "LONGEST", 30)
+    monkeypatch.setattr(sentences, "MAX_CHARACTERS", 30)
     assert "".join(trained(keep_newlines=True)(TEXT)) == TEXT
 
 
@@ -65,7 +65,7 @@ def test_a_published_model_is_used_where_nltk_has_one(tmp_path, monkeypatch):
     (folder / "sent_starters.txt").write_text("he\n")
     (folder / "ortho_context.tab").write_text("he\t46\n")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    split = splitter("elvish", [])
+    split = make_splitter("elvish", [])
     assert split.name.startswith("punkt (elvish), sha256 ")
     assert split("Mae. Govannon went. He slept.") == ["Mae. Govannon went.", "He slept."]
 
@@ -99,19 +99,19 @@ def test_a_list_of_strings_is_sentences_already(tmp_path):
 
 def test_a_language_that_is_no_name_or_a_library_that_is_missing_is_told(monkeypatch):
     with pytest.raises(ConfigError, match="--lang: not the name of a language: found ../x"):
-        splitter("../x", [])
+        make_splitter("../x", [])
     import sys
 
     monkeypatch.setitem(sys.modules, "nltk.tokenize.punkt", None)
     with pytest.raises(ConfigError, match=r"wanted nltk; hint: pip install .*mega-data\[sentences\]"):
-        splitter("english", [])
+        make_splitter("english", [])
 
 
 def test_a_text_dense_in_full_stops_takes_the_time_it_takes(monkeypatch):
     redos = pytest.importorskip("nltk.redos")
     monkeypatch.setattr(redos, "DEFAULT_TIMEOUT", 0.2)  # as on a machine that does much else
     text = "Sec. 1. No. 1 vol. 1 p. 1; cf. Fig. 1. " * 2500 + "Mr. " * 2500
-    split = splitter("klingon", [text[:9000]], keep_newlines=True)
+    split = make_splitter("klingon", [text[:9000]], keep_newlines=True)
     assert "".join(split(text)) == text
 
 
@@ -122,13 +122,13 @@ def test_a_damaged_model_of_nltk_is_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizers/punkt_tab.zip").write_bytes(b"PK nothing packed")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     with pytest.raises(ConfigError, match="NLTK_DATA: punkt_tab: damaged: found .*; hint: nltk.download"):
-        splitter("english", ["x"])
+        make_splitter("english", ["x"])
 
 
 def test_the_sentence_model_is_in_the_sidecar_and_models_are_not_mixed(tmp_path, monkeypatch):
     import nltk
 
-    from mega_data.merge import merge
+    from mega_data.merge import merge_datasets
 
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     null = open_tokenizer("NullTokenizer", vocab_size=9)
@@ -138,11 +138,11 @@ def test_the_sentence_model_is_in_the_sidecar_and_models_are_not_mixed(tmp_path,
         path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "1"}) + "\n")
         options = Options(language="english", skip=True)
         prefixes += preprocess([path], tmp_path / f"p{name}", null, options).prefixes
-    told = [IndexedDataset(prefix).info.options["sentence_model"] for prefix in prefixes]
-    assert all(str(name).startswith("punkt trained on the corpus (english), sha256 ") for name in told)
-    assert told[0] != told[1]
+    models = [IndexedDataset(prefix).info.options["sentence_model"] for prefix in prefixes]
+    assert all(str(name).startswith("punkt trained on the corpus (english), sha256 ") for name in models)
+    assert models[0] != models[1]
     with pytest.raises(FormatError, match=r"pb_text_sentence.json: sentence_model is not that of"):
-        merge([IndexedDataset(prefix) for prefix in prefixes], tmp_path / "all")
+        merge_datasets([IndexedDataset(prefix) for prefix in prefixes], tmp_path / "all")
 
 
 def test_a_run_goes_on_only_with_the_sentence_model_it_began_with(tmp_path):

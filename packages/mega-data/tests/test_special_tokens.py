@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from mega_data.cli import commands
-from mega_data.encode_worker import Encoder
-from mega_data.encoders import Plain
+from mega_data.encode_worker import BlockEncoder
+from mega_data.encoders import ReferenceEncoder
 from mega_data.preprocess import Options, preprocess
-from mega_data.readers.inputs import Input
-from mega_data.readers.streams import blocks
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.streams import read_blocks
 from mega_data.train_tokenizer import train
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError, FormatError
@@ -70,10 +70,10 @@ def test_ids_are_those_of_transformers_with_its_flags(tmp_path, single, include,
     done = preprocess([path], tmp_path / "p", tokenizer, options, workers=workers)
     assert documents(done.prefixes[0]) == theirs(tmp_path / "t", add=include, split=not parse)
     assert IndexedDataset(done.prefixes[0]).documents.tolist() == [0, 1, 2, 2, 3]
-    told = IndexedDataset(done.prefixes[0]).info.options
+    recorded = IndexedDataset(done.prefixes[0]).info.options
     ids = post_processor_tokens(tokenizer) if include else SpecialTokens()
-    assert (told["prefix_ids"], told["suffix_ids"]) == ([*ids.prefix], [*ids.suffix])
-    assert told.get("parse_special_tokens", False) is parse
+    assert (recorded["prefix_ids"], recorded["suffix_ids"]) == ([*ids.prefix], [*ids.suffix])
+    assert recorded.get("parse_special_tokens", False) is parse
     saved = open_tokenizer_folder(tmp_path / "p_text_document.tokenizer")
     assert isinstance(saved, FastTokenizer)
     assert (saved.identity, saved.source) == (tokenizer.identity, tokenizer.source)
@@ -91,13 +91,13 @@ def test_added_tokens_are_around_each_sequence_and_eod_ends_the_document(tmp_pat
     added = post_processor_tokens(tokenizer)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": ["a", "", "b"]}\n{"text": ""}\n{"text": "c"}\n')
-    (block,) = blocks(Input(path, "jsonl"), keys=["text"])
-    encoder = Encoder(Plain(tokenizer), ("text",), np.dtype("<u2"), 7, added)
-    made = encoder((0, block)).keys[0]
+    (block,) = read_blocks(InputFile(path, "jsonl"), keys=["text"])
+    encoder = BlockEncoder(ReferenceEncoder(tokenizer), ("text",), np.dtype("<u2"), 7, added)
+    encoded = encoder((0, block)).keys[0]
     begin, end = added.prefix[0], added.suffix[0]
     a, b, c = (tokenizer.encode(text)[0] for text in "abc")
-    assert made.ids.tolist() == [begin, a, end, begin, b, end, 7, begin, c, end, 7]
-    assert (made.lengths.tolist(), made.sequences.tolist()) == ([3, 4, 4], [2, 0, 1])
+    assert encoded.ids.tolist() == [begin, a, end, begin, b, end, 7, begin, c, end, 7]
+    assert (encoded.lengths.tolist(), encoded.sequences.tolist()) == ([3, 4, 4], [2, 0, 1])
 
 
 def test_datasets_with_and_without_bos_are_not_merged(tmp_path):

@@ -35,9 +35,9 @@ def test_training_again_gives_the_same_files_and_other_text_others(kind, tmp_pat
 
 
 def test_a_bpe_has_the_size_asked_for_and_its_eod_first():
-    one = train(TEXTS, 300)
-    assert (one.identity.vocab_size, one.identity.eod) == (300, 0)
-    assert one.pieces([0]) == ["<|endoftext|>"]
+    first = train(TEXTS, 300)
+    assert (first.identity.vocab_size, first.identity.eod) == (300, 0)
+    assert first.pieces([0]) == ["<|endoftext|>"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

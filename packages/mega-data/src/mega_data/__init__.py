@@ -1,3 +1,3 @@
-"""Raw text to a binarized corpus."""
+"""Build training datasets from raw text."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m mega_data` is `mega-data`."""
+"""Run `mega-data` as `python -m mega_data`."""
 
 from mega_data.cli import main
 

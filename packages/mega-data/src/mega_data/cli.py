@@ -1,4 +1,4 @@
-"""`mega-data`: the commands. Each opens what its flags name, calls one function and prints the outcome."""
+"""The command line of mega-data: each command parses options, calls one function and prints the result."""
 
 from __future__ import annotations
 
@@ -23,44 +23,49 @@ from mega_schema.app.output_option import OUTPUT_FILE
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="mega-data")
 def commands() -> None:
-    """Raw text to a binarized corpus."""
+    """Build training datasets from raw text."""
 
 
 def main() -> None:
-    """What the program `mega-data` runs."""
+    """Run the program `mega-data`."""
     raise_at_sigterm("the same command goes on where this one ended")
     run_command(commands)
 
 
 @commands.command()
-@click.option("--output", type=OUTPUT_FILE, required=True, help="JSON lines of training text to write.")
-@click.option("--held-out", type=OUTPUT_FILE, help="JSON lines of text to keep apart, for evaluation.")
-@click.option("--megabytes", type=click.FloatRange(min=0, min_open=True), default=10.0, help="Training text.")
-@click.option("--held-out-share", type=float, default=0.02, help="Share of modules kept apart.")
-@click.option("--workers", type=WORKERS, help="Processes that read.  [default: one per core, at most 8]")
+@click.option("--output", type=OUTPUT_FILE, required=True, help="File for the training text, JSON lines.")
+@click.option("--held-out", type=OUTPUT_FILE, help="File for held-out text, JSON lines, for evaluation.")
+@click.option(
+    "--megabytes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    help="Megabytes of training text.",
+)
+@click.option("--held-out-share", type=float, default=0.02, help="Share of modules to hold out, 0 to 1.")
+@click.option("--workers", type=WORKERS, help="Reader processes.  [default: one per core, at most 8]")
 def sample(
     output: Path, held_out: Path | None, megabytes: float, held_out_share: float, workers: int | None
 ) -> None:
-    """Write a corpus of real text that every Python carries: its own and its packages' documentation."""
+    """Write a corpus of the documentation of Python and its installed packages."""
     import os
 
-    from mega_data.python_docs_corpus import check_outputs, collect, write
+    from mega_data.python_docs_corpus import check_outputs, collect, write_documents
 
     check_outputs(output, held_out)
     size = int(megabytes * 1e6)
     with progress_bar("reading", size) as progress:
-        found = collect(
+        corpus = collect(
             size,
             held_out_share=held_out_share if held_out else 0.0,
             workers=workers or min(8, os.cpu_count() or 1),
             progress=progress,
         )
-    write(output, found.train)
-    click.echo(f"{output}: {len(found.train):,} documents, {found.train_bytes / 1e6:.2f} MB")
+    write_documents(output, corpus.train)
+    click.echo(f"{output}: {len(corpus.train):,} documents, {corpus.train_bytes / 1e6:.2f} MB")
     if held_out:
-        write(held_out, found.held_out)
-        click.echo(f"{held_out}: {len(found.held_out):,} documents, {found.held_out_bytes / 1e6:.2f} MB")
-    if found.train_bytes < size:
+        write_documents(held_out, corpus.held_out)
+        click.echo(f"{held_out}: {len(corpus.held_out):,} documents, {corpus.held_out_bytes / 1e6:.2f} MB")
+    if corpus.train_bytes < size:
         click.echo(f"note: {megabytes:g} MB were asked for; this Python has no more text", err=True)
 
 

@@ -1,4 +1,4 @@
-"""A dataset in another form: another index, another dtype, or text again."""
+"""Convert a dataset to another index format or dtype, or back to text."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from mega_data.inspect import opened_tokenizer
+from mega_data.inspect import open_dataset_tokenizer
 from mega_schema.atomic_io import disk_errors, sync_folder
 from mega_schema.dataset.indexed_dataset import IndexedDataset, sibling
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.tokenizer.tokenizer import Tokenizer
 
 
-def form_named(name: str) -> str:
-    """The form that Megatron's name means: lazy and cached are two ways to read one."""
+def canonical_format(name: str) -> str:
+    """Return the index format of Megatron's name: `lazy` and `cached` read the same format."""
     return "cached" if name == "lazy" else name
 
 
-def check_form(data: IndexedDataset, name: str) -> None:
-    """Refuse a dataset that is not of the form a person named; `auto` is any.
+def check_index_format(data: IndexedDataset, name: str) -> None:
+    """Refuse a dataset that is not of the named index format; `auto` accepts any.
 
     Raises:
-        FormatError: it is of another.
+        FormatError: the dataset is of another.
     """
-    if name != "auto" and form_named(name) != data.index_format:
+    if name != "auto" and canonical_format(name) != data.index_format:
         raise FormatError(
             sibling(data.prefix, ".idx"), "form", found=data.index_format, wanted=name, hint="--from auto"
         )
 
 
 def loses_documents(data: IndexedDataset, form: str) -> bool:
-    """Whether the form, one without documents, would forget which sequences make one."""
+    """Return whether the format cannot store which sequences form a document."""
     return form.startswith("fairseq") and (data.documents[1:] - data.documents[:-1] != 1).any().item()
 
 
@@ -48,55 +48,59 @@ def to_json_lines(
 ) -> int:
     """Write the text of every document as a line of JSON.
 
-    The tokenizer is the one beside the dataset unless one is given. The eod at a document's end is left out;
-    its sequences, where it has several, are joined by a space.
+    The default tokenizer is the one stored with the dataset. The eod at a document's end is omitted; several
+    sequences of a document are joined by a space.
 
     Args:
-        progress: told the bytes of ids read since it was last called.
+        progress: called with the bytes of ids read since its last call.
 
     Returns:
         Documents written.
 
     Raises:
-        ConfigError: no tokenizer is known.
+        ConfigError: there is no tokenizer.
         FormatError: the dataset is damaged.
         MegaError: the disk is full.
     """
-    tokenizer = tokenizer or opened_tokenizer(data)
+    tokenizer = tokenizer or open_dataset_tokenizer(data)
     if tokenizer is None:
         found = f"no {sibling(data.prefix, '.tokenizer')}"
         hint = "add --tokenizer-model FOLDER"
         raise ConfigError("--to jsonl", "needs the tokenizer of the ids", found=found, hint=hint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new, documents = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    documents = 0
     try:
-        with disk_errors(path), new.open("wb") as file:
-            for text, size in _texts(data, tokenizer):
+        with disk_errors(path), temporary.open("wb") as file:
+            for text, size in _decode_documents(data, tokenizer):
                 file.write(orjson.dumps({key: text}) + b"\n")
                 documents += 1
                 progress(size)
             file.flush()
             os.fsync(file.fileno())
-        new.replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     finally:
-        new.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return documents
 
 
-def _texts(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
-    """Each document's text, and the bytes of its ids."""
-    eod, size = tokenizer.identity.eod, tokenizer.identity.vocab_size
+def _decode_documents(data: IndexedDataset, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    """Yield each document's text and the bytes of its ids."""
+    eod = tokenizer.identity.eod
+    size = tokenizer.identity.vocab_size
     for first, last in zip(data.documents[:-1].tolist(), data.documents[1:].tolist(), strict=True):
         sequences = [data.read(i) for i in range(first, last)]
         count = sum(map(len, sequences))
-        for place, ids in enumerate(sequences, first):
-            if len(wrong := np.flatnonzero((ids < 0) | (ids >= size))):
-                path, found = sibling(data.prefix, ".bin"), int(ids[wrong[0]])
+        for sequence, ids in enumerate(sequences, first):
+            if len(bad_ids := np.flatnonzero((ids < 0) | (ids >= size))):
+                path, found = sibling(data.prefix, ".bin"), int(ids[bad_ids[0]])
                 wanted = f"0 to {size - 1}, the vocabulary"
-                raise FormatError(path, f"token {wrong[0]} of sequence {place}", found=found, wanted=wanted)
+                raise FormatError(
+                    path, f"token {bad_ids[0]} of sequence {sequence}", found=found, wanted=wanted
+                )
         if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
             sequences[-1] = sequences[-1][:-1]
         text = " ".join(tokenizer.decode(ids.tolist()) for ids in sequences)
-        # a text that was cut in the middle of a character has no UTF-8
+        # a text that ends in the middle of a character is not valid UTF-8
         yield text.encode("utf-8", "replace").decode("utf-8"), count * data.dtype.itemsize

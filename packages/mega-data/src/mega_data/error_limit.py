@@ -1,4 +1,4 @@
-"""How many rows `--on-error skip` may pass over, before it is the corpus that is wrong."""
+"""Limit the rows that `--on-error skip` may skip."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ERRORS: Final = "errors"  # key of the counts in the result of a task
 
 
 class TooManyErrors(FormatError):
-    """More rows were passed over than the limit allows. What is finished stays for the next run."""
+    """More rows were skipped than the limit allows. Finished work stays for the next run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimit:
-    """The rows that may be passed over; without a number, any.
+    """The number of rows that may be skipped; without a number, any.
 
     Attributes:
-        count: of rows, checked while they are read.
-        share: of the rows that were read, from 0 to 1, checked when all were.
+        count: maximum rows, checked while rows are read.
+        share: maximum share of the read rows, from 0 to 1, checked at the end.
     """
 
     count: int | None = None
@@ -30,12 +30,13 @@ class ErrorLimit:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A limit from `100` or `1%`.
+        """Parse a limit such as `100` or `1%`.
 
         Raises:
             ConfigError: the text is neither.
         """
-        number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+        number = text.strip().removesuffix("%")
+        percent = text.strip().endswith("%")
         try:
             if percent and 0 <= (share := float(number)) <= 100:
                 return cls(share=share / 100)
@@ -50,18 +51,17 @@ class ErrorLimit:
         """Refuse a count of rows that is above the limit.
 
         Args:
-            count: of the rows that were passed over.
-            first: gives the place of the first of them, and what is wrong with it.
-            rows: that were read, where all were.
+            count: skipped rows.
+            first: returns the place and the error of the first skipped row.
+            rows: read rows, after all were read.
 
         Raises:
             TooManyErrors: the count is above the limit.
         """
         if self.count is not None and count > self.count:
             found, wanted = f"{count:,}", f"at most {self.count:,}"
-        elif (
-            rows and self.share is not None and count > round(self.share * rows, 6)
-        ):  # 0.29 * 100 is below 29
+        # rounded: 0.29 * 100 is below 29
+        elif rows and self.share is not None and count > round(self.share * rows, 6):
             found, wanted = f"{count:,} of {rows:,}", f"at most {self.share * 100:g}%"
         else:
             return
@@ -71,12 +71,12 @@ class ErrorLimit:
 
 @dataclass(slots=True)
 class ErrorCount:
-    """The rows that the tasks of a run have passed over.
+    """The rows that the tasks of a run have skipped.
 
     Attributes:
-        count: of those rows, in all passes over the corpus.
-        rows: that the first pass read.
-        first: of those rows, in the order in which the tasks ended.
+        count: skipped rows in all passes over the corpus.
+        rows: rows that the first pass read.
+        first: the first skipped row, in the order in which the tasks ended.
     """
 
     limit: ErrorLimit
@@ -86,7 +86,7 @@ class ErrorCount:
     _is_first_pass: bool = field(default=True)
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Count what a task has passed over.
+        """Count what a task has skipped.
 
         Raises:
             TooManyErrors: the count is above the limit.
@@ -101,7 +101,7 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first)
 
     def end_pass(self) -> None:
-        """Check the share, as all rows were read. A later pass reads what this one left, and adds no rows.
+        """Check the share after all rows were read. Later passes add no rows.
 
         Raises:
             TooManyErrors: the share is above the limit.
@@ -110,10 +110,10 @@ class ErrorCount:
         self.limit.check(self.count, lambda: self.first, self.rows)
 
 
-def errors_of(count: int, first: str, rows: int) -> dict[str, Any]:
-    """What the result of a task that reads an input says of the rows it has passed over.
+def error_counts(count: int, first: str, rows: int) -> dict[str, Any]:
+    """Build the part of a task's result that reports the rows it skipped.
 
     Args:
-        rows: that it has read, those included.
+        rows: read rows, including the skipped ones.
     """
     return {ERRORS: {"count": count, "first": first, "rows": rows}}

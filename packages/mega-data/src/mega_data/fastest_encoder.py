@@ -1,7 +1,7 @@
-"""The fastest library whose ids are the tokenizer's own on a sample of the run.
+"""Choose the fastest library whose ids equal the tokenizer's on a sample of the run.
 
-Another library than the tokenizer's does the work only where its ids are equal on hard strings and on texts
-of the very input; where they are not, the log says so.
+A faster library is used only if its ids equal the tokenizer's on hard strings and on texts of the input. If
+they differ, the log says so.
 """
 
 from __future__ import annotations
@@ -14,19 +14,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from mega_data.encoders import Encode, Fastokens, Flat, Gigatoken, Pieces, Plain, WordCache
+from mega_data.encoders import (
+    CachedWordPieceEncoder,
+    FastokensEncoder,
+    FlatIds,
+    GigatokenEncoder,
+    ReferenceEncoder,
+    SentencePieceEncoder,
+    TextEncoder,
+)
 from mega_schema.errors import RequestError
 from mega_schema.tokenizer.sentencepiece import SentencePiece
 from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 
 log = logging.getLogger("mega.data")
 
-CANNOT: Final = (ImportError, OSError, RuntimeError, ValueError)  # of a library: to be opened, or to encode
-_ADDED_TRIED = 64  # added tokens that are looked for in a text before a library is trusted
+# of a library that cannot be opened, or cannot encode
+UNUSABLE_ERRORS: Final = (ImportError, OSError, RuntimeError, ValueError)
+_MAX_ADDED_TRIED = 64  # added tokens on which a library is tested
 
-# What libraries have disagreed on: spaces, contractions, digits and marks of many scripts, text that looks
-# like a special token, characters that join.
-TRAPS = (
+# Texts on which libraries have disagreed: spaces, contractions, digits and marks of many scripts, text that
+# looks like a special token, combining characters.
+HARD_TEXTS = (
     "",
     " ",
     "\n",
@@ -43,80 +52,88 @@ TRAPS = (
 )
 
 
-class Trial:
-    """Where encoders show their ids: here, or where they will work."""
+class EncoderTrial:
+    """Where encoders are tried: in this process, or in the one where they will work."""
 
-    def ready(self, encode: Encode) -> None:
-        """It is asked soon, unless it cannot be used."""
+    def prepare(self, encoder: TextEncoder) -> None:
+        """Announce an encoder that is tried soon."""
 
-    def ids(self, encode: Encode, texts: Sequence[str]) -> Flat:
-        """Of the texts, in one call."""
-        return encode(texts)
+    def encode(self, encoder: TextEncoder, texts: Sequence[str]) -> FlatIds:
+        """Encode the texts in one call."""
+        return encoder(texts)
 
 
 class _Candidate:
-    def __init__(self, name: str, make: Callable[[], Encode]) -> None:
-        self.name, self._make = name, make
+    def __init__(self, name: str, make: Callable[[], TextEncoder]) -> None:
+        self.name = name
+        self._make = make
 
     @cached_property
-    def encode(self) -> Encode:
-        """The encoder, opened when it is first asked for; or one of CANNOT."""
+    def encode(self) -> TextEncoder:
+        """Open the encoder on first use; raises one of UNUSABLE_ERRORS."""
         return self._make()
 
 
-def fastest(tokenizer: Tokenizer, sample: Sequence[str]) -> Encode:
-    """What a search of this process finds."""
-    return Search(tokenizer, Trial()).found(sample)
+def find_fastest_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> TextEncoder:
+    """Search for the fastest encoder in this process."""
+    return EncoderSearch(tokenizer, EncoderTrial()).find(sample)
 
 
-class Search:
-    """The fastest way to a tokenizer's ids; what is likely to be that is made ready at once."""
+class EncoderSearch:
+    """Search for the fastest encoder with the tokenizer's ids; the likeliest is prepared at once."""
 
-    def __init__(self, tokenizer: Tokenizer, trial: Trial) -> None:
-        self._tokenizer, self._trial = tokenizer, trial
-        self._candidates, self._traps = list[_Candidate](), list(TRAPS)
+    def __init__(self, tokenizer: Tokenizer, trial: EncoderTrial) -> None:
+        self._tokenizer = tokenizer
+        self._trial = trial
+        self._candidates = list[_Candidate]()
+        self._hard_texts = list(HARD_TEXTS)
         if isinstance(tokenizer, FastTokenizer):
             content = tokenizer.content()
-            self._candidates = [_Candidate(*way) for way in _faster_ways(tokenizer, content)]
-            self._traps += _with_added(content)
-        with suppress(*CANNOT):  # which it does again, and then it is said
-            for first in self._candidates[:1]:
-                trial.ready(first.encode)
+            self._candidates = [
+                _Candidate(*candidate) for candidate in _candidate_encoders(tokenizer, content)
+            ]
+            self._hard_texts += _texts_with_added_tokens(content)
+        with suppress(*UNUSABLE_ERRORS):  # `find` opens it again and logs the error
+            for candidate in self._candidates[:1]:
+                trial.prepare(candidate.encode)
 
-    def found(self, sample: Sequence[str]) -> Encode:
-        """The first whose ids are the tokenizer's on `sample`, on TRAPS and around its added tokens.
+    def find(self, sample: Sequence[str]) -> TextEncoder:
+        """Return the first encoder with the tokenizer's ids on `sample`, HARD_TEXTS and added tokens.
 
-        The outcome is logged: as a warning that says why, where a faster library was tried.
+        The choice is logged; as a warning with the reasons if a faster library was rejected.
         """
         tokenizer = self._tokenizer
         if isinstance(tokenizer, SentencePiece):
-            return Pieces(tokenizer)
+            return SentencePieceEncoder(tokenizer)
         if not isinstance(tokenizer, FastTokenizer):
-            return Plain(tokenizer)
-        texts, wanted = self._wanted(tokenizer, sample)
-        chosen: Encode = Plain(tokenizer)
+            return ReferenceEncoder(tokenizer)
+        texts, wanted = self._reference_ids(tokenizer, sample)
+        encoder: TextEncoder = ReferenceEncoder(tokenizer)
         reasons = list[str]()
         for candidate in self._candidates:
             try:
                 encode = candidate.encode
-                differs = _first_difference(self._trial.ids(encode, texts), texts, wanted)
-            except CANNOT as error:
+                difference = _first_difference(self._trial.encode(encode, texts), texts, wanted)
+            except UNUSABLE_ERRORS as error:
                 reasons.append(f"{candidate.name} cannot be used ({str(error).partition(chr(10))[0]})")
                 continue
-            if differs is None:
-                chosen = encode
+            if difference is None:
+                encoder = encode
                 break
-            reasons.append(f"the ids of {candidate.name} differ on {differs[:80]!r}")
+            reasons.append(f"the ids of {candidate.name} differ on {difference[:80]!r}")
         if reasons:
-            log.warning("encoding with %s: %s", chosen.name, "; ".join(reasons))
+            log.warning("encoding with %s: %s", encoder.name, "; ".join(reasons))
         else:
-            log.info("encoding with %s: ids equal on %d texts", chosen.name, len(texts))
-        return chosen
+            log.info("encoding with %s: ids equal on %d texts", encoder.name, len(texts))
+        return encoder
 
-    def _wanted(self, tokenizer: FastTokenizer, sample: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-        """The texts that have ids, and these."""
-        texts, wanted = list[str](), list[list[int]]()
-        for text in (*self._traps, *sample):
+    def _reference_ids(
+        self, tokenizer: FastTokenizer, sample: Sequence[str]
+    ) -> tuple[list[str], list[list[int]]]:
+        """Return the texts that can be encoded, and their ids."""
+        texts = list[str]()
+        wanted = list[list[int]]()
+        for text in (*self._hard_texts, *sample):
             try:
                 wanted.append(tokenizer.encode(text))
             except RequestError:
@@ -125,57 +142,58 @@ class Search:
         return texts, wanted
 
 
-def _first_difference(found: Flat, texts: Sequence[str], wanted: Sequence[list[int]]) -> str | None:
-    """The first of the texts whose ids are not the wanted ones."""
-    ids, lengths = found
+def _first_difference(encoded: FlatIds, texts: Sequence[str], wanted: Sequence[list[int]]) -> str | None:
+    """Return the first of the texts whose ids are not the wanted ones."""
+    ids, lengths = encoded
     ends = np.cumsum(lengths)
-    for text, want, end, length in zip(texts, wanted, ends, lengths, strict=True):
-        if ids[end - length : end].tolist() != want:
+    for text, wanted_ids, end, length in zip(texts, wanted, ends, lengths, strict=True):
+        if ids[end - length : end].tolist() != wanted_ids:
             return text
     return None
 
 
-def _with_added(content: Mapping[str, Any]) -> list[str]:
-    """Texts with the tokenizer's added tokens within words, between spaces and side by side."""
-    added = [token["content"] for token in content.get("added_tokens", [])][:_ADDED_TRIED]
+def _texts_with_added_tokens(content: Mapping[str, Any]) -> list[str]:
+    """Return texts with the added tokens inside words, between spaces and side by side."""
+    added = [token["content"] for token in content.get("added_tokens", [])][:_MAX_ADDED_TRIED]
     return [f"a{token}b {token} {token}{token}\n" for token in added]
 
 
-def _faster_ways(
+def _candidate_encoders(
     tokenizer: FastTokenizer, content: Mapping[str, Any]
-) -> Iterator[tuple[str, Callable[[], Encode]]]:
-    """Names of libraries that may encode, the fastest first, and what opens them."""
+) -> Iterator[tuple[str, Callable[[], TextEncoder]]]:
+    """Yield the names of libraries that may encode, the fastest first, and functions that open them."""
     kind = content["model"].get("type", "BPE")
     if kind == "BPE":
-        if _all_of_it_counts(content):
-            yield Gigatoken.name, partial(Gigatoken.of, tokenizer, content)
-        yield Fastokens.name, partial(Fastokens, tokenizer)
-    cut = (content.get("pre_tokenizer") or {}).get("type")
-    rules = (content.get("normalizer") or {"type": None}).get("type")
-    if kind == "WordPiece" and cut == "BertPreTokenizer" and rules in (None, "BertNormalizer"):
-        looked_for = [t for t in content.get("added_tokens", []) if not t["special"]]
-        # such a token is looked for across spaces too
-        if not any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in looked_for):
-            yield WordCache.name, partial(WordCache, tokenizer)
+        if _gigatoken_supports(content):
+            yield GigatokenEncoder.name, partial(GigatokenEncoder.from_content, tokenizer, content)
+        yield FastokensEncoder.name, partial(FastokensEncoder, tokenizer)
+    pre_tokenizer = (content.get("pre_tokenizer") or {}).get("type")
+    normalizer = (content.get("normalizer") or {"type": None}).get("type")
+    if kind == "WordPiece" and pre_tokenizer == "BertPreTokenizer" and normalizer in (None, "BertNormalizer"):
+        searched_tokens = [t for t in content.get("added_tokens", []) if not t["special"]]
+        # the tokenizer searches such a token across spaces too
+        if not any(t["lstrip"] or t["rstrip"] or set(t["content"]) & {" ", "\n"} for t in searched_tokens):
+            yield CachedWordPieceEncoder.name, partial(CachedWordPieceEncoder, tokenizer)
 
 
-def _all_of_it_counts(content: Mapping[str, Any]) -> bool:
-    """Whether gigatoken follows all that decides ids; it refuses most of what it lacks, but not all.
+def _gigatoken_supports(content: Mapping[str, Any]) -> bool:
+    """Return whether gigatoken supports all settings that decide ids; it rejects most others, but not all.
 
-    It cuts words as GPT-2 where a ByteLevel says not to, or where nothing cuts; takes each Split for an
-    isolating one; drops no merges at random; and of two equal merges takes the first, not the last.
+    It splits words as GPT-2 even if a ByteLevel disables that or there is no pre-tokenizer, treats each Split
+    as isolating, has no merge dropout, and of two equal merges uses the first, not the last.
     """
-    model, cut = content["model"], content.get("pre_tokenizer") or {}
+    model = content["model"]
+    pre_tokenizer = content.get("pre_tokenizer") or {}
     merges = model.get("merges", [])
     if model.get("dropout") or len(set(map(" ".join, merges))) < len(merges):
         return False
     if model.get("byte_fallback"):
-        return True  # of such models it refuses every part that it does not follow
-    *splits, level = cut.get("pretokenizers") or [cut]
-    isolating = all(
+        return True  # of such models it rejects every unsupported part
+    *splits, level = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
+    all_isolated = all(
         part.get("type") == "Split" and part["behavior"] == "Isolated" and not part["invert"]
         for part in splits
     )
-    prefixed = bool(splits) and level.get("add_prefix_space", False)
-    words = bool(splits) != level.get("use_regex", True)  # one of the two cuts them
-    return level.get("type") == "ByteLevel" and isolating and words and not prefixed
+    adds_prefix_space = bool(splits) and level.get("add_prefix_space", False)
+    splits_words_once = bool(splits) != level.get("use_regex", True)  # exactly one of the two splits
+    return level.get("type") == "ByteLevel" and all_isolated and splits_words_once and not adds_prefix_space

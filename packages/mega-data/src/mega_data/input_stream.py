@@ -1,4 +1,4 @@
-"""The inputs of `preprocess` as one stream of blocks, from the place on that an earlier run got to."""
+"""The inputs of `preprocess` as one stream of blocks, from the point where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -6,98 +6,109 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from mega_data.readers.blocks import DAMAGED, Block, Damage
-from mega_data.readers.inputs import Input
-from mega_data.readers.streams import blocks
-from mega_data.resumable_output import Place
-from mega_data.sentences import SAMPLE
+from mega_data.readers.blocks import DAMAGED_POSITION, Block, DamagedBlock
+from mega_data.readers.inputs import InputFile
+from mega_data.readers.streams import read_blocks
+from mega_data.resumable_output import ResumePoint
+from mega_data.sentences import SAMPLE_CHARACTERS
 from mega_schema.errors import CorruptFileError
 
-_SAMPLE_TEXTS, _SAMPLE_CHARACTERS, _SAMPLE_INPUTS = 64, 1 << 14, 4
+_SAMPLE_TEXTS = 64
+_SAMPLE_CHARACTERS = 1 << 14
+_SAMPLE_INPUTS = 4
 
 
 class InputStream:
-    """The blocks that are still to be done, with the number of their input.
+    """The blocks still to encode, each with the number of its input.
 
     Args:
-        keys: of the texts.
-        unit: what a document of a plain text is, see readers.streams.
+        keys: keys of the texts.
+        unit: unit of a document of plain text, see readers.streams.
         size: bytes of a block.
-        skip: damage ends its input, with a fault; else it ends the run.
+        skip: damage ends its input with a row error; else it ends the run.
     """
 
     def __init__(
-        self, given: Sequence[Input], keys: Sequence[str], unit: str, size: int, *, skip: bool
+        self, inputs: Sequence[InputFile], keys: Sequence[str], unit: str, size: int, *, skip: bool
     ) -> None:
-        self._given, self._keys, self._unit, self._size, self._skip = given, keys, unit, size, skip
-        self._place = (0, 0)
-        self._begun: list[tuple[int, Block]] = []
+        self._inputs = inputs
+        self._keys = keys
+        self._unit = unit
+        self._size = size
+        self._skip = skip
+        self._start = (0, 0)
+        self._first_blocks: list[tuple[int, Block]] = []
         self._rest = self._blocks()
 
-    def begin(self, place: Place) -> None:
-        """Go on from a place; before blocks were read, unless the place is the beginning."""
-        self._place = (place.input, place.position)
+    def resume_from(self, point: ResumePoint) -> None:
+        """Continue from a point; call it before blocks are read, unless the point is the beginning."""
+        self._start = (point.input, point.position)
 
     def __iter__(self) -> Iterator[tuple[int, Block]]:
-        yield from self._begun
+        yield from self._first_blocks
         yield from self._rest
 
-    def sample(self) -> list[str]:
-        """Some texts from the beginnings of some of the inputs."""
+    def sample_texts(self) -> list[str]:
+        """Return some texts from the beginnings of some of the inputs."""
         self._read_first()
-        found = [block for _, block in self._begun]
-        step = max(1, len(self._given) // _SAMPLE_INPUTS)
-        for one in self._given[self._place[0] + 1 :: step][:_SAMPLE_INPUTS]:
-            if not one.stream:
-                with suppress(CorruptFileError):  # which is met again when the input is read
-                    found += islice(blocks(one, keys=self._keys, size=1 << 16, unit=self._unit), 1)
+        sample_blocks = [block for _, block in self._first_blocks]
+        step = max(1, len(self._inputs) // _SAMPLE_INPUTS)
+        for item in self._inputs[self._start[0] + 1 :: step][:_SAMPLE_INPUTS]:
+            if not item.is_stream:
+                with suppress(CorruptFileError):  # raised again when the input is read
+                    sample_blocks += islice(
+                        read_blocks(item, keys=self._keys, size=1 << 16, unit=self._unit), 1
+                    )
         texts = list[str]()
-        for block in found:
+        for block in sample_blocks:
             for row in block.rows(self._keys).texts[:_SAMPLE_TEXTS]:
                 texts += [text[:_SAMPLE_CHARACTERS] for text in row if isinstance(text, str)]
-        return _up_to(texts, 4 * _SAMPLE_CHARACTERS)
+        return _first_texts(texts, 4 * _SAMPLE_CHARACTERS)
 
     def _read_first(self) -> None:
-        if not self._begun:
-            self._begun = [item for item in [next(self._rest, None)] if item is not None]
+        if not self._first_blocks:
+            self._first_blocks = [item for item in [next(self._rest, None)] if item is not None]
 
-    def beginnings(self) -> Iterator[str]:
-        """Texts of each input from its beginning, as much of each; of stdin, its first block."""
-        share = max(SAMPLE // len(self._given), 1 << 16)
-        if self._given[0].stream:
+    def first_texts(self) -> Iterator[str]:
+        """Yield texts from the beginning of each input, the same amount of each; of stdin the first block."""
+        share = max(SAMPLE_CHARACTERS // len(self._inputs), 1 << 16)
+        if self._inputs[0].is_stream:
             self._read_first()
-        for number, one in enumerate(self._given):
-            begun = (block for at, block in self._begun if at == number)
-            again = blocks(one, keys=self._keys, size=self._size, unit=self._unit)
-            read: Iterator[Block] = begun if one.stream else again
-            held = 0
-            for text in (text for block in read for row in block.rows(self._keys).texts for text in row):
-                if isinstance(text, str) and held < share:
-                    yield text[: share - held]
-                    held += len(text)
-                if held >= share:
+        for number, item in enumerate(self._inputs):
+            first_blocks = (block for index, block in self._first_blocks if index == number)
+            reread = read_blocks(item, keys=self._keys, size=self._size, unit=self._unit)
+            item_blocks: Iterator[Block] = first_blocks if item.is_stream else reread
+            characters = 0
+            for text in (
+                text for block in item_blocks for row in block.rows(self._keys).texts for text in row
+            ):
+                if isinstance(text, str) and characters < share:
+                    yield text[: share - characters]
+                    characters += len(text)
+                if characters >= share:
                     break
 
     def _blocks(self) -> Iterator[tuple[int, Block]]:
-        number, position = self._place
-        for at, one in enumerate(self._given[number:], number):
-            start = position if at == number else 0
-            if start == DAMAGED:
+        number, position = self._start
+        for index, item in enumerate(self._inputs[number:], number):
+            start = position if index == number else 0
+            if start == DAMAGED_POSITION:
                 continue
             try:
-                for block in blocks(one, start, keys=self._keys, size=self._size, unit=self._unit):
-                    yield at, block
+                for block in read_blocks(item, start, keys=self._keys, size=self._size, unit=self._unit):
+                    yield index, block
             except CorruptFileError as error:
                 if not self._skip:
                     raise
-                yield at, Damage(error.what, str(error.found))
+                yield index, DamagedBlock(error.what, str(error.found))
 
 
-def _up_to(texts: list[str], characters: int) -> list[str]:
-    kept, held = list[str](), 0
+def _first_texts(texts: list[str], characters: int) -> list[str]:
+    selected = list[str]()
+    total = 0
     for text in texts:
-        if held >= characters:
+        if total >= characters:
             break
-        kept.append(text)
-        held += len(text)
-    return kept
+        selected.append(text)
+        total += len(text)
+    return selected

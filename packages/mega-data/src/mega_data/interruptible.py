@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a library's compiled code runs, which does not look at signals."""
+"""Handle Ctrl-C and SIGTERM while compiled code of a library runs, which ignores signals."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ import click
 from mega_schema.app.cli_runner import INTERRUPTED, TERMINATED, Terminated
 
 T = TypeVar("T")
-SECONDS = 0.2  # between two looks at signals
+POLL_SECONDS = 0.2  # between two checks for signals
 
 
 def run_interruptible(work: Callable[[], T]) -> T:
-    """Run a function in a thread of its own, and leave the process at once where a signal asks for its end.
+    """Run a function in a thread, and exit the process at once on a signal.
 
-    The function must have written nothing that its own `finally` would remove: the thread cannot be stopped,
-    so the process ends under it.
+    The function must not rely on its own `finally` to remove files: the thread cannot be stopped, so the
+    process exits while it runs.
 
     Raises:
-        BaseException: as the function does.
+        BaseException: the exception of the function.
     """
     results = SimpleQueue[tuple[list[T], BaseException | None]]()
 
     def call() -> None:
         try:
             results.put(([work()], None))
-        except BaseException as error:  # raised again in the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             results.put(([], error))
 
     threading.Thread(target=call, daemon=True).start()
     try:
         while True:
             try:
-                values, error = results.get(timeout=SECONDS)
+                values, error = results.get(timeout=POLL_SECONDS)
                 break
             except Empty:
                 continue
-    except KeyboardInterrupt as ended:
-        _leave(isinstance(ended, Terminated))
+    except KeyboardInterrupt as interrupt:
+        _exit_now(isinstance(interrupt, Terminated))
     if error is not None:
         raise error
     return values[0]
 
 
-def _leave(terminated: bool) -> NoReturn:
+def _exit_now(terminated: bool) -> NoReturn:
     click.echo("terminated" if terminated else "\ninterrupted", err=True)
     sys.stderr.flush()
     os._exit(TERMINATED if terminated else INTERRUPTED)

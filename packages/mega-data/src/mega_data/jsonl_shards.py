@@ -1,4 +1,4 @@
-"""Shards: files of documents, read line by line as JSON whatever their form, and written whole."""
+"""Shards: files of documents in any format, read line by line as JSON and written atomically."""
 
 from __future__ import annotations
 
@@ -9,134 +9,139 @@ from typing import IO, Any, Self
 
 import orjson
 
-from mega_data.error_limit import errors_of
-from mega_data.readers.arrow import rows
-from mega_data.readers.blocks import Fault, parse_json
-from mega_data.readers.inputs import NAMED, form_of, found
-from mega_data.readers.packed import changed_error, opened, unchanged, unpacked_name
+from mega_data.error_limit import error_counts
+from mega_data.readers.arrow import read_rows
+from mega_data.readers.blocks import RowError, parse_json
+from mega_data.readers.compression import open_decompressed, strip_extension
+from mega_data.readers.inputs import HUB_FORMAT, expand_inputs, format_of_name
+from mega_data.readers.versions import changed_error, check_unchanged
 from mega_data.texts import dump_line, exact_numbers, text_of
 from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_file
 from mega_schema.errors import ConfigError, CorruptFileError, FormatError
 
 
-def shards(words: Iterable[str | Path]) -> list[Path]:
-    """The files that the words name, see `readers.inputs.found`, in the order of their outputs' names.
+def find_shards(words: Iterable[str | Path]) -> list[Path]:
+    """Return the files that the words name, see `readers.inputs.expand_inputs`, sorted by output name.
 
     Raises:
-        ConfigError: two files have one output, or there is no file.
+        ConfigError: two files have the same output name, or there is no file.
     """
-    given = {one.path: one for one in found([str(word) for word in words])}
-    for one in given.values():
-        if one.form == NAMED:
-            hint = f"datasets.load_dataset({one.named.name!r}, ...).save_to_disk('saved'), then --input saved"
-            raise ConfigError("--input", "tasks are files, and this is a name", found=one.path, hint=hint)
-        if one.stream:
-            name = "stdin" if one.stdin else "a pipe"
+    inputs = {item.path: item for item in expand_inputs([str(word) for word in words])}
+    for item in inputs.values():
+        if item.format == HUB_FORMAT:
+            name = item.hub_dataset.name
+            hint = f"datasets.load_dataset({name!r}, ...).save_to_disk('saved'), then --input saved"
+            raise ConfigError("--input", "tasks are files, and this is a name", found=item.path, hint=hint)
+        if item.is_stream:
+            name = "stdin" if item.is_stdin else "a pipe"
             what, hint = f"{name} is read once, and this command reads twice", "name a file"
             raise ConfigError("--input", what, hint=hint)
-    files = sorted(given, key=lambda path: (output_name(path), path))
-    for file, other in zip(files, files[1:], strict=False):
-        if output_name(file) == output_name(other):
-            raise ConfigError("--input", f"two files of one name: {file} and {other}", hint="rename one")
+    files = sorted(inputs, key=lambda path: (output_name(path), path))
+    for file, following in zip(files, files[1:], strict=False):
+        if output_name(file) == output_name(following):
+            raise ConfigError("--input", f"two files of one name: {file} and {following}", hint="rename one")
     return files
 
 
 def output_name(path: Path) -> str:
-    """The name of what is written from a file: JSON lines, not compressed."""
-    return f"{path.stem}.jsonl" if form_of(path) == "table" else unpacked_name(path)
+    """Return the name of the output of a file: JSON lines, not compressed."""
+    return f"{path.stem}.jsonl" if format_of_name(path) == "table" else strip_extension(path)
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a shard, each with its line break where it has one; a row of a table as JSON.
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a shard with their line breaks; a row of a table as JSON.
 
     Raises:
-        ConfigError: a library that the form needs is not installed.
+        ConfigError: a library that the format needs is not installed.
         FormatError: the file is damaged.
     """
-    if form_of(path) == "table":
-        with unchanged(path):
-            for row in rows(path):
-                yield orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    if format_of_name(path) == "table":
+        with check_unchanged(path):
+            for row in read_rows(path):
+                yield orjson.dumps(row, default=_json_default, option=orjson.OPT_APPEND_NEWLINE)
     else:
-        with opened(path) as file:
+        with open_decompressed(path) as file:
             yield from file
 
 
-def _plain(value: Any) -> str:
-    """A value of a table that JSON has no form for: bytes as text, any other as Python prints it."""
+def _json_default(value: Any) -> str:
+    """Convert a value of a table that JSON cannot hold: bytes as text, any other as Python prints it."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-Faults = Callable[[int, FormatError, bytes], object]
-"""What is done with a line that is no document, given its number from 1 and what is wrong with it."""
+RowErrorHandler = Callable[[int, FormatError, bytes], object]
+"""Called with a line that is no document: its number from 1, its error and the line."""
 
 
-def refuse(number: int, error: FormatError, line: bytes) -> None:
-    """End the run at the first of them."""
+def fail_on_row(number: int, error: FormatError, line: bytes) -> None:
+    """Raise the error: the first wrong line ends the run."""
     raise error
 
 
-def pass_over(number: int, error: FormatError, line: bytes) -> None:
-    """Leave it out: whoever read the shard before has dealt with it."""
+def skip_row(number: int, error: FormatError, line: bytes) -> None:
+    """Ignore the line: an earlier reader of the shard has handled it."""
 
 
 class Quarantine:
-    """The lines of a shard that are no documents, kept as `preprocess` keeps them.
+    """The lines of a shard that are no documents, in the format of `preprocess`'s quarantine.
 
-    The file is made where there are any, and gets its name when the block ends well.
+    The file is created at the first such line and published when the block ends without an error.
 
     Attributes:
-        count: of those lines.
-        first: place of the first, and what is wrong with it.
+        count: number of those lines.
+        first: place and error of the first.
     """
 
     def __init__(self, path: Path, shard: Path) -> None:
-        self.path, self.shard, self.count, self.first = path, shard, 0, ""
+        self.path = path
+        self.shard = shard
+        self.count = 0
+        self.first = ""
         self._stack = ExitStack()
         self._out: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.path.unlink(missing_ok=True)  # of a task that ended before it was noted
+        self.path.unlink(missing_ok=True)  # of a task that ended before its marker was written
         return self
 
     def __exit__(self, *ended: Any) -> None:
         self._stack.__exit__(*ended)
 
     def __call__(self, number: int, error: FormatError, line: bytes) -> None:
-        self._out = self._out or self._stack.enter_context(writing(self.path))
+        self._out = self._out or self._stack.enter_context(open_output(self.path))
         row = line.decode("utf-8", "replace").rstrip("\r\n")
-        fault = Fault(0, error.what, str(error.found), str(error.wanted), row)
-        self._out.write(dump_line(fault.told(self.shard, number)))
+        row_error = RowError(0, error.what, str(error.found), str(error.wanted), row)
+        self._out.write(dump_line(row_error.to_json(self.shard, number)))
         self.first = self.first or f"{self.shard}:{number}, {error.what}"
         self.count += 1
 
-    def places(self) -> set[int]:
-        """The numbers of those lines, from 0, as an earlier task wrote them."""
+    def line_indices(self) -> set[int]:
+        """Return the indices of those lines, from 0, as an earlier task wrote them."""
         if not self.path.exists():
             return set()
         with self.path.open("rb") as file:
             return {orjson.loads(line)["line"] - 1 for line in file}
 
 
-def errors_in(wrong: Quarantine | None, rows: int) -> dict[str, Any]:
-    """What the result of a task says of the lines it has set apart, beside so many documents."""
-    count, first = (wrong.count, wrong.first) if wrong else (0, "")
-    return {"skipped": count, **errors_of(count, first, rows + count)}
+def quarantine_counts(quarantine: Quarantine | None, rows: int) -> dict[str, Any]:
+    """Build the part of a task's result that reports its quarantined lines."""
+    count, first = (quarantine.count, quarantine.first) if quarantine else (0, "")
+    return {"skipped": count, **error_counts(count, first, rows + count)}
 
 
-def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
-    """The object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
+def parse_document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -> dict[str, Any]:
+    """Parse the object on a line, with a text or sentences under `key` and, if named, an id under `id_key`.
 
     Raises:
-        FormatError: it is something else; the message begins with file and line.
+        FormatError: the line has no such object; the message begins with file and line.
     """
     where, hint = f"{path}:{number}", "mend or delete the line, or pass over such lines: --on-error skip"
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
-        at = f"{error.msg} at column {error.colno}"
+        position = f"{error.msg} at column {error.colno}"
         raise FormatError(
-            where, "not JSON", found=at, wanted="one object a line, in UTF-8", hint=hint
+            where, "not JSON", found=position, wanted="one object a line, in UTF-8", hint=hint
         ) from None
     if not isinstance(values, dict):
         found, wanted = type(values).__name__, f"an object with {key!r}"
@@ -151,73 +156,77 @@ def document(line: bytes, path: Path, number: int, key: str, id_key: str = "") -
     return values
 
 
-def whole_lines(path: Path, faults: Faults) -> Iterator[bytes]:
-    """The lines of a shard up to damage, which is a fault of the line that would come next."""
+def read_whole_lines(path: Path, on_error: RowErrorHandler) -> Iterator[bytes]:
+    """Yield the lines of a shard up to damage, which is an error of the next line."""
     number = 0
     try:
-        for line in lines(path):
+        for line in read_lines(path):
             number += 1
             yield line
     except CorruptFileError as error:
-        faults(number + 1, error, b"")
+        on_error(number + 1, error, b"")
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(s, str) for s in value))
 
 
-def documents(
-    path: Path, key: str, faults: Faults, id_key: str = ""
+def read_documents(
+    path: Path, key: str, on_error: RowErrorHandler, id_key: str = ""
 ) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The documents of a shard: the number of the line from 1, the line, the object on it."""
-    for number, line in enumerate(whole_lines(path, faults), 1):
-        if (values := _document(line, path, number, key, id_key, faults)) is not None:
+    """Yield the documents of a shard: the line number from 1, the line, its object."""
+    for number, line in enumerate(read_whole_lines(path, on_error), 1):
+        if (values := _parse_or_report(line, path, number, key, id_key, on_error)) is not None:
             yield number, line, exact_numbers(line, values)
 
 
-def batches(
-    path: Path, key: str, characters: int, faults: Faults, id_key: str = ""
+def read_batches(
+    path: Path, key: str, characters: int, on_error: RowErrorHandler, id_key: str = ""
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Texts and ids, one per line of a shard, in lists of about so many characters.
+    """Yield texts and ids, one per line of a shard, in lists of about `characters` characters.
 
     A line that is blank or no document has an empty text; without an `id_key` there are no ids.
     """
-    texts, ids, size = list[str](), list[str](), 0
-    for number, line in enumerate(whole_lines(path, faults), 1):
-        values = _document(line, path, number, key, id_key, faults) or {key: "", id_key: ""}
+    texts = list[str]()
+    ids = list[str]()
+    size = 0
+    for number, line in enumerate(read_whole_lines(path, on_error), 1):
+        values = _parse_or_report(line, path, number, key, id_key, on_error) or {key: "", id_key: ""}
         texts.append(text_of(values, key))
         if id_key:
             ids.append(str(values[id_key]))
         size += len(texts[-1]) + 1
         if size >= characters:
             yield texts, ids
-            texts, ids, size = [], [], 0
+            texts = []
+            ids = []
+            size = 0
     if texts:
         yield texts, ids
 
 
-def _document(
-    line: bytes, path: Path, number: int, key: str, id_key: str, faults: Faults
+def _parse_or_report(
+    line: bytes, path: Path, number: int, key: str, id_key: str, on_error: RowErrorHandler
 ) -> dict[str, Any] | None:
-    """The object on a line; None for a blank one, and for one that is no document."""
+    """Parse the object on a line; None for a blank line, and for one that is no document."""
     try:
-        return document(line, path, number, key, id_key)
+        return parse_document(line, path, number, key, id_key)
     except FormatError as error:
         if line.strip():
-            faults(number, error, line)
+            on_error(number, error, line)
         return None
 
 
-def identity(files: Sequence[Path]) -> list[list[str | int]]:
-    """What tells that the inputs of a run are still the same: names, sizes and times of change."""
+def file_states(files: Sequence[Path]) -> list[list[str | int]]:
+    """Return the path, size and mtime of files, by which a later run recognizes them."""
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def check_identity(inputs: Iterable[Sequence[Any]]) -> None:
-    """See that files are still what `identity` told.
+def check_file_states(inputs: Iterable[Sequence[Any]]) -> None:
+    """Check that files are still in their `file_states`.
 
     Raises:
-        FormatError: one was written, replaced or removed since.
+        FormatError: a file was written, replaced or removed since.
     """
     for name, size, time in inputs:
         path = Path(name)
@@ -226,14 +235,14 @@ def check_identity(inputs: Iterable[Sequence[Any]]) -> None:
             raise changed_error(path, size, None if stat is None else stat.st_size)
 
 
-def size(file: Path) -> int:
-    """Bytes on disk; 0 where the stage that writes the file is still to run."""
+def file_bytes(file: Path) -> int:
+    """Return the bytes on disk; 0 before the stage that writes the file."""
     return file.stat().st_size if file.exists() else 0
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well; its folder is made."""
+def open_output(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is published when the block ends without an error; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         full_disk_errors(path),
@@ -244,14 +253,14 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def parted(
+def split_outputs(
     shard: Path, output: Path, dropped: Path | None, quarantine: Path | None
 ) -> Iterator[tuple[IO[bytes], IO[bytes] | None, Quarantine | None]]:
-    """Where a shard's lines go, a file in each folder that is named: what stays, what goes, what is wrong."""
+    """Open the outputs of a shard, a file per folder: kept, dropped and wrong lines."""
     name = output_name(shard)
     with ExitStack() as stack:
         yield (
-            stack.enter_context(writing(output / name)),
-            None if dropped is None else stack.enter_context(writing(dropped / name)),
+            stack.enter_context(open_output(output / name)),
+            None if dropped is None else stack.enter_context(open_output(dropped / name)),
             None if quarantine is None else stack.enter_context(Quarantine(quarantine / name, shard)),
         )

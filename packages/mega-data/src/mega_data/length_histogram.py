@@ -1,4 +1,4 @@
-"""How long the documents of a dataset are: counted, as lines of text, and as a picture."""
+"""Histogram of document lengths: counts, lines of text, and a picture."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mega_schema.dataset.idx_content import CHUNK, chunks
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-_BAR = 40  # characters of the longest
+_BAR_WIDTH = 40  # characters of the longest bar
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Documents by their tokens; bin k holds those of `edges[k]` tokens up to `edges[k + 1]` - 1.
+    """Documents by their tokens; bin k holds those of `edges[k]` to `edges[k + 1]` - 1 tokens.
 
     Attributes:
         empty: documents without tokens, which are in no bin.
-        tokens: in the documents of each bin.
+        tokens: tokens in the documents of each bin.
     """
 
     edges: tuple[int, ...]
@@ -35,24 +35,26 @@ class Histogram:
 
 
 def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
-    """Count the documents of `data`, `steps` bins for each doubling of their length from the shortest on.
+    """Count the documents of `data`, `steps` bins for each doubling of their length.
 
-    Reads the index alone, a chunk at a time.
+    Reads only the index, a chunk at a time.
     """
-    longest = max((int(part.max(initial=0)) for part in document_lengths(data)), default=0)
+    longest = max((int(lengths.max(initial=0)) for lengths in document_lengths(data)), default=0)
     doublings = longest.bit_length()
     exact = {round(2 ** (k / steps)) for k in range(doublings * steps + 1)} if longest else set[int]()
     edges = np.array(sorted(exact), np.int64)
     edges = edges[: int(np.searchsorted(edges, longest, "right")) + 1]
-    documents, tokens, empty = np.zeros(len(edges), np.int64), np.zeros(len(edges), np.int64), 0
-    for part in document_lengths(data):
-        full = part[part > 0]
-        empty += len(part) - len(full)
-        if len(full):
-            place = np.searchsorted(edges, full, "right") - 1
-            documents += np.bincount(place, minlength=len(edges))
-            np.add.at(tokens, place, full)
-    first = int(np.flatnonzero(documents)[0]) if documents.any() else 0  # bins before it show nothing
+    documents = np.zeros(len(edges), np.int64)
+    tokens = np.zeros(len(edges), np.int64)
+    empty = 0
+    for lengths in document_lengths(data):
+        nonempty = lengths[lengths > 0]
+        empty += len(lengths) - len(nonempty)
+        if len(nonempty):
+            bin_index = np.searchsorted(edges, nonempty, "right") - 1
+            documents += np.bincount(bin_index, minlength=len(edges))
+            np.add.at(tokens, bin_index, nonempty)
+    first = int(np.flatnonzero(documents)[0]) if documents.any() else 0  # bins before it are empty
     return Histogram(
         tuple(edges[first:].tolist()),
         tuple(documents[first:-1].tolist()),
@@ -62,20 +64,20 @@ def histogram(data: IndexedDataset, steps: int = 1) -> Histogram:
 
 
 def document_lengths(data: IndexedDataset) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document, in chunks."""
+    """Yield the tokens of each document, in chunks."""
     bounds = data.documents
-    for at in range(0, len(bounds) - 1, CHUNK):
-        first = bounds[at : at + CHUNK + 1]
-        lengths: NDArray[Any] = data.lengths[int(first[0]) : int(first[-1])]
+    for start in range(0, len(bounds) - 1, CHUNK):
+        chunk = bounds[start : start + CHUNK + 1]
+        lengths: NDArray[Any] = data.lengths[int(chunk[0]) : int(chunk[-1])]
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        yield np.diff(ends[first - first[0]])
+        yield np.diff(ends[chunk - chunk[0]])
 
 
-def at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tuple[int, ...]:
-    """The lengths at these percentiles, each one that occurs; none where there are none.
+def lengths_at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tuple[int, ...]:
+    """Return the lengths at these percentiles, each one that occurs; () for an empty array.
 
-    Counts the upper halves of the numbers and then the lower halves of those in question, so memory does not
-    grow with them. They are not negative.
+    Counts the upper halves of the numbers, then the lower halves for the upper halves at the percentiles, so
+    memory does not grow with the array. Lengths are not negative.
     """
     if not len(lengths):
         return ()
@@ -84,35 +86,38 @@ def at_percentiles(lengths: NDArray[np.int32], percentiles: Sequence[int]) -> tu
     for part in chunks(lengths):
         upper += np.bincount(part >> 16, minlength=len(upper))
     ends = np.cumsum(upper)
-    places = np.searchsorted(ends, ranks, "right")
-    found = dict[int, NDArray[np.int64]]()
-    for place in {*places.tolist()}:
+    upper_values = np.searchsorted(ends, ranks, "right")
+    cumulative = dict[int, NDArray[np.int64]]()
+    for upper_value in {*upper_values.tolist()}:
         lower = np.zeros(1 << 16, np.int64)
         for part in chunks(lengths):
-            lower += np.bincount(part[part >> 16 == place] & 0xFFFF, minlength=len(lower))
-        found[place] = np.cumsum(lower)
+            lower += np.bincount(part[part >> 16 == upper_value] & 0xFFFF, minlength=len(lower))
+        cumulative[upper_value] = np.cumsum(lower)
     return tuple(
-        (place << 16) + int(np.searchsorted(found[place], rank - (ends[place] - upper[place]), "right"))
-        for place, rank in zip(places.tolist(), ranks.tolist(), strict=True)
+        (upper_value << 16)
+        + int(
+            np.searchsorted(cumulative[upper_value], rank - (ends[upper_value] - upper[upper_value]), "right")
+        )
+        for upper_value, rank in zip(upper_values.tolist(), ranks.tolist(), strict=True)
     )
 
 
-def as_lines(found: Histogram) -> list[str]:
-    """A bar of characters for each bin, for a terminal."""
-    most = max(found.documents, default=0)
+def format_histogram(bins: Histogram) -> list[str]:
+    """Format a bar of characters for each bin, for a terminal."""
+    highest = max(bins.documents, default=0)
     names = [
         f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
-        for low, high in zip(found.edges, found.edges[1:], strict=False)
+        for low, high in zip(bins.edges, bins.edges[1:], strict=False)
     ]
     width = max(map(len, names), default=0)
     return [
-        f"{name:>{width}}  {'█' * -(-count * _BAR // most):<{_BAR}}  {count:,}"
-        for name, count in zip(names, found.documents, strict=True)
+        f"{name:>{width}}  {'█' * -(-count * _BAR_WIDTH // highest):<{_BAR_WIDTH}}  {count:,}"
+        for name, count in zip(names, bins.documents, strict=True)
     ]
 
 
-def draw(data: IndexedDataset, output: Path) -> None:
-    """Documents, and tokens, over the length of the documents that hold them, as a PNG.
+def plot_lengths(data: IndexedDataset, output: Path) -> None:
+    """Plot documents, and tokens, over the length of the documents, as a PNG.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -122,22 +127,20 @@ def draw(data: IndexedDataset, output: Path) -> None:
         from matplotlib.ticker import FuncFormatter
     except ImportError:
         raise ConfigError("--plot", "needs matplotlib", hint=install_hint("mega-data", "plot")) from None
-    found = histogram(data, steps=4)
+    bins = histogram(data, steps=4)
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    rows = ((above, found.documents, "documents", "C0"), (below, found.tokens, "tokens", "C1"))
+    document_axes, token_axes = figure.subplots(2, 1, sharex=True)
+    rows = ((document_axes, bins.documents, "documents", "C0"), (token_axes, bins.tokens, "tokens", "C1"))
     for axes, counts, name, colour in rows:
         if counts:
-            axes.stairs(counts, found.edges, fill=True, color=colour, alpha=0.8)
+            axes.stairs(counts, bins.edges, fill=True, color=colour, alpha=0.8)
             axes.set_xscale("log", base=2)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    total = (
-        f"{sum(found.documents) + found.empty:,} documents ({found.empty:,} empty), {data.tokens:,} tokens"
-    )
-    above.set_title(f"{data.prefix.name}\n{total}", fontsize="medium")
-    below.set_xlabel("tokens of a document")
+    total = f"{sum(bins.documents) + bins.empty:,} documents ({bins.empty:,} empty), {data.tokens:,} tokens"
+    document_axes.set_title(f"{data.prefix.name}\n{total}", fontsize="medium")
+    token_axes.set_xlabel("tokens of a document")
     with atomic_write(output) as partial:
         figure.savefig(partial, format="png")

@@ -1,11 +1,11 @@
-"""The output folder of clean, dedup and extract: whole when it can be seen, and of one run at a time.
+"""The output folder of clean, dedup and extract: published whole, and written by one run at a time.
 
-    OUTPUT/.unfinished/...     what the tasks of a run that is going on write
-    OUTPUT/.mega-data.json     the command, and the names of the files that the finished run wrote
+    OUTPUT/.unfinished/...     files of a run in progress
+    OUTPUT/.mega-data.json     the command, and the names of the files of the finished run
     OUTPUT/a.jsonl, ...        the files of a finished run
 
-A run writes below `.unfinished`. When all its tasks are done, its files get their names in the folder. A run
-that a wrong line ends leaves no file that looks finished. The next run takes over the shards that are done.
+A run writes below `.unfinished`. When all its tasks are finished, its files are moved into the folder. A run
+that ends at a wrong line leaves no file that looks finished. The next run reuses the finished shards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from mega_data.jsonl_shards import output_name, shards
-from mega_data.readers.file_tree import read_folders
+from mega_data.jsonl_shards import find_shards, output_name
+from mega_data.readers.file_tree import scanned_folders
 from mega_data.readers.inputs import DROPPED, QUARANTINE, REPORT
-from mega_data.task_stages import FAILED, PLAN, REMOVED, remove_folder, remove_folder_left
+from mega_data.task_stages import FAILED, PLAN, REMOVED, finish_removal, remove_folder
 from mega_schema.atomic_io import full_disk_errors, sync_folder, write_text
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output, has_keys
@@ -32,10 +32,10 @@ MARKER = ".mega-data.json"
 UNFINISHED = ".unfinished"
 WORK = ".work"
 FORMAT = 1
-PAGE = "report.html"
-PAGE_KEYS = ("id", "url", "title", "text")  # of a line that `extract` writes
+REPORT_PAGE = "report.html"
+PAGE_KEYS = ("id", "url", "title", "text")  # of a line of `extract`
 log = logging.getLogger("mega.data")
-_OURS = frozenset(
+_OWN_NAMES = frozenset(
     {
         MARKER,
         UNFINISHED,
@@ -45,20 +45,20 @@ _OURS = frozenset(
         DROPPED,
         QUARANTINE,
         REPORT,
-        PAGE,
+        REPORT_PAGE,
     }
 )
 
 
-def checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
-    """The files that the words of --input name, none of which is in the output or work folder.
+def find_checked_shards(inputs: Iterable[str], output: Path, work: Path | None) -> tuple[Path, ...]:
+    """Return the files that --input names; refuse files in the output or work folder.
 
     Raises:
-        ConfigError: there are none, or a folder is refused.
+        ConfigError: there is no file, or a folder is refused.
     """
     words = [str(word) for word in inputs]
-    files = tuple(shards(words))
-    check_folder(output, work, files, read_folders(words, files))
+    files = tuple(find_shards(words))
+    check_folder(output, work, files, scanned_folders(words, files))
     check_stale(output, map(output_name, files))
     return files
 
@@ -69,13 +69,13 @@ def check_folder(
     """Refuse an output or work folder that holds an input, or files of other programs.
 
     Args:
-        read_folders: in which the command would read its own files.
+        read_folders: folders in which the command would read its own output.
 
     Raises:
         ConfigError: one of them is refused.
     """
     check = partial(check_output, kind="folder", inputs=inputs, read_folders=read_folders)
-    check("--output", output, is_ours=is_ours)
+    check("--output", output, is_ours=is_own_folder)
     if work is None:
         return
     check("--work", work, is_ours=_is_work_folder)
@@ -88,19 +88,19 @@ def check_file(option: str, output: Path, inputs: Sequence[Path]) -> None:
     """Refuse a file of pages that is an input, or that `extract` did not write.
 
     Raises:
-        ConfigError: it is refused.
+        ConfigError: the file is refused.
     """
     check_output(option, output, "file", inputs=inputs, is_ours=has_keys(PAGE_KEYS))
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether one of the commands wrote all that is in a folder, or has begun to."""
+def is_own_folder(folder: Path) -> bool:
+    """Return whether one of the commands wrote, or is writing, everything in a folder."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(MARKER)}
-    return names <= _OURS | _shard_names(folder)
+    return names <= _OWN_NAMES | _published_names(folder)
 
 
-def _shard_names(folder: Path) -> set[str]:
-    """The files of the run that has finished in a folder."""
+def _published_names(folder: Path) -> set[str]:
+    """Return the names of the files that a finished run published in a folder."""
     try:
         values = json.loads((folder / MARKER).read_bytes())
     except (OSError, ValueError):
@@ -110,31 +110,31 @@ def _shard_names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def locked(folder: Path, *, shared: bool) -> Iterator[None]:
-    """Hold a folder, made if it is not there, so that no other run writes to it.
+def lock_folder(folder: Path, *, shared: bool) -> Iterator[None]:
+    """Lock a folder against other runs; create it if needed.
 
     Args:
-        shared: this process does a part of a run, whose other parts others may do at the same time.
+        shared: other processes may run other parts of the same run at the same time.
 
     Raises:
         ConfigError: another run holds it.
     """
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    number = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(number, folder, shared=shared)
+        _lock(descriptor, folder, shared=shared)
         yield
     finally:
-        os.close(number)
-        if made:
+        os.close(descriptor)
+        if is_new:
             with suppress(OSError):
-                folder.rmdir()  # where nothing is in it
+                folder.rmdir()  # if it is empty
 
 
-def _lock(number: int, folder: Path, *, shared: bool) -> None:
+def _lock(descriptor: int, folder: Path, *, shared: bool) -> None:
     try:
-        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         hint = "wait for it to end, or name another folder"
         raise ConfigError("--output", "another run writes there", found=folder, hint=hint) from None
@@ -142,34 +142,36 @@ def _lock(number: int, folder: Path, *, shared: bool) -> None:
         log.info("%s cannot be locked (%s): nothing keeps a second run out", folder, error.strerror)
 
 
-def staging(output: Path) -> Path:
-    """Where the tasks write the files of an output folder."""
+def staging_folder(output: Path) -> Path:
+    """Return the folder that the tasks write to before files are published."""
     return output / UNFINISHED
 
 
-def mark(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
-    """Write into a folder which command its files are of.
+def write_marker(folder: Path, command: str, files: Sequence[str] | None = None) -> None:
+    """Record in a folder which command its files are of.
 
     Args:
-        files: of a run that is whole; None where one begins, which leaves the list of the run before.
+        files: names of the files of a finished run; None keeps the list of the run before.
     """
-    files = sorted(_shard_names(folder)) if files is None else sorted(files)
-    remove_folder_left(folder / WORK)
-    mine = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array begin at once
-    write_text(mine, json.dumps({"format": FORMAT, "command": command, "files": files}))
-    mine.replace(folder / MARKER)
+    files = sorted(_published_names(folder)) if files is None else sorted(files)
+    finish_removal(folder / WORK)
+    temporary = folder / f"{MARKER}.{uuid4().hex}"  # elements of a job array start at the same time
+    write_text(temporary, json.dumps({"format": FORMAT, "command": command, "files": files}))
+    temporary.replace(folder / MARKER)
 
 
 def check_stale(output: Path, names: Iterable[str]) -> None:
-    """Refuse an output folder in which files of an earlier run would stay beside those of this one.
+    """Refuse an output folder in which files of an earlier run would remain.
 
     Args:
-        names: of the files that this run writes.
+        names: names of the files that this run writes.
 
     Raises:
         ConfigError: there are such files.
     """
-    stale = sorted(name for name in _shard_names(output) - _OURS - set(names) if (output / name).exists())
+    stale = sorted(
+        name for name in _published_names(output) - _OWN_NAMES - set(names) if (output / name).exists()
+    )
     if stale:
         hint = f"rm -r {output}, or name another folder"
         found = f"{output / stale[0]}" + (f" and {len(stale) - 1:,} more" if len(stale) > 1 else "")
@@ -177,31 +179,32 @@ def check_stale(output: Path, names: Iterable[str]) -> None:
 
 
 def _is_work_folder(folder: Path) -> bool:
-    """Whether a folder is of a run, or of elements of a job array that write its plan at this time."""
+    """Return whether a folder is a work folder, or array elements are creating its plan now."""
     others = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return not others or (folder / PLAN).is_file()
 
 
 def publish(output: Path, command: str, work: Path) -> None:
-    """Give the files of a run that is whole their names; those of an earlier one of ours go.
+    """Move the files of a finished run to their names; remove those of an earlier run.
 
-    A process that was killed in the middle can be followed by another, which finds in `work` that it began.
+    If the process is killed, the next one continues: a marker in `work` records that publishing began.
     """
-    staged, begun = staging(output), work / ".publishing"
+    staging = staging_folder(output)
+    started_marker = work / ".publishing"
     with full_disk_errors(output):
-        if not begun.exists():
-            for name in (DROPPED, QUARANTINE, REPORT, PAGE):
+        if not started_marker.exists():
+            for name in (DROPPED, QUARANTINE, REPORT, REPORT_PAGE):
                 _remove(output / name)
-            begun.touch()
-        for path in sorted(staged.iterdir()) if staged.is_dir() else ():
+            started_marker.touch()
+        for path in sorted(staging.iterdir()) if staging.is_dir() else ():
             if path.is_dir():
                 _remove(output / path.name)
-            if not path.name.startswith("."):  # a temporary file of a process that was killed
+            if not path.name.startswith("."):  # a temporary file of a killed process
                 path.replace(output / path.name)
         names = [path.name for path in output.iterdir() if path.is_file() and not path.name.startswith(".")]
-        mark(output, command, names)
+        write_marker(output, command, names)
         sync_folder(output)
-    remove_folder(staged)
+    remove_folder(staging)
 
 
 def _remove(path: Path) -> None:
@@ -212,21 +215,21 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def keeping_good_shards(folder: Path, output: Path, *, alone: bool) -> Iterator[None]:
-    """Around a run: after a wrong line, the tasks that are done stay for the next run, if there are any.
+def keep_finished_tasks(folder: Path, output: Path, *, whole_run: bool) -> Iterator[None]:
+    """After a wrong line, keep the finished tasks for the next run, if there are any.
 
     Args:
         folder: the run's work folder.
-        alone: this process does all of the run, and a person did not name the work folder.
+        whole_run: this process does all of the run, and the work folder is the default one.
     """
     try:
         yield
     except FormatError:
-        if alone and next(folder.glob("**/done/*/*.json"), None) is None:
-            for left in (folder, staging(output)):
-                remove_folder(left)
+        if whole_run and next(folder.glob("**/done/*/*.json"), None) is None:
+            for leftover in (folder, staging_folder(output)):
+                remove_folder(leftover)
             if output.is_dir() and [path.name for path in output.iterdir()] == [MARKER]:
                 (output / MARKER).unlink()
-        elif alone:
+        elif whole_run:
             (folder / FAILED).touch()
         raise

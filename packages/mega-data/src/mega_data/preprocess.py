@@ -1,4 +1,4 @@
-"""Text to indexed datasets, one per key: the same bytes whatever the workers, or how often it was stopped."""
+"""Encode text to indexed datasets, one per key: the bytes depend neither on the workers nor on restarts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from mega_data.encode_worker import Done, Encoder, ids_of
-from mega_data.encoders import Encode, Flat
+from mega_data.encode_worker import BlockEncoder, EncodedBlock, encode_texts
+from mega_data.encoders import FlatIds, TextEncoder
 from mega_data.error_limit import ErrorLimit
-from mega_data.fastest_encoder import Search, Trial
+from mega_data.fastest_encoder import EncoderSearch, EncoderTrial
 from mega_data.input_stream import InputStream
-from mega_data.process_pool import Started
+from mega_data.process_pool import ProcessPool
 from mega_data.readers.blocks import QUARANTINE_KEYS
-from mega_data.readers.inputs import NAMED, Input, form_of
-from mega_data.readers.streams import BLOCK_BYTES, UNITS
-from mega_data.resumable_output import Parts, Place, is_unfinished
-from mega_data.sentences import Splitter, splitter
+from mega_data.readers.inputs import HUB_FORMAT, InputFile, format_of_name
+from mega_data.readers.streams import BLOCK_BYTES, TEXT_UNITS
+from mega_data.resumable_output import ResumableOutput, ResumePoint, is_unfinished
+from mega_data.sentences import SentenceSplitter, make_splitter
 from mega_schema.dataset.indexed_dataset import DatasetInfo, sibling, smallest_dtype
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.outputs import check_dataset_output, check_output, has_keys
@@ -41,27 +41,27 @@ from mega_schema.tokenizer.tokenizer import FastTokenizer, Tokenizer
 log = logging.getLogger("mega.data")
 
 _QUARANTINE, _UNFINISHED = "_quarantine.jsonl", ".unfinished"
-NOTE_BYTES = 1 << 28  # of input between two notes of how far the run got
-# lazy is another way to read cached
-FORMS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
+JOURNAL_BYTES = 1 << 28  # of input between two writes of the journal
+# lazy reads the cached format
+INDEX_FORMATS = MappingProxyType({"mmap": "mmap", "cached": "cached", "lazy": "cached"})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What decides the content of the datasets, beside inputs and tokenizer.
+    """The options that decide the content of the datasets, besides inputs and tokenizer.
 
     Attributes:
-        keys: of the texts, a dataset each.
-        append_eod: end each document that has tokens with the tokenizer's eod.
-        language: split texts of it into sentences, each a sequence of its own; "" leaves a text whole.
+        keys: keys of the texts, a dataset each.
+        append_eod: append the tokenizer's eod to each document that has tokens.
+        language: split texts of this language into sentences, each a sequence; "" keeps a text whole.
         keep_newlines: a sentence keeps the white space after it.
-        skip: pass over rows that are wrong, and what follows damage in a file, and keep them in a quarantine
-            file; else stop at the first.
-        max_errors: how many of them; a run may go on with another limit than it began with.
-        unit: what a document of a plain text is, see readers.streams.
-        form: of the index, one of FORMS.
-        special_tokens: add to each sequence what the post-processor of a HuggingFaceTokenizer adds, as BOS.
-        parse_special_tokens: a special token that is written in a text becomes its id.
+        skip: move wrong rows, and the rest of a damaged file, to a quarantine file; else stop at the first.
+        max_errors: maximum of skipped rows; a resumed run may have another limit.
+        unit: unit of a document of plain text, see readers.streams.
+        index_format: one of INDEX_FORMATS.
+        special_tokens: add to each sequence the tokens of a HuggingFaceTokenizer's post-processor, such as
+            BOS.
+        parse_special_tokens: encode special tokens in a text as their ids.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -70,13 +70,13 @@ class Options:
     keep_newlines: bool = False
     skip: bool = False
     unit: str = "file"
-    form: str = "mmap"
+    index_format: str = "mmap"
     special_tokens: bool = True
     parse_special_tokens: bool = False
     max_errors: ErrorLimit = ErrorLimit()
 
-    def told(self, key: str) -> dict[str, object]:
-        """For PREFIX.json: those that change what is in a dataset."""
+    def to_json(self, key: str) -> dict[str, object]:
+        """Return the options for PREFIX.json: those that change the content of a dataset."""
         values: dict[str, object] = {"key": key, "append_eod": self.append_eod}
         if self.language:
             values |= {"split_sentences": self.language, "keep_newlines": self.keep_newlines}
@@ -88,16 +88,16 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PreprocessResult:
     """What a run wrote.
 
     Attributes:
-        documents: of each dataset.
-        tokens: of all of them.
+        documents: documents of each dataset.
+        tokens: tokens of all datasets.
         size: bytes of text read, decompressed.
-        skipped: rows passed over; they are in `quarantine`.
-        seconds, fresh: since the start of this process's run, and the bytes it read itself.
-        encoder: what gave the ids.
+        skipped: skipped rows; they are in `quarantine`.
+        seconds, fresh: seconds of this process, and the bytes that it read itself.
+        encoder: name of the encoder.
     """
 
     prefixes: tuple[Path, ...]
@@ -112,20 +112,21 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """MB a second."""
+        """Return the speed in MB per second."""
         return self.fresh / 1e6 / max(self.seconds, 1e-9)
 
 
-def check_outputs(inputs: Sequence[Input], output_prefix: Path, options: Options) -> list[Path]:
+def check_outputs(inputs: Sequence[InputFile], output_prefix: Path, options: Options) -> list[Path]:
     """Refuse a prefix whose files are inputs, or were written by other programs.
 
     Returns:
-        the datasets of that prefix that exist already, which a run replaces.
+        The existing datasets of that prefix, which a run replaces.
 
     Raises:
         ConfigError: the prefix is refused.
     """
-    option, files = "--output-prefix", [one.path for one in inputs if not one.stdin and one.form != NAMED]
+    option = "--output-prefix"
+    files = [item.path for item in inputs if not item.is_stdin and item.format != HUB_FORMAT]
     replaced = [
         prefix
         for prefix in _prefixes(output_prefix, options)
@@ -143,207 +144,220 @@ def _prefixes(output_prefix: Path, options: Options) -> tuple[Path, ...]:
 
 
 def preprocess(
-    inputs: Sequence[Path | Input],
+    inputs: Sequence[Path | InputFile],
     output_prefix: Path,
     tokenizer: Tokenizer,
     options: Options | None = None,
     *,
-    workers: int | Started = 1,
+    workers: int | ProcessPool = 1,
     block: int = BLOCK_BYTES,
-    note: int = NOTE_BYTES,
+    note: int = JOURNAL_BYTES,
     progress: Callable[[int, int], object] = lambda *_: None,
-) -> Outcome:
+) -> PreprocessResult:
     """Write `{output_prefix}_{key}_document.{bin,idx,json}` and `.tokenizer/` for each key.
 
-    A row of the input is a document; its text is one sequence of it, or one per sentence where it is a list
-    or sentences are split; then the names end in `_sentence`. A text without tokens is an empty document.
-    Blank lines are passed over. A run that was killed goes on where its noted parts end, when it is started
-    again with the same inputs and options, and writes the bytes it would have written. One that a wrong row
-    ended goes on from the first input that has changed since, or from the row where it is now passed over.
+    A row of the input is a document. Its text is one sequence, or one per sentence if it is a list or
+    sentences are split; then the names end in `_sentence`. A text without tokens is an empty document. Blank
+    lines are skipped. A killed run resumes from its journal when it is started again with the same inputs and
+    options, and writes the same bytes. A run that ended at a wrong row resumes from the first input that has
+    changed since, or from that row if it is now skipped.
 
     Args:
-        workers: processes that encode, or so many that were started; 1 is this process.
-        block: bytes of text a worker is handed at a time; what is written does not depend on it.
-        note: bytes of input after which it is noted how far the run got.
-        progress: told the bytes of the files read, and the documents made, since it was last called.
+        workers: processes that encode, or a pool of them; 1 is this process.
+        block: bytes of text per item of a worker; the output does not depend on it.
+        note: bytes of input between two writes of the journal.
+        progress: called with the bytes of the files read, and the documents encoded, since its last call.
 
     Raises:
-        ConfigError: options that do not fit the tokenizer or each other.
-        FormatError: a row is not what it should be and `options.skip` is off; then there is no dataset.
+        ConfigError: options do not fit the tokenizer or each other.
+        FormatError: a row is wrong and `options.skip` is off; then there is no dataset.
     """
-    began, options = time.monotonic(), options or Options()
-    given = [one if isinstance(one, Input) else Input(one, form_of(one)) for one in inputs]
-    _check(options, tokenizer)
+    started_at, options = time.monotonic(), options or Options()
+    files = [
+        item if isinstance(item, InputFile) else InputFile(item, format_of_name(item)) for item in inputs
+    ]
+    _check_options(options, tokenizer)
     prefixes = _prefixes(output_prefix, options)
     quarantine = sibling(output_prefix, _QUARANTINE)
     dtype = smallest_dtype(tokenizer.identity.vocab_size)
-    versions = [one.version() for one in given]
-    stream = InputStream(given, options.keys, options.unit, block, skip=options.skip)
-    made = _Making.of(tokenizer, options, stream)
-    with nullcontext(workers) if isinstance(workers, Started) else Started(workers) as processes:
-        search = made.search(processes)
-        with _parts(output_prefix, given, versions, made, dtype) as parts:
-            before = parts.place.size
-            if parts.resumed:
-                log.warning("going on after %.1f MB that an earlier run has done", before / 1e6)
-                progress(parts.place.consumed, parts.documents)
-            stream.begin(parts.place)
-            work = made.work(search.found(stream.sample()))
-            _write(parts, processes.in_order(work, stream), given, versions, options, note, progress)
+    versions = [item.version() for item in files]
+    stream = InputStream(files, options.keys, options.unit, block, skip=options.skip)
+    encoding = _EncodingPlan.for_run(tokenizer, options, stream)
+    with nullcontext(workers) if isinstance(workers, ProcessPool) else ProcessPool(workers) as processes:
+        search = encoding.start_search(processes)
+        with _resumable_output(output_prefix, files, versions, encoding, dtype) as output:
+            bytes_before = output.resume_point.size
+            if output.is_resumed:
+                log.warning("going on after %.1f MB that an earlier run has done", bytes_before / 1e6)
+                progress(output.resume_point.consumed, output.documents)
+            stream.resume_from(output.resume_point)
+            work = encoding.make_work(search.find(stream.sample_texts()))
+            _write_blocks(
+                output, processes.map_in_order(work, stream), files, versions, options, note, progress
+            )
             for prefix in prefixes:
                 tokenizer.save(sibling(prefix, ".tokenizer"))
-            sources = tuple(str(one.path) for one in given)
+            sources = tuple(str(item.path) for item in files)
             infos = [
-                DatasetInfo(tokenizer.identity, sources=sources, options=made.told(key))
+                DatasetInfo(tokenizer.identity, sources=sources, options=encoding.to_json(key))
                 for key in options.keys
             ]
-            parts.publish(prefixes, infos, FORMS[options.form], quarantine)
-    place, seconds = parts.place, time.monotonic() - began
-    counts = (parts.documents, parts.tokens, place.size, place.skipped)
-    return Outcome(prefixes, *counts, quarantine, seconds, place.size - before, work.encode.name)
+            output.publish(prefixes, infos, INDEX_FORMATS[options.index_format], quarantine)
+    point = output.resume_point
+    seconds = time.monotonic() - started_at
+    counts = (output.documents, output.tokens, point.size, point.skipped)
+    return PreprocessResult(
+        prefixes, *counts, quarantine, seconds, point.size - bytes_before, work.encode.name
+    )
 
 
 @contextmanager
-def _parts(
+def _resumable_output(
     output_prefix: Path,
-    given: Sequence[Input],
+    inputs: Sequence[InputFile],
     versions: Sequence[tuple[int, ...]],
-    made: _Making,
+    encoding: _EncodingPlan,
     dtype: np.dtype[Any],
-) -> Iterator[Parts]:
-    """The files of a run, as far as an unfinished one has written what this one would; after an error in the
-    inputs what the next run can use of them stays.
-    """
-    parts = _open_parts(output_prefix, given, made, dtype)
+) -> Iterator[ResumableOutput]:
+    """Open the output of a run, resumed if possible; after an input error keep what can be reused."""
+    output = _open_output(output_prefix, inputs, encoding, dtype)
     try:
-        yield parts
+        yield output
     except (ConfigError, FormatError):
-        changed = (n for n, one in enumerate(given) if one.version() != versions[n])
-        with suppress(OSError):  # the disk may be full too: then the last note stays
-            parts.keep(unchanged=next(changed, len(given)))
+        changed_inputs = (n for n, item in enumerate(inputs) if item.version() != versions[n])
+        with suppress(OSError):  # the disk may be full: then the last journal is kept
+            output.keep_for_resume(unchanged=next(changed_inputs, len(inputs)))
         raise
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
         hint = "make room there and run it again: it goes on from its last note"
-        raise MegaError(parts.folder, "not written", found=error.strerror, hint=hint) from None
+        raise MegaError(output.folder, "not written", found=error.strerror, hint=hint) from None
     finally:
-        parts.close()
+        output.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """How texts become ids: all that decides them beside the texts.
+class _EncodingPlan:
+    """The settings that decide the ids of a text.
 
     Attributes:
-        added: special tokens around the ids of each sequence.
-        split: texts to sentences, None for none.
+        special_tokens: around the ids of each sequence.
+        split: splits a text into sentences; None keeps it whole.
     """
 
     tokenizer: Tokenizer
     options: Options
-    added: SpecialTokens
-    split: Splitter | None
+    special_tokens: SpecialTokens
+    split: SentenceSplitter | None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, options: Options, stream: InputStream) -> _Making:
-        split, newlines = None, options.keep_newlines
+    def for_run(cls, tokenizer: Tokenizer, options: Options, stream: InputStream) -> _EncodingPlan:
+        split = None
+        newlines = options.keep_newlines
         if options.language:
-            split = splitter(options.language, stream.beginnings(), keep_newlines=newlines)
+            split = make_splitter(options.language, stream.first_texts(), keep_newlines=newlines)
         return cls(tokenizer, options, added_tokens(tokenizer, include=options.special_tokens), split)
 
-    def search(self, processes: Started) -> Search:
-        """The search for what encodes, begun; it goes on where the processes are that will do it.
+    def start_search(self, processes: ProcessPool) -> EncoderSearch:
+        """Begin the search for an encoder in the processes that will encode.
 
         Raises:
-            FormatError: the tokenizer, which may be opened still, cannot be.
+            FormatError: the tokenizer, which opens in a thread, is damaged.
         """
         tokenizer = self.tokenizer
         if self.options.parse_special_tokens and isinstance(tokenizer, FastTokenizer):
             tokenizer = with_special_text(tokenizer)
-        search = Search(tokenizer, _Processes(processes, self))
+        search = EncoderSearch(tokenizer, _PoolTrial(processes, self))
         if isinstance(self.tokenizer, FastTokenizer):
             self.tokenizer.wait()
         return search
 
-    def work(self, encode: Encode) -> Encoder:
-        options, identity = self.options, self.tokenizer.identity
+    def make_work(self, encode: TextEncoder) -> BlockEncoder:
+        options = self.options
+        identity = self.tokenizer.identity
         eod = identity.eod if options.append_eod else None
-        return Encoder(encode, options.keys, smallest_dtype(identity.vocab_size), eod, self.added, self.split)
+        return BlockEncoder(
+            encode, options.keys, smallest_dtype(identity.vocab_size), eod, self.special_tokens, self.split
+        )
 
-    def told(self, key: str) -> dict[str, object]:
-        """For PREFIX.json."""
-        values = self.options.told(key)
+    def to_json(self, key: str) -> dict[str, object]:
+        """Return the settings for PREFIX.json."""
+        values = self.options.to_json(key)
         if post_processor_tokens(self.tokenizer):
-            values |= {"prefix_ids": [*self.added.prefix], "suffix_ids": [*self.added.suffix]}
+            values |= {
+                "prefix_ids": [*self.special_tokens.prefix],
+                "suffix_ids": [*self.special_tokens.suffix],
+            }
         if self.split is not None:
             values["sentence_model"] = self.split.name
         return values
 
 
 @dataclass(frozen=True, slots=True)
-class _Processes(Trial):
-    """Encoders are tried in the process that the workers are made from, where they are opened anyway."""
+class _PoolTrial(EncoderTrial):
+    """Try encoders in the process that the workers are forked from, where they are opened anyway."""
 
-    processes: Started
-    made: _Making
+    processes: ProcessPool
+    plan: _EncodingPlan
 
-    def ready(self, encode: Encode) -> None:
-        self.processes.prepare(self.made.work(encode))
+    def prepare(self, encoder: TextEncoder) -> None:
+        self.processes.prepare(self.plan.make_work(encoder))
 
-    def ids(self, encode: Encode, texts: Sequence[str]) -> Flat:
-        return self.processes.ask(self.made.work(encode), partial(ids_of, texts))
+    def encode(self, encoder: TextEncoder, texts: Sequence[str]) -> FlatIds:
+        return self.processes.ask(self.plan.make_work(encoder), partial(encode_texts, texts))
 
 
-def _write(
-    parts: Parts,
-    encoded: Iterable[Done],
-    given: Sequence[Input],
+def _write_blocks(
+    output: ResumableOutput,
+    encoded: Iterable[EncodedBlock],
+    inputs: Sequence[InputFile],
     versions: Sequence[tuple[int, ...]],
     options: Options,
     note: int,
     progress: Callable[[int, int], object],
 ) -> None:
-    """Add what was encoded to the parts, up to a row that is wrong and not to be passed over.
+    """Write encoded blocks to the output, up to the first wrong row that is not skipped.
 
     Args:
-        versions: of the inputs, when the run began.
+        versions: versions of the inputs when the run began.
 
     Raises:
-        FormatError: a row is wrong, or an input is not the version it was.
+        FormatError: a row is wrong, or an input has changed.
         TooManyErrors: more rows are wrong than the options allow.
     """
-    noted = parts.place.size
-    for done in encoded:
-        given[done.input].check_version(versions[done.input])
-        path, place = given[done.input].path, parts.place
-        first = 1 + (place.rows if done.input == place.input else 0)
-        if done.faults and (not options.skip or done.faults[0].is_fatal):
+    journaled = output.resume_point.size
+    for block in encoded:
+        inputs[block.input].check_version(versions[block.input])
+        path = inputs[block.input].path
+        point = output.resume_point
+        first_row = 1 + (point.rows if block.input == point.input else 0)
+        if block.errors and (not options.skip or block.errors[0].is_fatal):
             hint = "mend or delete the line, or pass over such lines: --on-error skip"
-            raise done.faults[0].error(path, first, hint)
-        parts.begin(done.input)
-        for key, documents in enumerate(done.keys):
-            parts.add(key, documents)
-        for fault in done.faults:
-            parts.quarantine(fault.told(path, first))
-        parts.place = Place(
-            input=done.input,
-            position=done.end,
-            rows=first - 1 + done.rows,
-            size=place.size + done.size,
-            consumed=place.consumed + done.consumed,
-            skipped=place.skipped + len(done.faults),
+            raise block.errors[0].error(path, first_row, hint)
+        output.start_input(block.input)
+        for key, documents in enumerate(block.keys):
+            output.add(key, documents)
+        for row_error in block.errors:
+            output.quarantine(row_error.to_json(path, first_row))
+        output.resume_point = ResumePoint(
+            input=block.input,
+            position=block.end,
+            rows=first_row - 1 + block.rows,
+            size=point.size + block.size,
+            consumed=point.consumed + block.consumed,
+            skipped=point.skipped + len(block.errors),
         )
-        progress(done.consumed, len(done.keys[0].sequences))
-        options.max_errors.check(parts.place.skipped, parts.first_fault)
-        if parts.place.size - noted >= note:
-            parts.note()
-            noted = parts.place.size
-    rows = parts.documents + parts.place.skipped
-    options.max_errors.check(parts.place.skipped, parts.first_fault, rows)
+        progress(block.consumed, len(block.keys[0].sequences))
+        options.max_errors.check(output.resume_point.skipped, output.first_error)
+        if output.resume_point.size - journaled >= note:
+            output.write_journal()
+            journaled = output.resume_point.size
+    rows = output.documents + output.resume_point.skipped
+    options.max_errors.check(output.resume_point.skipped, output.first_error, rows)
 
 
-def _check(options: Options, tokenizer: Tokenizer) -> None:
+def _check_options(options: Options, tokenizer: Tokenizer) -> None:
     if options.append_eod and tokenizer.identity.eod is None:
         wanted = "a tokenizer with <|endoftext|>, </s> or the like"
         raise ConfigError("--append-eod", "the tokenizer has no end of document", found="none", wanted=wanted)
@@ -352,15 +366,22 @@ def _check(options: Options, tokenizer: Tokenizer) -> None:
         raise ConfigError("--parse-special-tokens", "not of this tokenizer", found=found, wanted=wanted)
     if len(set(options.keys)) != len(options.keys):
         raise ConfigError("--json-keys", "a key is named twice", found=" ".join(options.keys))
-    assert options.unit in UNITS, options.unit
-    assert options.form in FORMS, options.form
+    assert options.unit in TEXT_UNITS, options.unit
+    assert options.index_format in INDEX_FORMATS, options.index_format
 
 
-def _open_parts(output_prefix: Path, given: Sequence[Input], made: _Making, dtype: np.dtype[Any]) -> Parts:
-    """The files of an unfinished run, as far as it has written what this one would."""
-    options = made.options
-    told = [made.tokenizer.identity.to_dict(), [made.told(key) for key in options.keys], options.form]
-    run = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    states = [None if one.stream else one.state() for one in given]  # a stream cannot be told from another
+def _open_output(
+    output_prefix: Path, inputs: Sequence[InputFile], encoding: _EncodingPlan, dtype: np.dtype[Any]
+) -> ResumableOutput:
+    """Open the files of an unfinished run, as far as they agree with this one."""
+    options = encoding.options
+    identity = [
+        encoding.tokenizer.identity.to_dict(),
+        [encoding.to_json(key) for key in options.keys],
+        options.index_format,
+    ]
+    run = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    # streams have no state by which to recognize them
+    states = [None if item.is_stream else item.state() for item in inputs]
     folder = sibling(output_prefix, _UNFINISHED)
-    return Parts.open(folder, run, dtype, len(options.keys), states, skip=options.skip)
+    return ResumableOutput.open(folder, run, dtype, len(options.keys), states, skip=options.skip)

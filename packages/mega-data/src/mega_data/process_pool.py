@@ -1,9 +1,8 @@
-"""One function on several processes, results in the order of the items.
+"""Run one function on several processes, with results in the order of the items.
 
-We start one process, a seed. It imports and makes what the work needs, once, and forks into the workers,
-which share it. Nothing has run in the seed before, so forking it is safe; to fork the process of a caller is
-not, as its libraries may have threads. A worker's results come through a pipe, but for the arrays in them,
-which lie in memory that it shares with us.
+The pool starts one process, the seed (a fork server). It builds the work once and forks into the workers,
+which share its memory. The seed has no threads, so forking is safe; the caller's process may have threads of
+its libraries. Results come through a pipe; their arrays come through shared memory.
 """
 
 from __future__ import annotations
@@ -21,60 +20,60 @@ from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self, TypeVar
 
-from mega_data.seed import AHEAD, SHELF, Failure, Question, taken
+from mega_data.seed import ITEMS_AHEAD, SHELF_BYTES, Failure, Question, receive_result
 from mega_schema.errors import MegaError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`map(work, items)`, on `workers` processes when that is more than one.
+def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """Run `map(work, items)`, on `workers` processes if there are several.
 
-    `work` is sent once, so it may hold what is costly to make. Each process holds AHEAD items at a time, so
-    memory does not grow with the items. The processes end with the iterator, whoever ends it.
+    `work` is sent once, so it may be expensive to build. Each process has ITEMS_AHEAD items at a time, so
+    memory does not grow with the items. The processes end with the iterator.
 
-    The arrays in a result are the caller's until it asks for the next result.
+    The arrays in a result are valid until the next result is requested.
 
     Args:
-        work: picklable; returns what is wrong with an item, and does not raise it.
+        work: picklable; returns the error of an item instead of raising it.
 
     Raises:
-        MegaError: a process died, as when memory runs out.
+        MegaError: a process died, for example without memory.
     """
-    with Started(workers) as started:
-        yield from started.in_order(work, items)
+    with ProcessPool(workers) as pool:
+        yield from pool.map_in_order(work, items)
 
 
-class Started:
-    """Processes for `in_order` that start before the work is known, so that both begin at the same time.
+class ProcessPool:
+    """Processes for `map_in_order` that start before the work is known.
 
     Args:
-        workers: how many; 1 is this process.
-        modules: what they import meanwhile.
+        workers: number of processes; 1 is this process.
+        modules: modules that the seed imports before it receives the work.
     """
 
     def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
-        self._ours: list[tuple[Connection, mmap.mmap]] = []
+        self._workers: list[tuple[Connection, mmap.mmap]] = []
         self._pids: list[int] = []
         self._prepared: object = None
         self._stack = ExitStack()
         if workers < 2:
             return
         self._orders, orders = Pipe()
-        given = list[tuple[int, int]]()
-        with ExitStack() as theirs:
-            theirs.callback(orders.close)
+        worker_ends = list[tuple[int, int]]()
+        with ExitStack() as worker_side:
+            worker_side.callback(orders.close)
             for _ in range(workers):
-                pipe, other = Pipe()
-                theirs.callback(other.close)
-                file = _memory(AHEAD * SHELF)
-                theirs.callback(os.close, file)
-                self._ours.append((pipe, mmap.mmap(file, AHEAD * SHELF)))
-                given.append((file, other.fileno()))
-            self._process = _seed(orders.fileno(), given, modules)
+                pipe, worker_pipe = Pipe()
+                worker_side.callback(worker_pipe.close)
+                file = _open_memory(ITEMS_AHEAD * SHELF_BYTES)
+                worker_side.callback(os.close, file)
+                self._workers.append((pipe, mmap.mmap(file, ITEMS_AHEAD * SHELF_BYTES)))
+                worker_ends.append((file, worker_pipe.fileno()))
+            self._process = _start_seed(orders.fileno(), worker_ends, modules)
         self._stack.callback(self._process.wait)
-        self._stack.callback(self._end)
+        self._stack.callback(self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -83,36 +82,36 @@ class Started:
         self._stack.close()
 
     def prepare(self, work: object) -> None:
-        """Have what may become the work made ready. What goes wrong there is for `in_order` to find."""
-        if self._ours and work != self._prepared:
+        """Send a likely work ahead, so that it is built early. `map_in_order` reports its errors."""
+        if self._workers and work != self._prepared:
             self._prepared = work
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._orders.send(work)
 
     def ask(self, work: Item, question: Callable[[Item], Result]) -> Result:
-        """`question(work)`, where the work is made ready; before `in_order`.
+        """Return `question(work)`, computed where the work is built; call it before `map_in_order`.
 
         Args:
-            question: picklable. What it changes of the work is lost where that is in another process.
+            question: picklable. Its changes to the work are lost in another process.
         """
-        if not self._ours:
+        if not self._workers:
             return question(work)
         self.prepare(work)
-        with self._watched():
+        with self._report_dead_worker():
             self._orders.send(Question(question))
             answer: Any = self._orders.recv()
         if isinstance(answer, Failure):
             raise answer.error
-        found: Result = answer
-        return found
+        result: Result = answer
+        return result
 
-    def in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """As the function of that name; once."""
-        if not self._ours:
+    def map_in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Run `map(work, items)` on the processes; once per pool."""
+        if not self._workers:
             yield from map(work, items)
             return
         queue = iter(items)
-        with self._watched():
+        with self._report_dead_worker():
             self.prepare(work)
             self._orders.send(None)
             answer = self._orders.recv()
@@ -120,37 +119,37 @@ class Started:
                 raise answer
             self._pids = answer
             busy: deque[int] = deque()
-            for number, item in zip(AHEAD * [*range(len(self._ours))], queue, strict=False):
-                self._ours[number][0].send(item)
+            for number, item in zip(ITEMS_AHEAD * [*range(len(self._workers))], queue, strict=False):
+                self._workers[number][0].send(item)
                 busy.append(number)
-            counts = [0] * len(self._ours)
-            while busy:  # the process that was first to get an item is the first we ask for its result
+            counts = [0] * len(self._workers)
+            while busy:  # results are read in the order in which items were sent
                 number = busy.popleft()
-                pipe, memory = self._ours[number]
-                shelf = memoryview(memory)[counts[number] % AHEAD * SHELF :][:SHELF]
+                pipe, memory = self._workers[number]
+                shelf = memoryview(memory)[counts[number] % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES]
                 counts[number] += 1
-                result = taken(pipe, shelf)
+                result = receive_result(pipe, shelf)
                 if isinstance(result, Failure):
                     raise result.error
                 yield result
-                for item in islice(queue, 1):  # only now: the worker will want the shelf again
+                for item in islice(queue, 1):  # only now: the worker will reuse the shelf
                     pipe.send(item)
                     busy.append(number)
-            self._end()  # at once: the processes come down while the caller does what is left
+            self._stop()  # at once: the processes exit while the caller finishes
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _report_dead_worker(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
             hint = "run it again; where the system had no memory left, fewer workers need less"
-            found = f"one of {len(self._ours)}, ended from outside"
+            found = f"one of {len(self._workers)}, ended from outside"
             raise MegaError("--workers", "a worker process died", found=found, hint=hint) from None
 
-    def _end(self) -> None:
-        """End the workers, which the seed has not waited for yet, so that their numbers are still theirs.
+    def _stop(self) -> None:
+        """Terminate the workers. The seed has not waited for them yet, so their pids are still theirs.
 
-        Once: when the pipes are closed, the seed waits for the workers, and their numbers may be others'.
+        Runs once: after the pipes are closed the seed waits for the workers, and their pids may be reused.
         """
         if self._orders.closed:
             return
@@ -159,31 +158,33 @@ class Started:
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        for pipe in (self._orders, *(pipe for pipe, _ in self._ours)):
+        for pipe in (self._orders, *(pipe for pipe, _ in self._workers)):
             pipe.close()
 
 
-def _seed(orders: int, given: list[tuple[int, int]], modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that runs `mega_data.seed` with these pipes and files."""
+def _start_seed(
+    orders: int, worker_ends: list[tuple[int, int]], modules: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    """Start the process that runs `mega_data.seed` with these pipes and files."""
     lines = (
-        # Ctrl-C is for us; we end it
+        # the caller handles Ctrl-C and ends the seed
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)",
         f"sys.path[:] = {sys.path!r}",
-        f"from mega_data.seed import main; main({orders}, {given!r}, {tuple(modules)!r})",
+        f"from mega_data.seed import main; main({orders}, {worker_ends!r}, {tuple(modules)!r})",
     )
-    kept = (orders, *(file for pair in given for file in pair))
-    # -P: a file here that is called as a module is no module
+    inherited = (orders, *(file for pair in worker_ends for file in pair))
+    # -P: do not import modules from the current folder
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=kept
+        [sys.executable, "-P", "-c", "\n".join(lines)], stdin=subprocess.DEVNULL, pass_fds=inherited
     )
 
 
-def _memory(size: int) -> int:
-    """The number of an open file without a name, nowhere but in memory where the system has such."""
+def _open_memory(size: int) -> int:
+    """Return the descriptor of an anonymous file, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("mega-data")
     else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
     os.ftruncate(file, size)
     return file

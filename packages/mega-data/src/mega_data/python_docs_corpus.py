@@ -1,8 +1,8 @@
-"""Real text that every Python environment carries: what its libraries say about themselves.
+"""A corpus of real text from every Python environment: the documentation of its libraries.
 
 Documents are docstrings of the standard library and of installed packages, and the topics of `help()`.
-Sources are parsed, never imported. Order and choice depend on hashes of names and texts alone, so the same
-packages give the same corpus, and any beginning of it is a fair sample.
+Sources are parsed, never imported. Order and choice depend only on hashes of names and texts, so the same
+packages give the same corpus, and any prefix of it is a random sample.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pathlib import Path
 
 import orjson
 
-from mega_data.process_pool import in_order
+from mega_data.process_pool import map_in_order
 from mega_schema.atomic_io import full_disk_errors
 from mega_schema.errors import ConfigError
 from mega_schema.outputs import check_output, has_keys
 
-SHORTEST = 100  # characters: below it a docstring is a label, not text
+MIN_CHARACTERS = 100  # a shorter docstring is a label
 TOPICS = "pydoc_data.topics"
-_FILES_AT_A_TIME = 16
-_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+_FILES_PER_BATCH = 16
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, and the dotted name of the module it stands in."""
+    """A text, and the dotted name of its module."""
 
     text: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What was found: training text, and text of other modules held out from it."""
+class CorpusSample:
+    """Training text, and held-out text of other modules."""
 
     train: list[Document]
     held_out: list[Document]
@@ -60,20 +60,20 @@ def collect(
     roots: Sequence[Path] | None = None,
     workers: int = 1,
     progress: Callable[[int], object] = lambda _: None,
-) -> Sample:
-    """About `size` bytes of training text, or all there is.
+) -> CorpusSample:
+    """Collect about `size` bytes of training text, or all there is.
 
-    Whole modules are held out, chosen by their names, so that a text and its close relatives are on one side;
-    a held-out text that also stands in a training module is dropped.
+    Whole modules are held out, chosen by name, so that similar texts are on one side. A held-out text that
+    also occurs in a training module is dropped.
 
     Args:
-        size: bytes of UTF-8, of training text alone.
-        held_out_share: of the modules.
-        roots: folders that hold modules; None takes those of this Python.
-        progress: told the bytes of training text found since it was last called.
+        size: bytes of UTF-8 of the training text.
+        held_out_share: share of the modules to hold out.
+        roots: folders of modules; None uses those of this Python.
+        progress: called with the bytes of training text found since its last call.
 
     Raises:
-        ConfigError: the share is not one.
+        ConfigError: the share is not between 0 and 1.
     """
     if not 0 <= held_out_share < 1:
         raise ConfigError(
@@ -81,27 +81,29 @@ def collect(
         )
     train: dict[bytes, Document] = {}
     held_out: dict[bytes, Document] = {}
-    found = 0
-    for documents in in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
-        before = found
+    collected = 0
+    for documents in map_in_order(_documents, _batches(_modules(roots or _own_roots())), workers):
+        collected_before = collected
         for document in documents:
-            # not the hash that orders modules: by that one, those held out would all come first
-            held = int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+            # not the hash that orders modules: the held-out ones would all come first
+            is_held_out = (
+                int.from_bytes(_hash(f"held-out/{document.source}")[:8], "big") < held_out_share * 2**64
+            )
             digest = _hash(document.text)
-            if held:
+            if is_held_out:
                 held_out.setdefault(digest, document)
             elif digest not in train:
                 train[digest] = document
-                found += len(document.text.encode())
-        progress(found - before)
-        if found >= size:
+                collected += len(document.text.encode())
+        progress(collected - collected_before)
+        if collected >= size:
             break
-    apart = {digest: document for digest, document in held_out.items() if digest not in train}
-    return Sample(_up_to(size, _by_hash(train)), _by_hash(apart))
+    held_out_only = {digest: document for digest, document in held_out.items() if digest not in train}
+    return CorpusSample(_first_bytes(size, _by_hash(train)), _by_hash(held_out_only))
 
 
 def check_outputs(output: Path, held_out: Path | None) -> None:
-    """Refuse outputs that are one file, or would replace a file that `write` did not write.
+    """Refuse outputs that are one file, or would replace a file that `write_documents` did not write.
 
     Raises:
         ConfigError: one of them is refused.
@@ -109,16 +111,16 @@ def check_outputs(output: Path, held_out: Path | None) -> None:
     for option, path in (("--output", output), ("--held-out", held_out)):
         if path is not None:
             check_output(option, path, "file", is_ours=has_keys(("text", "source")))
-    if held_out is not None and (held_out.resolve() == output.resolve() or _same(held_out, output)):
+    if held_out is not None and (held_out.resolve() == output.resolve() or _is_same_file(held_out, output)):
         raise ConfigError("--held-out", "is --output", found=held_out, hint="name another file")
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
-def write(path: Path, documents: Iterable[Document]) -> None:
-    """One JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
+def write_documents(path: Path, documents: Iterable[Document]) -> None:
+    """Write one JSON object a line, `{"text": ..., "source": ...}`; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -138,11 +140,11 @@ def _own_roots() -> list[Path]:
 
 
 def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Dotted names and files: the topics first, the rest in an order that no package decides."""
+    """Return dotted names and files: the topics first, the rest in hash order."""
     modules: dict[str, Path] = {}
     for root in roots:
         for folder, inner, files in os.walk(root):
-            inner[:] = sorted(name for name in inner if name.isidentifier() and name not in _SKIPPED)
+            inner[:] = sorted(name for name in inner if name.isidentifier() and name not in _SKIPPED_FOLDERS)
             for name in sorted(files):
                 path = Path(folder) / name
                 parts = path.relative_to(root).with_suffix("").parts
@@ -153,17 +155,17 @@ def _modules(roots: Iterable[Path]) -> list[tuple[str, Path]]:
 
 
 def _batches(modules: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:
-    for at in range(0, len(modules), _FILES_AT_A_TIME):
-        yield modules[at : at + _FILES_AT_A_TIME]
+    for start in range(0, len(modules), _FILES_PER_BATCH):
+        yield modules[start : start + _FILES_PER_BATCH]
 
 
 def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
-    """Texts of some modules; one that is not Python of our version has none."""
+    """Parse the texts of some modules; a file that is not Python of our version has none."""
     documents = []
     for name, path in modules:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an author's escapes, which are not ours to mend
+                warnings.simplefilter("ignore")  # of invalid escapes in other packages
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
@@ -173,19 +175,19 @@ def _documents(modules: list[tuple[str, Path]]) -> list[Document]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings of the module and of every class and function in it, without their indentation."""
+    """Yield the docstrings of the module and of every class and function in it, without indentation."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
-        # definitions stand in statements, so expressions, most of the tree, need no visit
+        # definitions are in statements, so expressions, most of the tree, need no visit
         kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
         pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)]
 
 
 def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The entries of the dictionary that `help()` looks topics up in, each its own source."""
+    """Yield the entries of the dictionary of `help()` topics, each as its own source."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             for topic, text in ast.literal_eval(statement.value).items():
@@ -193,21 +195,21 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it is long enough, and UTF-8 can hold it: a literal may have half of a surrogate pair."""
-    return len(text) >= SHORTEST and not any("\ud800" <= char <= "\udfff" for char in text)
+    """Return whether the text is long enough and valid UTF-8: a literal may have half of a surrogate pair."""
+    return len(text) >= MIN_CHARACTERS and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _by_hash(documents: dict[bytes, Document]) -> list[Document]:
     return [documents[digest] for digest in sorted(documents)]
 
 
-def _up_to(size: int, documents: list[Document]) -> list[Document]:
-    """The first documents, until they hold `size` bytes."""
-    held = 0
+def _first_bytes(size: int, documents: list[Document]) -> list[Document]:
+    """Return the first documents, until they hold `size` bytes."""
+    total = 0
     for count, document in enumerate(documents):
-        if held >= size:
+        if total >= size:
             return documents[:count]
-        held += len(document.text.encode())
+        total += len(document.text.encode())
     return documents
 
 

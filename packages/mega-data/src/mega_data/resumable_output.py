@@ -1,16 +1,16 @@
-"""What an unfinished run has written: files that only grow, and a journal of how far they are whole.
+"""The files of an unfinished run, which only grow, and a journal of their valid sizes.
 
     PREFIX.unfinished/
-        journal.json     which run this is, the place it got to, the size of each file there
-        0.ids            of the first key: ids end to end
+        journal.json     hash of the run's options, its resume point, the size of each file at it
+        0.ids            first key: ids end to end
         0.lengths        int32, tokens of each sequence
-        0.documents      int64, sequence at which each document begins; ends with that of the next
-        quarantine       JSON lines of what was passed over
-        inputs           JSON lines, of each input that was begun: its state, and place and sizes before it
+        0.documents      int64, first sequence of each document; ends with that of the next
+        quarantine       JSON lines of the skipped rows
+        inputs           JSON lines of each started input: its state, resume point and sizes before it
 
-A run that was killed cuts the files back to those sizes and goes on from the place. Where an input has since
-changed, as when a wrong line in it was mended, the next run cuts them back to where that input began. No
-reader looks there; when all is read, the files become a dataset under its name, or not at all.
+After a kill, the next run truncates the files to those sizes and continues from the resume point. If an input
+has changed since, for example because a wrong line was corrected, the next run truncates the files to the
+start of that input. Readers ignore the folder; at the end the files are renamed to a dataset, all or none.
 """
 
 from __future__ import annotations
@@ -41,22 +41,20 @@ JOURNAL: Final = "journal.json"
 LOCK: Final = "lock"
 QUARANTINE: Final = "quarantine"
 INPUTS: Final = "inputs"
-State = (
-    list[str | int] | None
-)  # what tells an input from others and from other versions of it; None: nothing does
+InputState = list[str | int] | None  # identifies an input and its version; None if nothing does
 
 
 @dataclass(slots=True)
-class Place:
-    """How far a run got.
+class ResumePoint:
+    """How far a run has read its inputs.
 
     Attributes:
-        input: number of the input that is being read.
-        position: of it, where the next block begins.
-        rows: of it, before that.
-        size: bytes read, of all inputs.
-        consumed: the same on disk, where files may be compressed.
-        skipped: rows that were passed over.
+        input: number of the current input.
+        position: start of its next block.
+        rows: its rows before that.
+        size: bytes of text read from all inputs.
+        consumed: bytes on disk of that text; files may be compressed.
+        skipped: skipped rows.
     """
 
     input: int = 0
@@ -68,13 +66,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedDocuments:
     """Documents under one key.
 
     Attributes:
-        ids: of all of them, end to end.
+        ids: ids of all documents, end to end.
         lengths: int32, tokens of each sequence.
-        sequences: of each document, 0 for an empty one.
+        sequences: number of sequences of each document, 0 for an empty one.
     """
 
     ids: NDArray[Any]
@@ -83,7 +81,7 @@ class Encoded:
 
 
 @dataclass(slots=True)
-class _Part:
+class _KeyFiles:
     """The files of one key."""
 
     files: dict[str, IO[bytes]]
@@ -93,26 +91,26 @@ class _Part:
 
 
 @dataclass(slots=True)
-class Parts:
-    """The files of a run, open for more.
+class ResumableOutput:
+    """The files of a run, open for appending.
 
     Attributes:
-        run: what tells that the options are the same as before.
-        inputs: state of each.
-        skip: wrong rows are passed over.
+        run: hash of the options.
+        inputs: state of each input.
+        skip: wrong rows are skipped.
     """
 
     folder: Path
     run: str
     dtype: np.dtype[Any]
-    inputs: Sequence[State] = ()
+    inputs: Sequence[InputState] = ()
     skip: bool = False
-    place: Place = field(default_factory=Place)
-    resumed: bool = False
-    _parts: list[_Part] = field(default_factory=list)
+    resume_point: ResumePoint = field(default_factory=ResumePoint)
+    is_resumed: bool = False
+    _keys: list[_KeyFiles] = field(default_factory=list)
     _quarantine: IO[bytes] | None = None
-    _begun: IO[bytes] | None = None
-    _inputs_begun: int = 0
+    _inputs_file: IO[bytes] | None = None
+    _inputs_started: int = 0
     _lock: IO[bytes] | None = None
 
     @classmethod
@@ -122,62 +120,68 @@ class Parts:
         run: str,
         dtype: np.dtype[Any],
         keys: int,
-        inputs: Sequence[State] = (),
+        inputs: Sequence[InputState] = (),
         *,
         skip: bool = False,
-    ) -> Parts:
-        """The files in `folder`, as far as they are whole; empty ones where they are of another run.
+    ) -> ResumableOutput:
+        """Open the files in `folder` as far as they are valid; empty ones if they are of another run.
 
         Raises:
-            ConfigError: a process that lives writes there.
+            ConfigError: another process writes there.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        parts = cls(folder, run, dtype, inputs, skip)
-        parts._lock = (folder / LOCK).open("ab")
+        output = cls(folder, run, dtype, inputs, skip)
+        output._lock = (folder / LOCK).open("ab")
         try:
-            fcntl.flock(parts._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(output._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            parts._lock.close()
+            output._lock.close()
             hint = "wait for it to end, or choose another prefix"
             raise ConfigError(
                 "--output-prefix", "another run writes there", found=folder, hint=hint
             ) from None
-        noted, parts._inputs_begun = parts._noted(inputs)
-        sizes = noted.get("sizes", {})
-        if noted:
-            parts.place, parts.resumed = Place(**noted["place"]), True
+        snapshot, output._inputs_started = output._last_usable(inputs)
+        sizes = snapshot.get("sizes", {})
+        if snapshot:
+            output.resume_point = ResumePoint(**snapshot["place"])
+            output.is_resumed = True
         for key in range(keys):
             names = ("ids", "lengths", "documents")
-            files = {name: parts._grown(f"{key}.{name}", sizes) for name in names}
-            parts._parts.append(_Part(files, **(noted["parts"][key] if noted else {})))
-            if not noted:
+            files = {name: output._open_truncated(f"{key}.{name}", sizes) for name in names}
+            output._keys.append(_KeyFiles(files, **(snapshot["parts"][key] if snapshot else {})))
+            if not snapshot:
                 files["documents"].write(np.zeros(1, np.int64).tobytes())
-        parts._quarantine = parts._grown(QUARANTINE, sizes)
-        parts._begun = parts._grown(INPUTS, sizes)
-        return parts
+        output._quarantine = output._open_truncated(QUARANTINE, sizes)
+        output._inputs_file = output._open_truncated(INPUTS, sizes)
+        return output
 
     @property
     def tokens(self) -> int:
-        """Of all keys."""
-        return sum(part.tokens for part in self._parts)
+        """Return the tokens of all keys."""
+        return sum(part.tokens for part in self._keys)
 
     @property
     def documents(self) -> int:
-        """Of each key."""
-        return self._parts[0].documents
+        """Return the documents of each key."""
+        return self._keys[0].documents
 
-    def begin(self, input: int) -> None:
-        """Keep where an input begins, and those before it that had no rows, unless that was done."""
-        assert self._begun is not None
-        for number in range(self._inputs_begun, input + 1):
-            at = Place(number, size=self.place.size, consumed=self.place.consumed, skipped=self.place.skipped)
-            line = {"input": self.inputs[number], **self._at(at)}
-            self._begun.write(json.dumps(line).encode() + b"\n")
-        self._inputs_begun = max(self._inputs_begun, input + 1)
+    def start_input(self, input: int) -> None:
+        """Record where an input begins, and those before it that had no rows; once per input."""
+        assert self._inputs_file is not None
+        for number in range(self._inputs_started, input + 1):
+            point = ResumePoint(
+                number,
+                size=self.resume_point.size,
+                consumed=self.resume_point.consumed,
+                skipped=self.resume_point.skipped,
+            )
+            line = {"input": self.inputs[number], **self._snapshot(point)}
+            self._inputs_file.write(json.dumps(line).encode() + b"\n")
+        self._inputs_started = max(self._inputs_started, input + 1)
 
-    def add(self, key: int, encoded: Encoded) -> None:
-        """Write documents; `note` says later how far they are whole."""
-        part = self._parts[key]
+    def add(self, key: int, encoded: EncodedDocuments) -> None:
+        """Append documents; `write_journal` records later that they are complete."""
+        part = self._keys[key]
         ends = np.cumsum(encoded.sequences, dtype=np.int64) + part.sequences
         part.files["ids"].write(encoded.ids.astype(self.dtype, copy=False).data)
         part.files["lengths"].write(encoded.lengths.astype(np.int32, copy=False).data)
@@ -187,12 +191,12 @@ class Parts:
         part.tokens += len(encoded.ids)
 
     def quarantine(self, row: dict[str, object]) -> None:
-        """Keep a row that was passed over, and why."""
+        """Append a skipped row and its error."""
         assert self._quarantine is not None
         self._quarantine.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
-    def first_fault(self) -> str:
-        """The place of the first row that was passed over, and what is wrong with it."""
+    def first_error(self) -> str:
+        """Return the place and the error of the first skipped row."""
         assert self._quarantine is not None
         self._quarantine.flush()
         with (self.folder / QUARANTINE).open("rb") as file:
@@ -200,59 +204,59 @@ class Parts:
         what, _, _ = row["reason"].partition(": found ")
         return f"{row['file']}:{row['line']}, {what}"
 
-    def note(self) -> None:
-        """Everything written so far outlasts the process: a later run may go on from `place`."""
-        for _, file in self._named():
+    def write_journal(self) -> None:
+        """Make everything written so far durable: a later run may resume from `resume_point`."""
+        for _, file in self._named_files():
             _sync(file)
-        journal = {"format": FORMAT, "run": self.run, "skip": self.skip, **self._at(self.place)}
-        new = self.folder / f"{JOURNAL}.new"
-        with new.open("wb") as written:
-            written.write(json.dumps(journal).encode())
-            _sync(written)
-        new.replace(self.folder / JOURNAL)
+        journal = {"format": FORMAT, "run": self.run, "skip": self.skip, **self._snapshot(self.resume_point)}
+        temporary = self.folder / f"{JOURNAL}.new"
+        with temporary.open("wb") as journal_file:
+            journal_file.write(json.dumps(journal).encode())
+            _sync(journal_file)
+        temporary.replace(self.folder / JOURNAL)
 
-    def keep(self, unchanged: int) -> None:
-        """After an error, leave what was done to the next run; nothing where that can use nothing of it.
+    def keep_for_resume(self, unchanged: int) -> None:
+        """After an error, keep the finished part for the next run; discard it if no run can use it.
 
         Args:
-            unchanged: so many inputs, the first ones, are still as they were.
+            unchanged: number of inputs, from the first on, that have not changed.
         """
-        self.note()
-        if not self._noted(self.inputs[:unchanged])[0]:
+        self.write_journal()
+        if not self._last_usable(self.inputs[:unchanged])[0]:
             self.discard()
 
     def publish(
         self, prefixes: Sequence[Path], infos: Sequence[DatasetInfo], form: str, quarantine: Path
     ) -> None:
-        """Give the files their names as datasets, in place of earlier ones; the folder goes.
+        """Rename the files to datasets, in place of earlier ones; remove the folder.
 
         Args:
-            form: of the index, mmap or cached.
-            quarantine: name for the rows that were passed over, where there are any.
+            form: format of the index, mmap or cached.
+            quarantine: path of the skipped rows, if there are any.
         """
-        for number, (part, info) in enumerate(zip(self._parts, infos, strict=True)):
+        for number, (part, info) in enumerate(zip(self._keys, infos, strict=True)):
             for file in part.files.values():
                 file.flush()
             counts = (part.sequences, part.documents + 1)
-            lengths, documents = (self._stream(number, n) for n in ("lengths", "documents"))
+            lengths, documents = (self._chunk_reader(number, n) for n in ("lengths", "documents"))
             with (self.folder / f"{number}.idx").open("wb") as index:
                 write_index(index, form, IndexStreams(self.dtype, *counts, lengths, documents))
                 _sync(index)
             info = dataclasses.replace(
                 info, documents=part.documents, sequences=part.sequences, tokens=part.tokens
             )
-            with (self.folder / f"{number}.json").open("wb") as told:
-                told.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
-                _sync(told)
+            with (self.folder / f"{number}.json").open("wb") as info_file:
+                info_file.write((json.dumps(info.to_dict(), indent=1) + "\n").encode())
+                _sync(info_file)
             _sync(part.files["ids"])
         for number, prefix in enumerate(prefixes):
-            # The index is what readers open first: without one there is no dataset. So the old one goes
-            # before the new payload comes, and the new one comes last.
+            # Readers open the index first: without one there is no dataset. So the old index is removed
+            # before the payload is replaced, and the new index comes last.
             for suffix in (".idx", ".json"):
                 sibling(prefix, suffix).unlink(missing_ok=True)
             for name, suffix in (("ids", ".bin"), ("json", ".json"), ("idx", ".idx")):
                 (self.folder / f"{number}.{name}").replace(sibling(prefix, suffix))
-        if self.place.skipped and self._quarantine is not None:
+        if self.resume_point.skipped and self._quarantine is not None:
             _sync(self._quarantine)
             (self.folder / QUARANTINE).replace(quarantine)
         else:
@@ -261,9 +265,9 @@ class Parts:
         self.discard()
 
     def close(self) -> None:
-        """Leave the files for a later run."""
-        for _, file in self._named():
-            with contextlib.suppress(OSError):  # what a full disk did not take is not in the journal either
+        """Close the files and keep them for a later run."""
+        for _, file in self._named_files():
+            with contextlib.suppress(OSError):  # data that did not fit on a full disk is not in the journal
                 file.close()
         if self._lock is not None:
             self._lock.close()
@@ -273,46 +277,48 @@ class Parts:
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _named(self) -> Iterator[tuple[str, IO[bytes]]]:
-        for number, part in enumerate(self._parts):
+    def _named_files(self) -> Iterator[tuple[str, IO[bytes]]]:
+        for number, part in enumerate(self._keys):
             for name, file in part.files.items():
                 yield f"{number}.{name}", file
-        for name, grown in ((QUARANTINE, self._quarantine), (INPUTS, self._begun)):
-            if grown is not None:
-                yield name, grown
+        for name, appended in ((QUARANTINE, self._quarantine), (INPUTS, self._inputs_file)):
+            if appended is not None:
+                yield name, appended
 
-    def _at(self, place: Place) -> dict[str, Any]:
-        """A place, with what was written before it."""
-        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._parts]
-        sizes = {name: file.tell() for name, file in self._named()}
-        return {"place": dataclasses.asdict(place), "parts": counts, "sizes": sizes}
+    def _snapshot(self, point: ResumePoint) -> dict[str, Any]:
+        """Return a resume point with the counts and file sizes at it."""
+        counts = [{n: getattr(p, n) for n in ("sequences", "tokens", "documents")} for p in self._keys]
+        sizes = {name: file.tell() for name, file in self._named_files()}
+        return {"place": dataclasses.asdict(point), "parts": counts, "sizes": sizes}
 
-    def _noted(self, inputs: Sequence[State]) -> tuple[dict[str, Any], int]:
-        """The last place of an earlier process up to which a run of these inputs writes the same.
+    def _last_usable(self, inputs: Sequence[InputState]) -> tuple[dict[str, Any], int]:
+        """Return the last snapshot of an earlier process up to which a run of these inputs writes the same.
 
         Returns:
-            the place as `_at` gives it, empty where there is none; how many inputs were begun before it.
+            The snapshot, empty if there is none; the number of inputs started before it.
         """
-        journal = self._journal()
+        journal = self._read_journal()
         if not journal:
             return {}, 0
         lines = (self.folder / INPUTS).read_bytes()[: journal["sizes"][INPUTS]].splitlines()
-        begun = [json.loads(line) for line in lines]
-        pairs = zip(begun, inputs, strict=False)
-        same = sum(
+        started = [json.loads(line) for line in lines]
+        pairs = zip(started, inputs, strict=False)
+        unchanged = sum(
             1 for _ in takewhile(lambda pair: pair[1] is not None and pair[0]["input"] == pair[1], pairs)
         )
-        places = [*enumerate(begun[: same + 1])]
-        if same == len(begun):
-            places.append((same, journal))
-        for count, place in reversed(places):
-            # rows that one run passes over end another
-            if place["place"]["size"] and (journal["skip"] == self.skip or not place["place"]["skipped"]):
-                return place, count
+        snapshots = [*enumerate(started[: unchanged + 1])]
+        if unchanged == len(started):
+            snapshots.append((unchanged, journal))
+        for count, snapshot in reversed(snapshots):
+            # rows that one run skips end another
+            if snapshot["place"]["size"] and (
+                journal["skip"] == self.skip or not snapshot["place"]["skipped"]
+            ):
+                return snapshot, count
         return {}, 0
 
-    def _journal(self) -> dict[str, Any]:
-        """What an earlier process noted with these options; nothing where its files are not as noted."""
+    def _read_journal(self) -> dict[str, Any]:
+        """Read the journal of an earlier run with these options; {} if its files are too short for it."""
         try:
             journal = json.loads((self.folder / JOURNAL).read_bytes())
             if journal["format"] != FORMAT or journal["run"] != self.run:
@@ -325,13 +331,13 @@ class Parts:
         assert isinstance(journal, dict)
         return journal
 
-    def _grown(self, name: str, sizes: dict[str, int]) -> IO[bytes]:
+    def _open_truncated(self, name: str, sizes: dict[str, int]) -> IO[bytes]:
         file = (self.folder / name).open("ab", buffering=1 << 16)
         file.truncate(sizes.get(name, 0))
         file.seek(0, os.SEEK_END)
         return file
 
-    def _stream(self, number: int, name: str) -> Callable[[], Iterator[NDArray[Any]]]:
+    def _chunk_reader(self, number: int, name: str) -> Callable[[], Iterator[NDArray[Any]]]:
         dtype = np.dtype(np.int32 if name == "lengths" else np.int64)
 
         def chunks() -> Iterator[NDArray[Any]]:
@@ -343,7 +349,7 @@ class Parts:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder is that of a run, its first files perhaps not written yet."""
+    """Return whether a folder belongs to an unfinished run, even one without files yet."""
     return (folder / LOCK).is_file()
 
 

@@ -1,7 +1,7 @@
-"""The seed of `mega_data.process_pool`: the process that makes the work once and forks into those that do it.
+"""The seed process of `mega_data.process_pool`: it builds the work once and forks into the workers.
 
-It is a program of its own, not a process of `multiprocessing`, which would import the caller's main module
-here and start a second process that looks after the first.
+It is a program of its own. A `multiprocessing` process would import the caller's main module and start a
+resource tracker process.
 """
 
 from __future__ import annotations
@@ -21,87 +21,93 @@ from typing import Any, Final
 
 from mega_data.worker_errors import portable_error
 
-AHEAD: Final = 2  # items a worker has: one it works on, one that waits for it
-SHELF: Final = 4 << 20  # bytes for the arrays of one result; those of a larger one go through the pipe
-ALIGNED: Final = 64  # bytes at whose multiples arrays begin
+ITEMS_AHEAD: Final = 2  # per worker: one in work, one waiting
+SHELF_BYTES: Final = 4 << 20  # of shared memory per result; larger arrays go through the pipe
+ALIGNMENT: Final = 64  # of arrays, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """In place of a result: what a worker raised."""
+    """An exception of a worker, sent in place of a result."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """In place of work: what to tell of the work that was sent last."""
+    """A function to apply to the work that was sent last, sent in place of work."""
 
     ask: Callable[[Any], Any]
 
 
-def main(orders: int, given: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
-    """Make the work, then a worker of it for each pipe.
+def main(orders: int, worker_ends: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
+    """Build the work, then fork a worker for each pipe.
 
     Args:
-        orders: number of the pipe that brings works and questions.
-        given: of each worker, the number of the file it shares with who started us, and that of its pipe.
-        modules: what to import before the work comes.
+        orders: descriptor of the pipe for works and questions.
+        worker_ends: descriptors of each worker's shared memory file and pipe.
+        modules: modules to import before the work arrives.
     """
-    # else each of the workers starts a thread per core
+    # else each worker starts a thread per core
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
     for module in modules:
-        with suppress(ImportError):  # not installed: the work says so where it needs it
+        with suppress(ImportError):  # the work reports a missing module itself
             import_module(module)
-    with suppress(EOFError, BrokenPipeError):  # who started us is gone
-        _run(Connection(orders), [(file, Connection(pipe)) for file, pipe in given])
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
+        _fork_workers(Connection(orders), [(file, Connection(pipe)) for file, pipe in worker_ends])
     sys.stderr.flush()
-    os._exit(0)  # at once: to take down what was imported would keep waiting who waits for our end
+    os._exit(0)  # at once: the parent waits, and tearing down the imports takes time
 
 
-def _run(orders: Connection, given: list[tuple[int, Connection]]) -> None:
+def _fork_workers(orders: Connection, worker_ends: list[tuple[int, Connection]]) -> None:
     try:
-        work = _last_sent(orders)
+        work = _receive_work(orders)
     except EOFError:
         raise
     except Exception as error:
         orders.send(portable_error(error))
         os._exit(1)
-    pids = [pid for number in range(len(given)) if (pid := _forked(work, number, orders, given))]
-    for _, pipe in given:
+    pids = [
+        pid for number in range(len(worker_ends)) if (pid := _fork_worker(work, number, orders, worker_ends))
+    ]
+    for _, pipe in worker_ends:
         pipe.close()
     with suppress(EOFError):
         orders.send(pids)
-        orders.recv()  # until its other end is closed
+        orders.recv()  # blocks until the other end is closed
     for pid in pids:
         os.waitpid(pid, 0)
 
 
-def _last_sent(orders: Connection) -> Any:
-    """What comes last before None. What could not be made before it does not matter."""
-    work, failed = None, None
+def _receive_work(orders: Connection) -> Any:
+    """Return the last work before None. Errors of earlier ones are ignored."""
+    work = None
+    error_of_work = None
     while True:
-        sent = orders.recv_bytes()
+        data = orders.recv_bytes()
         try:
-            made = pickle.loads(sent)
+            message = pickle.loads(data)
         except Exception as error:
-            failed = error
+            error_of_work = error
             continue
-        if isinstance(made, Question):
-            _answer(orders, made, work, failed)
+        if isinstance(message, Question):
+            _answer_question(orders, message, work, error_of_work)
             continue
-        if made is None:
+        if message is None:
             break
-        work, failed = made, None
-    if failed is not None:
-        raise failed
+        work = message
+        error_of_work = None
+    if error_of_work is not None:
+        raise error_of_work
     return work
 
 
-def _answer(orders: Connection, question: Question, work: Any, failed: Exception | None) -> None:
-    """Tell in a process of its own: the libraries that answer start threads, and a fork must not have any."""
-    if failed is not None:
-        orders.send(Failure(portable_error(failed)))
+def _answer_question(
+    orders: Connection, question: Question, work: Any, error_of_work: Exception | None
+) -> None:
+    """Answer in a forked process: libraries start threads, and a process with threads must not fork."""
+    if error_of_work is not None:
+        orders.send(Failure(portable_error(error_of_work)))
         return
     pid = os.fork()
     if not pid:
@@ -113,21 +119,23 @@ def _answer(orders: Connection, question: Question, work: Any, failed: Exception
             orders.send(answer)
         os._exit(0)
     if os.waitpid(pid, 0)[1]:
-        os._exit(1)  # it died without an answer, which who asked sees by our end
+        os._exit(1)  # it died without an answer; the caller sees this exit
 
 
-def _forked(work: Any, number: int, orders: Connection, given: list[tuple[int, Connection]]) -> int:
-    """The number of a new process that serves a pipe; it does not return."""
+def _fork_worker(
+    work: Any, number: int, orders: Connection, worker_ends: list[tuple[int, Connection]]
+) -> int:
+    """Fork a worker that serves a pipe; return its pid in the parent, never in the worker."""
     pid = os.fork()
     if pid:
         return pid
     try:
         orders.close()
-        for other, (_, pipe) in enumerate(given):
-            if other != number:  # else its end would not be seen while we live
+        for index, (_, pipe) in enumerate(worker_ends):
+            if index != number:  # else its EOF would not be seen while this process lives
                 pipe.close()
-        file, pipe = given[number]
-        _serve(work, pipe, mmap.mmap(file, AHEAD * SHELF))
+        file, pipe = worker_ends[number]
+        _serve(work, pipe, mmap.mmap(file, ITEMS_AHEAD * SHELF_BYTES))
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -136,11 +144,11 @@ def _forked(work: Any, number: int, orders: Connection, given: list[tuple[int, C
 
 
 def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> None:
-    """A worker: results for items, until the other end of the pipe is gone."""
+    """Run a worker: send results for items, until the other end of the pipe is closed."""
     queue: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
     def receive() -> None:
-        # a thread, so that who sends us an item never waits while we wait for him to take a large result
+        # a thread, so that the sender of an item never blocks while this process sends a large result
         with suppress(EOFError, ConnectionResetError):
             while True:
                 queue.put((pipe.recv(),))
@@ -152,37 +160,37 @@ def _serve(work: Callable[[Any], Any], pipe: Connection, memory: mmap.mmap) -> N
         while item := queue.get():
             try:
                 result = work(*item)
-            except Exception as error:  # for the process that started us to raise
+            except Exception as error:  # raised by the parent process
                 result = Failure(portable_error(error))
-            _give(pipe, memoryview(memory)[count % AHEAD * SHELF :][:SHELF], result)
+            _send_result(pipe, memoryview(memory)[count % ITEMS_AHEAD * SHELF_BYTES :][:SHELF_BYTES], result)
             count += 1
 
 
-def _give(pipe: Connection, shelf: memoryview, result: object) -> None:
-    """Send a result, its arrays by way of the shelf if they have room there."""
+def _send_result(pipe: Connection, shelf: memoryview, result: object) -> None:
+    """Send a result; its arrays through shared memory if they fit."""
     arrays = list[memoryview]()
     head = pickle.dumps(result, 5, buffer_callback=lambda array: arrays.append(array.raw()))
     sizes = [array.nbytes for array in arrays]
-    if _places(sizes)[-1] > len(shelf):
+    if _array_offsets(sizes)[-1] > len(shelf):
         pipe.send((pickle.dumps(result, 5), None))
         return
-    for array, place in zip(arrays, _places(sizes), strict=False):
+    for array, place in zip(arrays, _array_offsets(sizes), strict=False):
         shelf[place : place + array.nbytes] = array
     pipe.send((head, sizes))
 
 
-def taken(pipe: Connection, shelf: memoryview) -> Any:
-    """The result that `_give` sent."""
+def receive_result(pipe: Connection, shelf: memoryview) -> Any:
+    """Receive the result that `_send_result` sent."""
     head, sizes = pipe.recv()
     if sizes is None:
         return pickle.loads(head)
-    arrays = [shelf[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
+    arrays = [shelf[place : place + size] for place, size in zip(_array_offsets(sizes), sizes, strict=False)]
     return pickle.loads(head, buffers=arrays)
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin, and where the one after them would."""
+def _array_offsets(sizes: Sequence[int]) -> list[int]:
+    """Return the aligned offsets of arrays of these sizes, and the end of the last."""
     places = [0]
     for size in sizes:
-        places.append(places[-1] + -(-size // ALIGNED) * ALIGNED)
+        places.append(places[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
     return places

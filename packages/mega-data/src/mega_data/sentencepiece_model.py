@@ -1,4 +1,4 @@
-"""A unigram vocabulary as the model file of SentencePiece: the few fields of its protocol buffer that matter.
+"""Write a unigram vocabulary as a SentencePiece model file: the few protocol buffer fields that matter.
 
 Field numbers are those of sentencepiece_model.proto; a field is its number and wire type as a varint, then a
 varint (type 0), four bytes (type 5), or a length and as many bytes (type 2).
@@ -15,11 +15,11 @@ _UNIGRAM = 1
 
 
 def model_proto(pieces: Sequence[tuple[str, float]], specials: int) -> bytes:
-    """The bytes of a `.model` that SentencePiece opens: text as it is, its spaces as U+2581, one before it.
+    """Return the bytes of a SentencePiece `.model`: no normalization, spaces as U+2581, one before the text.
 
     Args:
         pieces: text and log probability of each id.
-        specials: how many of the first are no text: unknown, begin, end and padding, in this order.
+        specials: number of special pieces at the start: unknown, begin, end and padding, in this order.
     """
     out = bytearray()
     for number, (piece, score) in enumerate(pieces):
@@ -28,7 +28,7 @@ def model_proto(pieces: Sequence[tuple[str, float]], specials: int) -> bytes:
             kind = _BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", piece) else _NORMAL
         score = score if kind == _NORMAL else 0.0
         out += _block(1, _block(1, piece.encode()) + _float(2, score) + _number(3, kind))
-    trainer = _number(3, _UNIGRAM) + _number(4, len(pieces)) + _number(35, 1)  # 35: a piece for every byte
+    trainer = _number(3, _UNIGRAM) + _number(4, len(pieces)) + _number(35, 1)  # 35: byte fallback
     for place, field in enumerate((40, 41, 42, 43)):  # unk, bos, eos, pad
         trainer += _number(field, place)
     normalizer = _block(1, b"identity") + _number(3, 1) + _number(4, 0) + _number(5, 1)

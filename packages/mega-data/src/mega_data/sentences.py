@@ -1,8 +1,8 @@
-"""Text to sentences by nltk's Punkt: a model of the language where there is one, else of the corpus.
+"""Split text into sentences with nltk's Punkt: a published model of the language, else one trained here.
 
-Punkt learns abbreviations and sentence starters from text alone, so a sample of the corpus makes a model for
-any language. A published one is used where `NLTK_DATA` or nltk's usual folders hold `tokenizers/punkt_tab`;
-the older `tokenizers/punkt/LANG.pickle` is not read, because a pickle can run code.
+Punkt learns abbreviations and sentence starters from raw text, so a sample of the corpus is enough to train a
+model for any language. A published model is used if `NLTK_DATA` or nltk's default folders have
+`tokenizers/punkt_tab`. The older `tokenizers/punkt/LANG.pickle` is not read, because a pickle can run code.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
 
-LONGEST: Final = 1_000_000  # characters handed to Punkt at once, as Megatron does
-SAMPLE: Final = 2_000_000  # characters of the corpus to train on
+MAX_CHARACTERS: Final = 1_000_000  # split by Punkt at once, as in Megatron
+SAMPLE_CHARACTERS: Final = 2_000_000  # of the corpus to train on
 
 
 @dataclass(frozen=True)
-class Splitter:
+class SentenceSplitter:
     """A function from a text to its sentences; sent to worker processes.
 
     Attributes:
-        model: what Punkt knows of the language: abbreviations, collocations, sentence starters, and how often
-            each word was seen in which case.
+        model: Punkt's parameters: abbreviations, collocations, sentence starters, and the cases of each word.
         keep_newlines: a sentence keeps the white space after it, which may hold line breaks.
-        name: what the model is and a hash of it, for PREFIX.json.
+        name: name and hash of the model, for PREFIX.json.
     """
 
     model: tuple[Any, ...]
@@ -45,8 +44,8 @@ class Splitter:
 
     def __call__(self, text: str) -> list[str]:
         sentences = list[str]()
-        for at in range(0, len(text), LONGEST):
-            sentences += self._cut(text[at : at + LONGEST])
+        for start in range(0, len(text), MAX_CHARACTERS):
+            sentences += self._split(text[start : start + MAX_CHARACTERS])
         return sentences
 
     @cached_property
@@ -54,16 +53,17 @@ class Splitter:
         punkt = _punkt_module("--split-sentences")
         parameters = punkt.PunktParameters()
         abbreviations, collocations, starters, cases = self.model
-        parameters.abbrev_types, parameters.sent_starters = set(abbreviations), set(starters)
+        parameters.abbrev_types = set(abbreviations)
+        parameters.sent_starters = set(starters)
         parameters.collocations = {tuple(pair) for pair in collocations}
         parameters.ortho_context.update(cases)
         return punkt.PunktSentenceTokenizer(parameters, lang_vars=_language_vars(punkt))
 
-    def _cut(self, text: str) -> list[str]:
+    def _split(self, text: str) -> list[str]:
         spans = list(self._punkt.span_tokenize(text))
         if not self.keep_newlines:
             return [text[start:end] for start, end in spans]
-        # from where one sentence begins to where the next does: together they are the text again
+        # from the start of one sentence to the start of the next: joined they are the text
         starts = [0, *(start for start, _ in spans[1:]), len(text)]
         return [text[start:end] for start, end in zip(starts, starts[1:], strict=False) if end > start]
 
@@ -74,12 +74,12 @@ class Splitter:
         self.__dict__.update(state)
 
 
-def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> Splitter:
-    """A splitter of the language, its model found or trained; which, is logged.
+def make_splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = False) -> SentenceSplitter:
+    """Build a splitter for the language with a published or newly trained model; log which.
 
     Args:
-        language: as nltk names it: english, turkish, ...
-        sample: texts of the corpus, read only where no model is found.
+        language: nltk's name of the language: english, turkish, ...
+        sample: texts of the corpus, read only if no model is found.
 
     Raises:
         ConfigError: nltk is not installed, or `language` is not a name.
@@ -95,27 +95,28 @@ def splitter(language: str, sample: Iterable[str], *, keep_newlines: bool = Fals
         hint = "nltk.download('punkt_tab') again, or unset NLTK_DATA to train a model on the input"
         raise ConfigError("NLTK_DATA: punkt_tab", "damaged", found=str(error), hint=hint) from None
     except (LookupError, OSError):
-        parameters = _trained(punkt, language, sample)
+        parameters = _train_parameters(punkt, language, sample)
         name = f"punkt trained on the corpus ({language})"
     else:
         name = f"punkt ({language})"
         log.info("splitting sentences with nltk's model of %s", language)
-    model = _model(parameters)
+    model = _sorted_model(parameters)
     digest = hashlib.sha256(json.dumps(model).encode()).hexdigest()
-    return Splitter(model, keep_newlines, f"{name}, sha256 {digest[:16]}")
+    return SentenceSplitter(model, keep_newlines, f"{name}, sha256 {digest[:16]}")
 
 
-def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
-    texts, held = list[str](), 0
+def _train_parameters(punkt: Any, language: str, sample: Iterable[str]) -> Any:
+    texts = list[str]()
+    characters = 0
     for text in sample:
-        texts.append(text[: SAMPLE - held])
-        held += len(texts[-1])
-        if held >= SAMPLE:
+        texts.append(text[: SAMPLE_CHARACTERS - characters])
+        characters += len(texts[-1])
+        if characters >= SAMPLE_CHARACTERS:
             break
     log.warning(
         "splitting sentences with a Punkt model trained on %.1f million characters of the input: "
         "nltk has none of %s here",
-        held / 1e6,
+        characters / 1e6,
         language,
     )
     trainer = punkt.PunktTrainer(lang_vars=_language_vars(punkt))
@@ -126,10 +127,10 @@ def _trained(punkt: Any, language: str, sample: Iterable[str]) -> Any:
 
 
 def _language_vars(punkt: Any) -> Any:
-    """Punkt's rules, without nltk's limit of 5 seconds for each regular expression.
+    """Return Punkt's rules without nltk's limit of 5 seconds for each regular expression.
 
-    The expressions take time in proportion to the text, and a text has at most LONGEST characters. A limit in
-    seconds would make the outcome depend on the load of the machine. nltk before 3.10 has no limit.
+    The expressions take linear time, and a text has at most MAX_CHARACTERS characters. A limit in seconds
+    would make the result depend on the load of the machine. nltk before 3.10 has no limit.
     """
 
     def unlimited(pattern: Any) -> Any:
@@ -148,8 +149,8 @@ def _language_vars(punkt: Any) -> Any:
     return Unlimited()
 
 
-def _model(parameters: Any) -> tuple[Any, ...]:
-    """Sorted, so that the same corpus gives the same model."""
+def _sorted_model(parameters: Any) -> tuple[Any, ...]:
+    """Return the model sorted, so that the same corpus gives the same model."""
     return (
         tuple(sorted(parameters.abbrev_types)),
         tuple(sorted(tuple(pair) for pair in parameters.collocations)),

@@ -1,7 +1,7 @@
-"""Work cut into tasks: a stage has numbered ones, each writes its own files, then a marker that it is done.
+"""Split work into tasks: each task of a stage writes its own files, then a marker that it is finished.
 
-A run that was killed, or whose machines change, goes on with the tasks that have no marker; the bytes are
-the same. What runs the tasks is an executor (mega_data.executors); every one of them calls `perform`.
+A killed run, or a run that moves to other machines, continues with the tasks that have no marker; the bytes
+are the same. An executor (mega_data.executors) runs the tasks with `run_task`.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from mega_schema.atomic_io import atomic_write, full_disk_errors, own_partial_fi
 from mega_schema.errors import ConfigError
 
 log = logging.getLogger("mega.data")
-Result = dict[str, Any]
-# told of a stage and of its tasks that are to be done here; what it returns is told of each that is done
-Progress = Callable[["Stage", Sequence[int]], Callable[[Result], object]]
+TaskResult = dict[str, Any]
+# called with a stage and its pending tasks; returns a function that is called with the result of each
+StartProgress = Callable[["TaskStage", Sequence[int]], Callable[[TaskResult], object]]
 PLAN = "plan.json"
-FAILED = ".failed"  # in the folder of a run that a wrong line ended
-REMOVED = ".removed"  # ending of a folder that is being removed
+FAILED = ".failed"  # in the folder of a run that ended at a wrong line
+REMOVED = ".removed"  # suffix of a folder during its removal
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Tasks that may run in any order and at the same time, all after the stage before.
+class TaskStage:
+    """Tasks that may run in any order and at the same time, all after the previous stage.
 
     Attributes:
-        work: picklable; does the task of a number below `tasks` and returns what is to be remembered of it.
-        sizes: bytes that each task reads, where they are known.
+        work: picklable; runs the task of a number below `tasks` and returns its result.
+        sizes: bytes that each task reads, if known.
     """
 
     name: str
     tasks: int
-    work: Callable[[int], Result]
-    after: Stage | None = None  # done whole before
-    only: int | None = None  # the one task this process is to do; others have the rest
-    share: tuple[int, int] = (0, 1)  # i of n: every n-th task from i on is to be done here
+    work: Callable[[int], TaskResult]
+    after: TaskStage | None = None  # the previous stage
+    only: int | None = None  # the only task of this process
+    share: tuple[int, int] = (0, 1)  # i of n: this process runs every n-th task from i on
     sizes: tuple[int, ...] = ()
 
     @property
-    def mine(self) -> range:
-        """The tasks to do here."""
+    def own_tasks(self) -> range:
+        """Return the tasks that this process runs."""
         if self.only is not None:
             return range(self.only, self.only + 1)
         return range(self.share[0], self.tasks, self.share[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """Which tasks of a run that a wrong line ended stay done in the next, whose inputs were mended.
+class ReusableTasks:
+    """Which finished tasks of a run that a wrong line ended remain valid after inputs were corrected.
 
     Attributes:
-        markers: folder of the markers, in the work folder, of the stage whose tasks read one input each.
-        owners: of each task of the stage, the number of its input.
-        skip: the option that passes over wrong lines: a run with it takes over the tasks of one without it.
-        outputs: folder of what the tasks wrote; removed where nothing stays.
+        markers: folder, in the work folder, of the markers of the stage whose tasks read one input each.
+        owners: number of the input of each task of the stage.
+        skip: name of the option that skips wrong lines: a run with it reuses the tasks of a run without it.
+        outputs: folder of the tasks' output; removed if no task is reusable.
     """
 
     markers: str
@@ -69,121 +69,134 @@ class Reuse:
     outputs: Path
 
 
-def plan(folder: Path, wanted: Result, reuse: Reuse | None = None) -> None:
-    """Make the folder of a run, or see that it is one of the same inputs and options.
+def open_run_folder(folder: Path, wanted: TaskResult, reuse: ReusableTasks | None = None) -> None:
+    """Create the folder of a run, or check that it belongs to the same inputs and options.
 
     Args:
-        reuse: what stays of a run that a wrong line ended, where inputs differ; None: nothing.
+        reuse: the tasks to keep of a run that ended at a wrong line, if inputs differ; None keeps none.
 
     Raises:
         ConfigError: the folder holds another run.
     """
-    file, text = folder / PLAN, json.dumps(wanted, indent=1, sort_keys=True)
+    file = folder / PLAN
+    text = json.dumps(wanted, indent=1, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        # elements of a job array begin at once: each may find the others' files, and the plan of any will do
-        mine = folder / f".plan-{uuid4().hex}"
-        if any(not other.name.startswith(".") for other in folder.iterdir()) and not file.exists():
+        # elements of a job array start together: each may find files of the others, and any plan is valid
+        temporary = folder / f".plan-{uuid4().hex}"
+        if any(not differing.name.startswith(".") for differing in folder.iterdir()) and not file.exists():
             raise ConfigError(folder, "is not empty, and no run of this command", hint="name another folder")
-        write(mine, text)
-        mine.replace(file)
-    found, ours = json.loads(file.read_bytes()), json.loads(text)
-    other = sorted(key for key in found.keys() | ours.keys() if found.get(key) != ours.get(key))
-    if other and reuse is not None and (folder / FAILED).exists():
-        _keep_done(folder, found, ours, other, reuse)
-        write(file, text)
-    elif other:
-        what = f"holds a run with other {', '.join(other)}"
+        write_file(temporary, text)
+        temporary.replace(file)
+    recorded, current = json.loads(file.read_bytes()), json.loads(text)
+    differing = sorted(
+        key for key in recorded.keys() | current.keys() if recorded.get(key) != current.get(key)
+    )
+    if differing and reuse is not None and (folder / FAILED).exists():
+        _keep_finished_tasks(folder, recorded, current, differing, reuse)
+        write_file(file, text)
+    elif differing:
+        what = f"holds a run with other {', '.join(differing)}"
         raise ConfigError(folder, what, hint=f"rm -r {folder}, or name another folder")
 
 
 def planned_inputs(folder: Path) -> list[list[str | int]]:
-    """The inputs of the run that has a work folder, as they were when it began."""
+    """Return the inputs of the run in a work folder, as they were when it began."""
     inputs: list[list[str | int]] = json.loads((folder / PLAN).read_bytes())["inputs"]
     return inputs
 
 
-def _keep_done(folder: Path, before: Result, now: Result, other: Sequence[str], reuse: Reuse) -> None:
-    """Remove the markers of the tasks that have to be done again, as their input or an option has changed."""
-    kept = set[Path]()
-    options_fit = set(other) <= {"inputs", reuse.skip} and before[reuse.skip] in (False, now[reuse.skip])
-    if options_fit and [path for path, *_ in before["inputs"]] == [path for path, *_ in now["inputs"]]:
-        pairs = enumerate(zip(before["inputs"], now["inputs"], strict=True))
-        unchanged = {number for number, (one, another) in pairs if one == another}
+def _keep_finished_tasks(
+    folder: Path, recorded: TaskResult, current: TaskResult, differing: Sequence[str], reuse: ReusableTasks
+) -> None:
+    """Remove the markers of the tasks whose input or option has changed."""
+    kept_markers = set[Path]()
+    options_fit = set(differing) <= {"inputs", reuse.skip} and recorded[reuse.skip] in (
+        False,
+        current[reuse.skip],
+    )
+    if options_fit and [path for path, *_ in recorded["inputs"]] == [path for path, *_ in current["inputs"]]:
+        pairs = enumerate(zip(recorded["inputs"], current["inputs"], strict=True))
+        unchanged = {number for number, (old_state, new_state) in pairs if old_state == new_state}
         tasks = [task for task, owner in enumerate(reuse.owners) if owner in unchanged]
-        kept = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
+        kept_markers = {folder / reuse.markers / f"{task:05d}.json" for task in tasks}
     for marker in [*folder.glob("**/done/*/*.json")]:
-        if marker not in kept:
+        if marker not in kept_markers:
             marker.unlink()
-    if not kept:
+    if not kept_markers:
         remove_folder(reuse.outputs)
     (folder / FAILED).unlink()
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder so that no process finds it half removed."""
-    remove_folder_left(folder)
+    """Remove a folder so that no process sees it partly removed."""
+    finish_removal(folder)
     if folder.is_dir():
-        folder.rename(_aside(folder))
-        remove_folder_left(folder)
+        folder.rename(_removal_name(folder))
+        finish_removal(folder)
 
 
-def remove_folder_left(folder: Path) -> None:
+def finish_removal(folder: Path) -> None:
     """Finish the removal of a folder that a killed process began."""
-    shutil.rmtree(_aside(folder), ignore_errors=True)
+    shutil.rmtree(_removal_name(folder), ignore_errors=True)
 
 
-def _aside(folder: Path) -> Path:
+def _removal_name(folder: Path) -> Path:
     return folder.with_name(f".{folder.name.removeprefix('.')}{REMOVED}")
 
 
-def perform(stage: Stage, task: int, folder: Path) -> Result:
-    """Do one task unless its marker says that it is done; return what is remembered of it."""
+def run_task(stage: TaskStage, task: int, folder: Path) -> TaskResult:
+    """Run one task unless its marker exists; return its result."""
     marker = _marker(stage, task, folder)
     if not marker.exists():
-        write(marker, json.dumps(stage.work(task)))
-    return result(stage, task, folder)
+        write_file(marker, json.dumps(stage.work(task)))
+    return read_result(stage, task, folder)
 
 
-def left(stage: Stage, folder: Path) -> list[int]:
-    """The tasks that are to be done here: those without a marker.
+def pending_tasks(stage: TaskStage, folder: Path) -> list[int]:
+    """Return the tasks to run in this process: those without a marker.
 
     Raises:
-        ConfigError: a task of the stage before is not done.
+        ConfigError: a task of the previous stage is not finished.
     """
     if stage.after is not None:
-        results(stage.after, folder)
-    found = [task for task in stage.mine if not _marker(stage, task, folder).exists()]
-    if len(found) < len(stage.mine):
-        log.info("%s: %d of %d tasks were done before", stage.name, len(stage.mine) - len(found), stage.tasks)
-    return found
+        read_results(stage.after, folder)
+    pending = [task for task in stage.own_tasks if not _marker(stage, task, folder).exists()]
+    if len(pending) < len(stage.own_tasks):
+        log.info(
+            "%s: %d of %d tasks were done before",
+            stage.name,
+            len(stage.own_tasks) - len(pending),
+            stage.tasks,
+        )
+    return pending
 
 
-def result(stage: Stage, task: int, folder: Path) -> Result:
-    """What is remembered of a task that is done.
+def read_result(stage: TaskStage, task: int, folder: Path) -> TaskResult:
+    """Read the result of a finished task.
 
     Raises:
-        ConfigError: it is not done.
+        ConfigError: the task is not finished.
     """
     marker = _marker(stage, task, folder)
     if not marker.exists():
         raise ConfigError(f"{stage.name} {task}", "is not done yet", wanted=f"{marker}")
-    found: Result = json.loads(marker.read_bytes())
-    return found
+    result: TaskResult = json.loads(marker.read_bytes())
+    return result
 
 
-def results(stage: Stage, folder: Path) -> list[Result]:
-    """What is remembered of all tasks, by number."""
-    return [result(stage, task, folder) for task in stage.mine]
+def read_results(stage: TaskStage, folder: Path) -> list[TaskResult]:
+    """Read the results of all tasks, by number."""
+    return [read_result(stage, task, folder) for task in stage.own_tasks]
 
 
-def silent(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], object]:
-    """Progress that nobody is told of."""
+def no_progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], object]:
+    """Report no progress."""
     return lambda result: None
 
 
-def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
-    """The stages, or the one that `STAGE` or `STAGE:TASK` names, with that task alone; for `plan` none.
+def select_stages(stages: Sequence[TaskStage], only: str | None) -> list[TaskStage]:
+    """Return the stages, or the one that `STAGE` or `STAGE:TASK` names, with one task; none for `plan`.
 
     Raises:
         ConfigError: there is no such stage or task.
@@ -193,8 +206,8 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
     if only == "plan":
         return []
     name, _, number = only.partition(":")
-    found = next((stage for stage in stages if stage.name == name), None)
-    if found is None:
+    selected = next((stage for stage in stages if stage.name == name), None)
+    if selected is None:
         raise ConfigError(
             "--only",
             "no such stage",
@@ -202,18 +215,20 @@ def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
             wanted=" | ".join(["plan", *(stage.name for stage in stages)]),
         )
     if not number:
-        return [found]
-    if not number.isdecimal() or int(number) >= found.tasks:
-        raise ConfigError("--only", f"no such task of {name}", found=number, wanted=f"0 to {found.tasks - 1}")
-    return [replace(found, only=int(number))]
+        return [selected]
+    if not number.isdecimal() or int(number) >= selected.tasks:
+        raise ConfigError(
+            "--only", f"no such task of {name}", found=number, wanted=f"0 to {selected.tasks - 1}"
+        )
+    return [replace(selected, only=int(number))]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a whole file or none; its folder is made."""
+def write_file(path: Path, text: str) -> None:
+    """Write a whole file or none; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with full_disk_errors(path), atomic_write(path, own_partial_file(path)) as partial:
         partial.write_text(text, "utf-8")
 
 
-def _marker(stage: Stage, task: int, folder: Path) -> Path:
+def _marker(stage: TaskStage, task: int, folder: Path) -> Path:
     return folder / "done" / stage.name / f"{task:05d}.json"

@@ -1,4 +1,4 @@
-"""JSON lines as values and back, and the texts of inputs one after the other."""
+"""Read and write JSON lines, and read the texts of inputs one after the other."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from typing import Any, Final
 
 import orjson
 
-from mega_data.readers.inputs import Input
+from mega_data.readers.inputs import InputFile
 from mega_data.readers.magic import BOM
-from mega_data.readers.streams import blocks
+from mega_data.readers.streams import read_blocks
 
-_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may be beyond 64 bits
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")  # may exceed 64 bits
 
 
-def texts(inputs: Iterable[Input], key: str) -> Iterator[str]:
-    """The text under `key` of every row of the inputs, whatever their form.
+def read_texts(inputs: Iterable[InputFile], key: str) -> Iterator[str]:
+    """Yield the text under `key` of every row of the inputs, in any format.
 
     Raises:
         FormatError: a row has no string there; the message begins with file and line.
     """
-    for given in inputs:
-        first, version = 1, given.version()
-        for block in blocks(given, keys=[key]):
+    for item in inputs:
+        first_row = 1
+        version = item.version()
+        for block in read_blocks(item, keys=[key]):
             rows = block.rows([key])
-            given.check_version(version)
-            for fault in rows.faults:
-                raise fault.error(given.path, first)
+            item.check_version(version)
+            for row_error in rows.errors:
+                raise row_error.error(item.path, first_row)
             for (text,) in rows.texts:
                 yield from [text] if isinstance(text, str) else text
-            first += rows.count
+            first_row += rows.count
 
 
 def exact_numbers(line: bytes, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a line with whole numbers of any size, where `parse_json` makes floats beyond 64 bits."""
+    """Restore integers beyond 64 bits in the values of a line, which `parse_json` reads as floats."""
     if not _LONG_NUMBER.search(line):
         return values
     try:
         exact: dict[str, Any] = json.loads(line.removeprefix(BOM))
-    except (ValueError, RecursionError):  # more digits or levels than Python takes
+    except (ValueError, RecursionError):  # more digits or levels than Python accepts
         return values
     return exact
 
 
 def dump_line(values: Mapping[str, Any]) -> bytes:
-    """The values as one line of JSON with its line break.
+    """Return the values as one line of JSON with its line break.
 
-    Whole numbers keep their digits; what UTF-8 cannot hold, as the bytes of a file's name, becomes "?".
+    Integers keep their digits; characters without UTF-8, such as bytes of a file name, become "?".
     """
     try:
         return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
@@ -58,6 +59,6 @@ def dump_line(values: Mapping[str, Any]) -> bytes:
 
 
 def text_of(values: Mapping[str, Any], key: str) -> str:
-    """The text of a document; sentences in a list are joined by a space."""
+    """Return the text of a document; sentences in a list are joined by a space."""
     text = values[key]
     return text if isinstance(text, str) else " ".join(text)

@@ -1,8 +1,8 @@
-"""Training tokenizers, and writing them the way Megatron's flags and Hugging Face's libraries ask for them.
+"""Train tokenizers, and write the files that Megatron's flags and Hugging Face's libraries read.
 
-bpe        byte-level, GPT-2's (Sennrich et al. 2016, Radford et al. 2019): any text has ids and comes back
-wordpiece  BERT's (Schuster and Nakajima 2012, Devlin et al. 2019): words cut at spaces and punctuation
-unigram    SentencePiece's (Kudo 2018), with a piece for every byte: any text has ids and comes back
+bpe        byte-level, GPT-2's (Sennrich et al. 2016, Radford et al. 2019): lossless for any text
+wordpiece  BERT's (Schuster and Nakajima 2012, Devlin et al. 2019): words split at spaces and punctuation
+unigram    SentencePiece's (Kudo 2018) with byte fallback: lossless for any text
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
 
 TYPES = ("bpe", "wordpiece", "unigram")
 EOD = "<|endoftext|>"
-SMALLEST = 1 + 256  # the end of a document, and every byte, so that any text has ids
+MIN_BPE_SIZE = 1 + 256  # the eod, and every byte, so that any text can be encoded
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNIGRAM_SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
 _PRIVATE = 0xF0000  # the first code point of Unicode's plane 15
 _SPACE = "\u2581"
-# The `tokenizers` library looks for special pieces in text too. With such a score, and the letters they are
-# spelled with in the vocabulary, it never takes one: `<s>` in a text is three letters, as in SentencePiece.
-_LAST, _SPELLING = -1000.0, "".join(sorted({*"".join(UNIGRAM_SPECIALS), *"0123456789ABCDEFx"}))
+# The `tokenizers` library searches special pieces in text too. With such a score, and their letters in the
+# vocabulary, it never matches one: `<s>` in a text is three letters, as in SentencePiece.
+_LOWEST_SCORE = -1000.0
+_SPELLING = "".join(sorted({*"".join(UNIGRAM_SPECIALS), *"0123456789ABCDEFx"}))
 
 
 def train(
     texts: Iterable[str], vocab_size: int, *, kind: str = "bpe", lowercase: bool = False
 ) -> FastTokenizer:
-    """A tokenizer of at most `vocab_size` ids, the same for the same texts.
+    """Train a tokenizer of at most `vocab_size` ids, the same for the same texts.
 
-    It has fewer ids where the texts have too few pairs to merge. `<|endoftext|>` is id 0 of a bpe; the first
-    ids of the others are WORDPIECE_SPECIALS and UNIGRAM_SPECIALS.
+    It has fewer ids if the texts have too few pairs to merge. `<|endoftext|>` is id 0 of a bpe; the first ids
+    of the others are WORDPIECE_SPECIALS and UNIGRAM_SPECIALS.
 
     Args:
         kind: one of TYPES.
-        lowercase: fold case and accents before the words are cut; for wordpiece alone.
+        lowercase: fold case and accents before words are split; only for wordpiece.
 
     Raises:
-        ConfigError: `vocab_size` leaves no room for what every tokenizer of the kind has.
+        ConfigError: `vocab_size` is too small for the required tokens of the kind.
     """
     if kind not in TYPES:
         raise ConfigError("--type", "unknown", found=kind, wanted=" | ".join(TYPES))
@@ -68,8 +69,8 @@ def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < SMALLEST:
-        wanted = f"{SMALLEST} or more: every byte, and {EOD}"
+    if vocab_size < MIN_BPE_SIZE:
+        wanted = f"{MIN_BPE_SIZE} or more: every byte, and {EOD}"
         raise ConfigError("--vocab-size", "too small for byte-level BPE", found=vocab_size, wanted=wanted)
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,26 +86,26 @@ def _bpe(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer
 
 
 def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """The pairs of byte-pair encoding, as in Hugging Face's trainer, but the same ones every time.
+    """Train WordPiece with the pairs of byte-pair encoding, as Hugging Face's trainer, but deterministically.
 
-    That trainer numbers the letters inside of words in the order of a hash table, and so breaks ties by
-    chance. Here each of them is a letter of its own while we train, from Unicode's planes for private use,
-    which the normalizer keeps out of words.
+    That trainer numbers the letters inside words in the order of a hash table, and so breaks ties at random.
+    Here each of them is mapped during training to a letter of Unicode's private use planes, which the
+    normalizer keeps out of words.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer, cut = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
-    inside: dict[str, str] = {}  # a letter that is not its word's first, as a letter of its own
+    inside: dict[str, str] = {}  # letter inside a word -> private use letter
 
     def words() -> Iterator[str]:
         for text in texts:
-            found = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
+            plain_words = (word for word, _ in cut.pre_tokenize_str(normalizer.normalize_str(text)))
             yield " ".join(
                 word[0] + "".join(inside.setdefault(c, chr(_PRIVATE + len(inside))) for c in word[1:])
-                for word in found
+                for word in plain_words
             )
-        yield " ".join(inside)  # any of them may begin a word of another text
+        yield " ".join(inside)  # each may begin a word of another text
 
     trained = Library(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -121,13 +122,14 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> tokeni
         vocab[prefix + "".join(letters.get(c, c) for c in token)] = number
     library = Library(models.WordPiece(vocab, unk_token="[UNK]"))
     library.add_special_tokens(specials)
-    library.normalizer, library.pre_tokenizer = normalizer, cut
+    library.normalizer = normalizer
+    library.pre_tokenizer = cut
     library.decoder = decoders.WordPiece(prefix="##")
     return library
 
 
 def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Tokenizer:
-    """SentencePiece's own training; what it finds as a tokenizer.json that gives the same ids."""
+    """Train with SentencePiece and convert the model to a tokenizer.json with the same ids."""
     try:
         import sentencepiece
     except ImportError:
@@ -139,7 +141,7 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
     model = BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_short(texts),
+            sentence_iterator=_split_long_lines(texts),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -162,7 +164,9 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
         ) from None
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     special = [i < len(UNIGRAM_SPECIALS) or pieces.is_byte(i) for i in range(pieces.get_piece_size())]
-    vocab = [(pieces.id_to_piece(i), _LAST if s else pieces.get_score(i)) for i, s in enumerate(special)]
+    vocab = [
+        (pieces.id_to_piece(i), _LOWEST_SCORE if s else pieces.get_score(i)) for i, s in enumerate(special)
+    ]
     library = Library(models.Unigram(vocab, unk_id=0, byte_fallback=True))
     library.add_special_tokens([AddedToken(name, special=True) for name in UNIGRAM_SPECIALS])
     library.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
@@ -172,31 +176,32 @@ def _unigram(texts: Iterable[str], vocab_size: int, _: bool) -> tokenizers.Token
     return library
 
 
-def _short(texts: Iterable[str]) -> Iterator[str]:
-    """Lines of at most 1,000 characters: SentencePiece passes over those of more than 4,192 bytes."""
+def _split_long_lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yield lines of at most 1,000 characters: SentencePiece skips those of more than 4,192 bytes."""
     for text in texts:
         for line in text.replace("\0", " ").split("\n"):
-            for at in range(0, len(line), 1000):
-                yield line[at : at + 1000]
+            for start in range(0, len(line), 1000):
+                yield line[start : start + 1000]
 
 
 def save(tokenizer: FastTokenizer, folder: Path) -> list[str]:
-    """Write the tokenizer's folder, and in it the files that Megatron and `transformers` take it from.
+    """Write the tokenizer's folder with the files that Megatron and `transformers` read.
 
-    bpe: vocab.json and merges.txt; wordpiece: vocab.txt; unigram: tokenizer.model. All: tokenizer.json with
-    tokenizer_config.json. The folder appears whole, in place of an earlier one.
+    bpe: vocab.json and merges.txt; wordpiece: vocab.txt; unigram: tokenizer.model. All: tokenizer.json and
+    tokenizer_config.json. The folder is replaced atomically.
 
     Returns:
-        Names of the files beside tokenizer.json and identity.json.
+        Names of the files other than tokenizer.json and identity.json.
     """
     content = json.loads(tokenizer.source)
-    files = _foreign(content)
+    files = _export_files(content)
     save_folder(folder, tokenizer.identity, {CONTENT: tokenizer.source.encode(), **files})
     return sorted(files)
 
 
-def _foreign(content: dict[str, Any]) -> dict[str, bytes]:
-    model, special = content["model"], [token["content"] for token in content["added_tokens"]]
+def _export_files(content: dict[str, Any]) -> dict[str, bytes]:
+    model = content["model"]
+    special = [token["content"] for token in content["added_tokens"]]
     if model["type"] == "BPE":
         merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
         vocab = json.dumps(model["vocab"], ensure_ascii=False).encode()
@@ -217,6 +222,6 @@ def _foreign(content: dict[str, Any]) -> dict[str, bytes]:
 
 
 def describe(tokenizer: Tokenizer) -> str:
-    """Its size, its eod and its hash, for people."""
+    """Describe a tokenizer: its size, its eod and its hash."""
     identity = tokenizer.identity
     return f"{identity.vocab_size:,} ids, eod {identity.eod}, sha256 {identity.sha256[:12]}"

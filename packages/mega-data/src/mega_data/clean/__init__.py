@@ -1,1 +1,1 @@
-"""Cleaning of text, step by step: each step mends a document or says why it goes."""
+"""Clean text step by step: each step changes a document or drops it with a reason."""

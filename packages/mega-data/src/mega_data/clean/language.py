@@ -1,4 +1,4 @@
-"""Which language a text is in, by py3langid's model, which its wheel carries, or by a fastText file."""
+"""Identify the language of a text with py3langid's bundled model or a fastText file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mega_data.clean.step import Row, Verdict, Work, library
-from mega_data.readers.packed import Version, file_version
+from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
-CHARACTERS = 1000  # of a text that are looked at: more do not change the answer
+MAX_CHARACTERS = 1000  # read of a text: more do not change the result
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Keep documents in some languages; each gets its language under `store`.
+    """Keep documents in some languages; store each document's language under `store`.
 
     Attributes:
-        keep: codes as the model gives them, "en" or GlotLID's "eng_Latn"; empty keeps all.
-        score: least probability of the language.
-        model: a fastText file such as lid.176.bin or GlotLID's; empty takes py3langid.
-        shorter_than: look only at texts with fewer characters, as cleanup_fix_dataset.py's
-        remove_512_non_english
-            does with 512; 0 looks at all.
+        keep: language codes of the model, such as "en" or GlotLID's "eng_Latn"; empty keeps all.
+        score: minimum probability of the language.
+        model: a fastText file such as lid.176.bin or GlotLID's; empty uses py3langid.
+        shorter_than: check only texts with fewer characters, as cleanup_fix_dataset.py's
+            remove_512_non_english does with 512; 0 checks all.
     """
 
     keep: tuple[str, ...] = ()
@@ -35,25 +34,25 @@ class Language:
     store: str = "language"
     shorter_than: int = 0
 
-    def start(self) -> Work:
-        identify = _fasttext(self.model) if self.model else _langid(self.keep)
-        kept = frozenset(self.keep)
+    def start(self) -> RowFunction:
+        identify = _fasttext_classifier(self.model) if self.model else _langid_classifier(self.keep)
+        kept_languages = frozenset(self.keep)
 
         def work(row: Row) -> Verdict:
             if self.shorter_than and len(row.text) >= self.shorter_than:
                 return [row]
-            language, score = identify(" ".join(row.text[:CHARACTERS].split()))
-            if kept and language not in kept:
+            language, score = identify(" ".join(row.text[:MAX_CHARACTERS].split()))
+            if kept_languages and language not in kept_languages:
                 return f"is in {language}"
             if score < self.score:
                 return f"is {language} with too low a score"
-            return [row.having(**{self.store: language})]
+            return [row.with_values(**{self.store: language})]
 
         return work
 
 
-def _langid(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
-    identifier = _identifier(library("language", "py3langid.langid"))
+def _langid_classifier(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
+    identifier = _load_langid(import_for_step("language", "py3langid.langid"))
     known = sorted(map(str, identifier.nb_classes))
     if unknown := next((code for code in keep if code not in known), None):
         close = get_close_matches(unknown, known, 1, 0.5) or [c for c in known if c == unknown[:2].lower()]
@@ -68,14 +67,14 @@ def _langid(keep: Sequence[str]) -> Callable[[str], tuple[str, float]]:
 
 
 @cache
-def _identifier(langid: Any) -> Any:
+def _load_langid(langid: Any) -> Any:
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
-def _fasttext(path: str) -> Callable[[str], tuple[str, float]]:
+def _fasttext_classifier(path: str) -> Callable[[str], tuple[str, float]]:
     if not Path(path).is_file():
         raise ConfigError("step language: model", "no such file", found=path)
-    model = _fasttext_model(path, file_version(Path(path)))
+    model = _load_fasttext(path, file_version(Path(path)))
 
     def identify(text: str) -> tuple[str, float]:
         labels, scores = model.predict(text)
@@ -85,5 +84,5 @@ def _fasttext(path: str) -> Callable[[str], tuple[str, float]]:
 
 
 @lru_cache(maxsize=1)
-def _fasttext_model(path: str, version: Version) -> Any:
-    return library("language", "fasttext", "fasttext-predict").load_model(path)
+def _load_fasttext(path: str, version: FileVersion) -> Any:
+    return import_for_step("language", "fasttext", "fasttext-predict").load_model(path)

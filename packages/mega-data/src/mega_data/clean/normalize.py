@@ -1,4 +1,4 @@
-"""Steps that mend a text and keep the document."""
+"""Steps that repair a text and keep the document."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from mega_data.clean.step import Row, Verdict, Work, library
+from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
 
-# every character ftfy.fix_text looks for, except those of wrong encodings, for which it has a test of its
-# own: entities and escapes, controls, ligatures, curly quotes, line breaks, full width, surrogates
-_TOUCHED = re.compile(
+# every character that ftfy.fix_text changes, except those of wrong encodings, which `badness` detects:
+# entities and escapes, controls, ligatures, curly quotes, line breaks, full width, surrogates
+_FTFY_CHARACTERS = re.compile(
     "[&\r\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\u02bc\u2018-\u201f"
     "\u2028\u2029\u206a-\u206f\u3000\ufb00-\ufb06\ufeff\uff01-\uffef\ufff9-\ufffc\ud800-\udfff]"
 )
 # word-boundary line breaks or runs of spaces, as in cleanup_fix_dataset.py's general_cleaning
-_GAPS = re.compile(r"\s\s+|\b\n+ |\b\n+\b")
-_ASCII = str.maketrans(
+_WHITESPACE_RUNS = re.compile(r"\s\s+|\b\n+ |\b\n+\b")
+_ASCII_PUNCTUATION = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»″〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›′", "'"),
@@ -30,45 +30,47 @@ _ASCII = str.maketrans(
 )
 
 
-def fixable(text: str) -> bool:
-    """Whether ftfy could change the text; False is certain, True is not. Far cheaper than ftfy."""
-    if _TOUCHED.search(text):
+def might_change(text: str) -> bool:
+    """Return False if ftfy certainly leaves the text unchanged. Far cheaper than ftfy."""
+    if _FTFY_CHARACTERS.search(text):
         return True
     if text.isascii():
         return False
-    badness = library("fix-text", "ftfy.badness")
+    badness = import_for_step("fix-text", "ftfy.badness")
     return not unicodedata.is_normalized("NFC", text) or bool(badness.is_bad(text))
 
 
 @dataclass(frozen=True, slots=True)
 class FixText:
-    """Mend what wrong encodings, entities and stray control characters did, with ftfy."""
+    """Repair wrong encodings, entities and stray control characters with ftfy."""
 
-    def start(self) -> Work:
-        ftfy = library("fix-text", "ftfy")
+    def start(self) -> RowFunction:
+        ftfy = import_for_step("fix-text", "ftfy")
 
         def work(row: Row) -> Verdict:
-            return [row.having(**{row.key: ftfy.fix_text(row.text)})] if fixable(row.text) else [row]
+            return (
+                [row.with_values(**{row.key: ftfy.fix_text(row.text)})] if might_change(row.text) else [row]
+            )
 
         return work
 
 
 @dataclass(frozen=True, slots=True)
 class Punctuation:
-    """Write quotation marks, dashes, dots and spaces the ASCII way; soft hyphens and zero widths go."""
+    """Replace quotation marks, dashes, dots and spaces by ASCII; remove soft hyphens and zero widths."""
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         def work(row: Row) -> Verdict:
             if row.text.isascii():
                 return [row]
-            return [row.having(**{row.key: row.text.translate(_ASCII)})]
+            return [row.with_values(**{row.key: row.text.translate(_ASCII_PUNCTUATION)})]
 
         return work
 
 
 @dataclass(frozen=True, slots=True)
 class Whitespace:
-    """One space for several and for a line break in a text: general_cleaning of cleanup_fix_dataset.py."""
+    """Replace white space and line breaks by one space: general_cleaning of cleanup_fix_dataset.py."""
 
-    def start(self) -> Work:
-        return lambda row: [row.having(**{row.key: _GAPS.sub(" ", row.text)})]
+    def start(self) -> RowFunction:
+        return lambda row: [row.with_values(**{row.key: _WHITESPACE_RUNS.sub(" ", row.text)})]

@@ -1,8 +1,8 @@
-"""A list of steps over the shards of a corpus.
+"""Run a list of cleaning steps over the shards of a corpus.
 
-Steps that look at one document follow each other in one pass over a shard. A step that looks at all of them
-(duplicates, spans, the counts before decontamination) ends a pass; the next goes on from the files the one
-before has left.
+Steps that need one document run one after the other in one pass over a shard. A step that needs the whole
+corpus (duplicates, spans, the counts before decontamination) ends a pass. The next pass reads the files of
+that pass.
 
     WORK/00-pass/…  WORK/01-duplicates/…  WORK/02-pass/…  ->  OUTPUT/SHARD, OUTPUT/dropped/…, OUTPUT/report.*
 """
@@ -16,257 +16,275 @@ from pathlib import Path
 from typing import IO, Any
 
 from mega_data.clean.decontaminate import Decontaminate
-from mega_data.clean.registry import Duplicates, Named
-from mega_data.clean.sentence_dedup import SpanPass, Spans
-from mega_data.clean.stats import Tally, together
-from mega_data.clean.step import Row, Work
-from mega_data.dedup.pipeline import MEMORY, Deduplication
+from mega_data.clean.registry import DuplicateFilter, NamedStep
+from mega_data.clean.sentence_dedup import SentenceDedup, SentenceDedupStep
+from mega_data.clean.stats import StepStats, merge_stats
+from mega_data.clean.step import Row, RowFunction
+from mega_data.dedup.pipeline import DEFAULT_MEMORY, Deduplication
 from mega_data.dedup.presets import PRESETS
 from mega_data.jsonl_shards import (
-    documents,
-    errors_in,
-    identity,
+    fail_on_row,
+    file_bytes,
+    file_states,
     output_name,
-    parted,
-    pass_over,
-    refuse,
-    size,
+    quarantine_counts,
+    read_documents,
+    skip_row,
+    split_outputs,
 )
 from mega_data.readers.inputs import DROPPED, QUARANTINE
-from mega_data.task_stages import Result, Reuse, Stage, plan, result, results
+from mega_data.task_stages import (
+    ReusableTasks,
+    TaskResult,
+    TaskStage,
+    open_run_folder,
+    read_result,
+    read_results,
+)
 from mega_data.texts import dump_line, text_of
 from mega_schema.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class CleaningPass:
     """Steps over single documents, from files to files.
 
     Attributes:
-        dropped: folder of the documents that go, with the reason under "dropped"; None keeps them nowhere.
+        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder of the lines that are no documents; None ends the run at the first.
-        id_key: where documents must have an id; "" asks for none.
+        id_key: key of the id that each document must have; "" requires none.
     """
 
     work: Path
     inputs: tuple[Path, ...]
     output: Path
-    steps: tuple[Named, ...]
+    steps: tuple[NamedStep, ...]
     key: str
     dropped: Path | None
     quarantine: Path | None
     id_key: str
 
-    def stages(self) -> list[Stage]:
-        sizes = tuple(map(size, self.inputs))
-        stages = self._counting(sizes)
+    def stages(self) -> list[TaskStage]:
+        sizes = tuple(map(file_bytes, self.inputs))
+        stages = self._count_stages(sizes)
         after = stages[-1] if stages else None
-        return [*stages, Stage("pass", len(self.inputs), self.run, after=after, sizes=sizes)]
+        return [*stages, TaskStage("pass", len(self.inputs), self.run, after=after, sizes=sizes)]
 
-    def _counting(self, sizes: tuple[int, ...] = ()) -> list[Stage]:
-        """The stages before a decontamination."""
-        if not any(isinstance(named.step, Decontaminate) for named in self.steps):
+    def _count_stages(self, sizes: tuple[int, ...] = ()) -> list[TaskStage]:
+        """Return the stages before a decontamination."""
+        if not any(isinstance(named_step.step, Decontaminate) for named_step in self.steps):
             return []
-        count = Stage("count", len(self.inputs), self.count, sizes=sizes)
-        return [count, Stage("total", 1, self.total, after=count)]
+        count = TaskStage("count", len(self.inputs), self.count, sizes=sizes)
+        return [count, TaskStage("total", 1, self.total, after=count)]
 
-    def count(self, shard: int) -> Result:
-        """How often a shard has the n-grams of each decontamination."""
-        steps = [named.step for named in self.steps if isinstance(named.step, Decontaminate)]
-        faults = pass_over if self.quarantine else refuse
-        seen = 0
+    def count(self, shard: int) -> TaskResult:
+        """Count the n-grams of each decontamination in a shard."""
+        steps = [named_step.step for named_step in self.steps if isinstance(named_step.step, Decontaminate)]
+        on_error = skip_row if self.quarantine else fail_on_row
+        documents = 0
 
         def texts() -> Iterator[str]:
-            nonlocal seen
-            seen = 0
-            for _, _, values in documents(self.inputs[shard], self.key, faults, self.id_key):
-                seen += 1
+            nonlocal documents
+            documents = 0
+            for _, _, values in read_documents(self.inputs[shard], self.key, on_error, self.id_key):
+                documents += 1
                 yield text_of(values, self.key)
 
         counts = [step.count(texts()) for step in steps]
-        return {"counts": counts, "read": size(self.inputs[shard]), "documents": seen}
+        return {"counts": counts, "read": file_bytes(self.inputs[shard]), "documents": documents}
 
-    def run(self, shard: int) -> Result:
-        """Write what is left of a shard, and count."""
+    def run(self, shard: int) -> TaskResult:
+        """Write the cleaned documents of a shard and return its counts."""
         path = self.inputs[shard]
-        tallies = [Tally(named.name) for named in self.steps]
-        works = [named.step.start() for named in self._counted()]
-        with parted(path, self.output, self.dropped, self.quarantine) as (out, gone, wrong):
-            for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
+        stats = [StepStats(named_step.name) for named_step in self.steps]
+        functions = [named_step.step.start() for named_step in self._steps_with_counts()]
+        with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
+            for number, line, values in read_documents(
+                path, self.key, quarantine or fail_on_row, self.id_key
+            ):
                 row = Row(values, self.key, shard, number)
-                for left in _through(row, works, tallies, _record(gone)):
+                for result in _apply_steps(row, functions, stats, _dropped_recorder(dropped)):
                     # a document that no step changed keeps its bytes
-                    kept = line if left is row else dump_line(left.values)
-                    out.write(kept.rstrip(b"\r\n") + b"\n")
-        errors = errors_in(wrong, tallies[0].documents_in)
-        seen = {"read": size(path), "documents": tallies[0].documents_in}
-        return {"steps": [tally.to_dict() for tally in tallies], **seen, **errors}
+                    output_line = line if result is row else dump_line(result.values)
+                    out.write(output_line.rstrip(b"\r\n") + b"\n")
+        errors = quarantine_counts(quarantine, stats[0].documents_in)
+        counts = {"read": file_bytes(path), "documents": stats[0].documents_in}
+        return {"steps": [step_stats.to_dict() for step_stats in stats], **counts, **errors}
 
-    def total(self, _: int) -> Result:
-        """How often the corpus has the n-grams of each decontamination."""
-        totals = [Counter[str]() for named in self.steps if isinstance(named.step, Decontaminate)]
-        for found in results(self._counting()[0], self.work):
-            for total, counts in zip(totals, found["counts"], strict=True):
+    def total(self, _: int) -> TaskResult:
+        """Sum the n-gram counts of each decontamination over the corpus."""
+        totals = [Counter[str]() for named_step in self.steps if isinstance(named_step.step, Decontaminate)]
+        for shard_counts in read_results(self._count_stages()[0], self.work):
+            for total, counts in zip(totals, shard_counts["counts"], strict=True):
                 total.update(counts)
         return {"counts": totals}
 
-    def _counted(self) -> list[Named]:
-        """The steps, decontaminations with the corpus's counts."""
-        stages, made = self._counting(), list[Named]()
-        counts = iter(result(stages[-1], 0, self.work)["counts"] if stages else ())
-        for named in self.steps:
-            if isinstance(named.step, Decontaminate):
-                named = replace(named, step=replace(named.step, counts=next(counts)))
-            made.append(named)
-        return made
+    def _steps_with_counts(self) -> list[NamedStep]:
+        """Return the steps, decontaminations with the counts of the corpus."""
+        stages = self._count_stages()
+        steps = list[NamedStep]()
+        counts = iter(read_result(stages[-1], 0, self.work)["counts"] if stages else ())
+        for named_step in self.steps:
+            if isinstance(named_step.step, Decontaminate):
+                named_step = replace(named_step, step=replace(named_step.step, counts=next(counts)))
+            steps.append(named_step)
+        return steps
 
 
-Record = Callable[[Row, str], object]
+RecordDropped = Callable[[Row, str], object]
 
 
-def _record(gone: IO[bytes] | None) -> Record:
-    if gone is None:
-        return lambda row, why: None
-    return lambda row, why: gone.write(dump_line({**row.values, DROPPED: why}))
+def _dropped_recorder(dropped: IO[bytes] | None) -> RecordDropped:
+    if dropped is None:
+        return lambda row, reason: None
+    return lambda row, reason: dropped.write(dump_line({**row.values, DROPPED: reason}))
 
 
-def _through(row: Row, works: Sequence[Work], tallies: Sequence[Tally], record: Record) -> Iterator[Row]:
-    """What the steps leave of a document."""
-    if not works:
+def _apply_steps(
+    row: Row, functions: Sequence[RowFunction], stats: Sequence[StepStats], record: RecordDropped
+) -> Iterator[Row]:
+    """Yield the documents that the steps make of one document."""
+    if not functions:
         yield row
         return
-    tally = tallies[0]
-    tally.entered(row.text)
-    verdict = works[0](row)
+    step_stats = stats[0]
+    step_stats.count_in(row.text)
+    verdict = functions[0](row)
     if isinstance(verdict, str):
-        tally.dropped(verdict, row.text)
-        record(row, f"{tally.step}: {verdict}")
+        step_stats.count_dropped(verdict, row.text)
+        record(row, f"{step_stats.step}: {verdict}")
         return
-    for left in verdict:
-        tally.left(left.text)
-        tally.changed += left.text != row.text
-        if tally.step == "language" and isinstance(language := left.values.get("language"), str):
-            tally.languages[language] += 1
-        yield from _through(left, works[1:], tallies[1:], record)
+    for result in verdict:
+        step_stats.count_out(result.text)
+        step_stats.changed += result.text != row.text
+        if step_stats.step == "language" and isinstance(language := result.values.get("language"), str):
+            step_stats.languages[language] += 1
+        yield from _apply_steps(result, functions[1:], stats[1:], record)
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """One run: all passes of a list of steps.
+    """A cleaning run: all passes of a list of steps.
 
     Attributes:
-        keep_dropped: write the documents that go to `output`/dropped.
+        keep_dropped: write dropped documents to `output`/dropped.
         skip: write the lines that are no documents to `output`/quarantine; else the first ends the run.
-        id_key: where documents have an id; "" is nowhere.
-        memory: bytes that sorting may take, for steps that look at all documents.
+        id_key: key of the id of each document; "" for none.
+        memory: bytes for sorting, in steps that compare all documents.
     """
 
     inputs: tuple[Path, ...]
     output: Path
     work: Path
-    steps: tuple[Named, ...]
+    steps: tuple[NamedStep, ...]
     key: str = "text"
     keep_dropped: bool = False
     skip: bool = False
     id_key: str = ""
-    memory: int = MEMORY
+    memory: int = DEFAULT_MEMORY
 
     def begin(self) -> None:
-        """Make the work folder, or go on in one of the same run.
+        """Create the work folder, or resume the same run in an existing one.
 
         Raises:
-            ConfigError: it holds another run, or a step's options cannot be meant.
+            ConfigError: the folder holds another run, or a step's options are invalid.
         """
         if not self.steps:
             raise ConfigError("--step", "no step", hint="--step fix-text --step duplicates")
-        for named in self.steps:
-            if isinstance(named.step, Spans) and not named.step.sentences:
+        for named_step in self.steps:
+            if isinstance(named_step.step, SentenceDedupStep) and not named_step.step.sentences:
                 raise ConfigError("step spans: sentences", "none in a span", found=0, wanted="1 or more")
-            if not _alone([named]):
-                named.step.start()  # sees whether libraries and files are there
-        steps = [[named.name, asdict(named.step)] for named in self.steps]
-        wanted = {"inputs": identity(self.inputs), "output": str(self.output.resolve()), "key": self.key}
+            if not _is_whole_corpus([named_step]):
+                named_step.step.start()  # fails early if a library or file is missing
+        steps = [[named_step.name, asdict(named_step.step)] for named_step in self.steps]
+        wanted = {"inputs": file_states(self.inputs), "output": str(self.output.resolve()), "key": self.key}
         options = {"keep_dropped": self.keep_dropped, "skip": self.skip, "id_key": self.id_key}
         first = self.passes()[0]
         stage = first.stages()[0]
-        reuse = Reuse(f"{first.work.name}/done/{stage.name}", range(stage.tasks), "skip", self.output)
-        plan(self.work, {**wanted, "steps": steps, **options}, reuse)
+        reuse = ReusableTasks(f"{first.work.name}/done/{stage.name}", range(stage.tasks), "skip", self.output)
+        open_run_folder(self.work, {**wanted, "steps": steps, **options}, reuse)
 
-    def passes(self) -> list[Pass | Deduplication | SpanPass]:
-        """What is to be run, one after the other, each in its own folder `work`."""
-        groups = list[list[Named]]()
-        for named in self.steps:
-            # the counts of a decontamination are of what the steps before it have left
-            alone = _alone([named]) or isinstance(named.step, Decontaminate)
-            if alone or not groups or _alone(groups[-1]):
+    def passes(self) -> list[CleaningPass | Deduplication | SentenceDedup]:
+        """Return the passes in their order, each with its own folder `work`."""
+        groups = list[list[NamedStep]]()
+        for named_step in self.steps:
+            # a decontamination counts the output of the steps before it
+            is_own_pass = _is_whole_corpus([named_step]) or isinstance(named_step.step, Decontaminate)
+            if is_own_pass or not groups or _is_whole_corpus(groups[-1]):
                 groups.append([])
-            groups[-1].append(named)
-        made, inputs = list[Pass | Deduplication | SpanPass](), self.inputs
+            groups[-1].append(named_step)
+        passes = list[CleaningPass | Deduplication | SentenceDedup]()
+        inputs = self.inputs
         for number, group in enumerate(groups):
-            name = f"{number:02d}-{group[0].name if _alone(group) else 'pass'}"
+            name = f"{number:02d}-{group[0].name if _is_whole_corpus(group) else 'pass'}"
             output = self.output if number == len(groups) - 1 else self.work / name / "out"
-            made.append(self._pass(name, group, inputs, output))
+            passes.append(self._make_pass(name, group, inputs, output))
             inputs = tuple(output / output_name(path) for path in self.inputs)
-        return made
+        return passes
 
-    def _pass(
-        self, name: str, group: list[Named], inputs: tuple[Path, ...], output: Path
-    ) -> Pass | Deduplication | SpanPass:
+    def _make_pass(
+        self, name: str, group: list[NamedStep], inputs: tuple[Path, ...], output: Path
+    ) -> CleaningPass | Deduplication | SentenceDedup:
         work = self.work / name
         dropped = self.output / DROPPED / name if self.keep_dropped else None
         quarantine = self.output / QUARANTINE / name if self.skip else None
         step = group[0].step
-        if isinstance(step, Duplicates):
-            how, key = _preset(step), step.key or self.key
-            one = Deduplication(inputs, output, work, how, key, self.memory)
-            return replace(one, dropped=dropped, quarantine=quarantine, id_key=self.id_key)
-        beside = (dropped, quarantine, self.id_key)
-        if isinstance(step, Spans):
-            return SpanPass(work, inputs, output, group[0].name, step, self.key, self.memory, *beside)
-        return Pass(work, inputs, output, tuple(group), self.key, *beside)
+        if isinstance(step, DuplicateFilter):
+            preset = _dedup_preset(step)
+            key = step.key or self.key
+            deduplication = Deduplication(inputs, output, work, preset, key, self.memory)
+            return replace(deduplication, dropped=dropped, quarantine=quarantine, id_key=self.id_key)
+        options = (dropped, quarantine, self.id_key)
+        if isinstance(step, SentenceDedupStep):
+            return SentenceDedup(work, inputs, output, group[0].name, step, self.key, self.memory, *options)
+        return CleaningPass(work, inputs, output, tuple(group), self.key, *options)
 
-    def skipped(self) -> int:
-        """Lines that are no documents, over all shards."""
+    def count_skipped(self) -> int:
+        """Count the lines of all shards that are no documents."""
         passes = self.passes()
-        return sum(int(shard["skipped"]) for one in passes for shard in results(one.stages()[-1], one.work))
+        return sum(
+            int(shard["skipped"])
+            for cleaning_pass in passes
+            for shard in read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+        )
 
     def report(self) -> list[dict[str, Any]]:
-        """The counts of each step over all shards."""
-        found = []
-        for one in self.passes():
-            shards = results(one.stages()[-1], one.work)
-            if isinstance(one, Deduplication):
-                found.append(_duplicates(one, shards))
+        """Return the counts of each step over all shards."""
+        report = []
+        for cleaning_pass in self.passes():
+            shards = read_results(cleaning_pass.stages()[-1], cleaning_pass.work)
+            if isinstance(cleaning_pass, Deduplication):
+                report.append(_dedup_stats(cleaning_pass, shards))
                 continue
             for number in range(len(shards[0]["steps"])):
-                found.append(together(shard["steps"][number] for shard in shards))
-        return found
+                report.append(merge_stats(shard["steps"][number] for shard in shards))
+        return report
 
 
-def _alone(group: Sequence[Named]) -> bool:
-    """Whether the steps are one that looks at all documents together."""
-    return isinstance(group[0].step, Duplicates | Spans)
+def _is_whole_corpus(group: Sequence[NamedStep]) -> bool:
+    """Return whether the group is one step that compares all documents."""
+    return isinstance(group[0].step, DuplicateFilter | SentenceDedupStep)
 
 
-def _preset(step: Duplicates) -> Any:
+def _dedup_preset(step: DuplicateFilter) -> Any:
     if step.preset not in PRESETS:
         found = step.preset
         raise ConfigError("step duplicates: preset", "unknown", found=found, wanted=" | ".join(PRESETS))
-    how = PRESETS[step.preset]
-    return replace(how, jaccard=step.jaccard) if step.jaccard and how.unit != "text" else how
+    preset = PRESETS[step.preset]
+    return replace(preset, jaccard=step.jaccard) if step.jaccard and preset.unit != "text" else preset
 
 
-def _duplicates(one: Deduplication, shards: Sequence[Result]) -> dict[str, Any]:
-    total = together(shards)
-    gone = total["documents"] - total["kept"]
+def _dedup_stats(deduplication: Deduplication, shards: Sequence[TaskResult]) -> dict[str, Any]:
+    total = merge_stats(shards)
+    dropped = total["documents"] - total["kept"]
     return {
-        "step": one.work.name.partition("-")[2],
+        "step": deduplication.work.name.partition("-")[2],
         "documents_in": total["documents"],
         "documents_out": total["kept"],
         "bytes_in": total["bytes"],
         "bytes_out": total["kept_bytes"],
         "changed": 0,
-        "reasons": {"like an earlier one": gone} if gone else {},
+        "reasons": {"like an earlier one": dropped} if dropped else {},
         "languages": {},
         "lengths_in": {},
         "lengths_out": {},

@@ -1,4 +1,4 @@
-"""Filters by what a text looks like: its length, and the rules of C4 and Gopher."""
+"""Filter documents by length and by the rules of C4 and Gopher."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mega_data.clean.step import Row, Verdict, Work
-from mega_data.readers.packed import Version, file_version
+from mega_data.clean.step import Row, RowFunction, Verdict
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# the pieces GPT-2's encoder merges bytes in: a text has at least as many tokens
-_PIECES = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+")
+# GPT-2's pre-tokenization: a text has at least as many tokens as pieces
+_GPT2_PIECES = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+")
 _SENTENCE_ENDS = re.compile(r"[.!?]+(?:\s|$)")
 _POLICIES = (
     "terms of use",
@@ -31,19 +31,30 @@ _POLICIES = (
 )
 _STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _BULLETS = ("•", "‣", "◦", "⁃", "▪", "-", "*")
-# words, and the share of characters: up to 4 of the n-gram met most, from 5 on of all that were there before
-_GRAMS = ((2, 0.2), (3, 0.18), (4, 0.16), (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
-_REPEATED_FROM, _STEP = 5, np.uint64(0x9E3779B97F4A7C15)
+# words, and the maximum share of characters: of the most frequent n-gram up to 4, of all repeated ones from 5
+_NGRAM_LIMITS = (
+    (2, 0.2),
+    (3, 0.18),
+    (4, 0.16),
+    (5, 0.15),
+    (6, 0.14),
+    (7, 0.13),
+    (8, 0.12),
+    (9, 0.11),
+    (10, 0.1),
+)
+_REPEATED_FROM = 5
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
-    """Keep texts of so many characters."""
+class LengthFilter:
+    """Keep texts with a number of characters in a range."""
 
     minimum: int = 0
     maximum: int = 0  # 0 is no limit
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         def work(row: Row) -> Verdict:
             if len(row.text) < self.minimum:
                 return f"shorter than {self.minimum:,} characters"
@@ -55,50 +66,49 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Keep texts of so many tokens: the 128 of openwebtext's cleanup_dataset.py.
+class TokenCountFilter:
+    """Keep texts with a minimum number of tokens: the 128 of openwebtext's cleanup_dataset.py.
 
-    As there, a text of 8 characters a token or more is not counted.
+    As there, a text of 8 characters or more per token is kept without counting.
 
     Attributes:
-        tokenizer: a tokenizer.json; empty counts the pieces GPT-2 cuts before it merges, of which a text has
-            at most as many as tokens.
+        tokenizer: a tokenizer.json; empty counts the pieces of GPT-2's pre-tokenization, a lower bound.
     """
 
     minimum: int = 128
     tokenizer: str = ""
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         tokenizer = None
         if self.tokenizer:
             if not Path(self.tokenizer).is_file():
                 raise ConfigError("step tokens: tokenizer", "no such file", found=self.tokenizer)
-            tokenizer = _tokenizer(self.tokenizer, file_version(Path(self.tokenizer)))
+            tokenizer = _load_tokenizer(self.tokenizer, file_version(Path(self.tokenizer)))
 
         def work(row: Row) -> Verdict:
             text = row.text
             if len(text) >= 8 * self.minimum:
                 return [row]
-            count = len(tokenizer.encode(text).ids) if tokenizer else len(_PIECES.findall(text))
+            count = len(tokenizer.encode(text).ids) if tokenizer else len(_GPT2_PIECES.findall(text))
             return [row] if count >= self.minimum else f"fewer than {self.minimum} tokens"
 
         return work
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(path: str, version: Version) -> Tokenizer:
+def _load_tokenizer(path: str, version: FileVersion) -> Tokenizer:
     from tokenizers import Tokenizer as Library
 
     return Library.from_file(path)
 
 
 @dataclass(frozen=True, slots=True)
-class Javascript:
-    """Drop short texts that speak of JavaScript: cleanup_fix_dataset.py's remove_256_javascript."""
+class JavascriptFilter:
+    """Drop short texts that mention JavaScript: cleanup_fix_dataset.py's remove_256_javascript."""
 
     shorter_than: int = 256
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         def work(row: Row) -> Verdict:
             short = len(row.text) < self.shorter_than
             return "short, with javascript" if short and "javascript" in row.text.lower() else [row]
@@ -107,23 +117,22 @@ class Javascript:
 
 
 @dataclass(frozen=True, slots=True)
-class C4:
-    """The lines and pages the Colossal Clean Crawled Corpus keeps (arXiv:1910.10683, section 2.2).
+class C4Filter:
+    """Keep the lines and pages that C4 keeps (arXiv:1910.10683, section 2.2).
 
-    Lines that end a sentence, have 5 words or more and speak neither of JavaScript nor of policies on
-    cookies; pages of 3 sentences or more, without "lorem ipsum", braces and, where a list is given, its
-    words.
+    Lines end a sentence, have 5 words or more and mention neither JavaScript nor cookie policies. Pages have
+    3 sentences or more and neither "lorem ipsum" nor braces nor a word of the optional list.
 
     Attributes:
-        bad_words: a file with one word or phrase a line.
+        bad_words: a file with one word or phrase per line.
     """
 
     words: int = 5
     sentences: int = 3
     bad_words: str = ""
 
-    def start(self) -> Work:
-        bad = _list(self.bad_words)
+    def start(self) -> RowFunction:
+        bad = _bad_word_pattern(self.bad_words)
 
         def work(row: Row) -> Verdict:
             text = row.text
@@ -134,14 +143,14 @@ class C4:
                 return "a brace"
             if bad and bad.search(lower):
                 return "a word of the list"
-            kept = [line.strip() for line in text.split("\n") if self._good(line.strip())]
-            if sum(len(_SENTENCE_ENDS.findall(line.rstrip("\"'”’"))) for line in kept) < self.sentences:
+            good_lines = [line.strip() for line in text.split("\n") if self._is_good_line(line.strip())]
+            if sum(len(_SENTENCE_ENDS.findall(line.rstrip("\"'”’"))) for line in good_lines) < self.sentences:
                 return f"fewer than {self.sentences} sentences in good lines"
-            return [row.having(**{row.key: "\n".join(kept).replace("[citation needed]", "")})]
+            return [row.with_values(**{row.key: "\n".join(good_lines).replace("[citation needed]", "")})]
 
         return work
 
-    def _good(self, line: str) -> bool:
+    def _is_good_line(self, line: str) -> bool:
         if not line.endswith((".", "!", "?", '"', "”")) or line.endswith(("...", "…")):
             return False
         lower = line.lower()
@@ -152,21 +161,22 @@ class C4:
 
 @dataclass(frozen=True, slots=True)
 class GopherQuality:
-    """The quality rules of Gopher's MassiveText (arXiv:2112.11446, appendix A.1.1).
+    """Drop documents that fail the quality rules of Gopher's MassiveText (arXiv:2112.11446, appendix A.1.1).
 
     Attributes:
-        stop_words: two different ones must be there; for other languages than English give theirs.
+        stop_words: the text needs two different ones; set them for languages other than English.
     """
 
     fewest: int = 50  # words
     most: int = 100_000
     stop_words: tuple[str, ...] = _STOP_WORDS
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         stops = frozenset(self.stop_words)
 
         def work(row: Row) -> Verdict:
-            words, lines = row.text.split(), row.text.splitlines()
+            words = row.text.split()
+            lines = row.text.splitlines()
             if not self.fewest <= len(words) <= self.most:
                 return f"not {self.fewest} to {self.most:,} words"
             if words and not 3 <= sum(map(len, words)) / len(words) <= 10:
@@ -191,71 +201,72 @@ class GopherQuality:
 
 @dataclass(frozen=True, slots=True)
 class GopherRepetition:
-    """The repetition rules of Gopher's MassiveText (arXiv:2112.11446, table A1)."""
+    """Drop documents that fail the repetition rules of Gopher's MassiveText (arXiv:2112.11446, table A1)."""
 
-    def start(self) -> Work:
-        return lambda row: _repetition(row.text) or [row]
+    def start(self) -> RowFunction:
+        return lambda row: _repetition_reason(row.text) or [row]
 
 
-def _repetition(text: str) -> str:
+def _repetition_reason(text: str) -> str:
     paragraphs = re.split(r"\n{2,}", text.strip())
     lines = re.split(r"\n+", text.strip())
     for name, parts in (("lines", lines), ("paragraphs", paragraphs)):
-        repeated = _repeats(parts)
+        repeated = _repeated_parts(parts)
         if len(repeated) > 0.3 * len(parts):
             return f"more than 30% of {name} are repeated"
         if sum(map(len, repeated)) > 0.2 * len(text):
             return f"more than 20% of characters in repeated {name}"
-    return _repeated_grams(text)
+    return _repeated_ngrams(text)
 
 
-def _repeated_grams(text: str) -> str:
+def _repeated_ngrams(text: str) -> str:
     words = text.split()
     numbers = dict[str, int]()
-    one = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.uint64, len(words))
+    word_ids = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.uint64, len(words))
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     before = np.concatenate([[0], np.cumsum(lengths)])
-    grams = one
-    for size, most in _GRAMS:
-        while (width := len(words) - len(grams) + 1) < size and len(grams) > 1:
-            # numbers of n-grams times a large odd one, plus the next word: two rarely meet in 2^64
-            grams = (grams[:-1] + np.uint64(1)) * _STEP + one[width:]
+    ngrams = word_ids
+    for size, limit in _NGRAM_LIMITS:
+        while (width := len(words) - len(ngrams) + 1) < size and len(ngrams) > 1:
+            # hash of the n-gram times a large odd number, plus the next word: collisions in 2^64 are rare
+            ngrams = (ngrams[:-1] + np.uint64(1)) * _MULTIPLIER + word_ids[width:]
         if len(words) < size:
             return ""
         _, first, inverse, counts = np.unique(
-            grams, return_index=True, return_inverse=True, return_counts=True
+            ngrams, return_index=True, return_inverse=True, return_counts=True
         )
         if size < _REPEATED_FROM:
             top = int(np.argmax(np.where(counts == counts.max(), -first, -len(words))))
             if counts[top] > 1 and counts[top] * (
                 before[first[top] + size] - before[first[top]]
-            ) > most * len(text):
-                return f"more than {most:.0%} of characters in one {size}-gram"
+            ) > limit * len(text):
+                return f"more than {limit:.0%} of characters in one {size}-gram"
             continue
-        again = np.flatnonzero(first[inverse] != np.arange(len(grams)))
+        repeats = np.flatnonzero(first[inverse] != np.arange(len(ngrams)))
         edges = np.zeros(len(words) + 1, np.int64)
-        np.add.at(edges, again, 1)
-        np.add.at(edges, again + size, -1)
-        if int(lengths[np.cumsum(edges)[:-1] > 0].sum()) > most * len(text):
-            return f"more than {most:.0%} of characters in repeated {size}-grams"
+        np.add.at(edges, repeats, 1)
+        np.add.at(edges, repeats + size, -1)
+        if int(lengths[np.cumsum(edges)[:-1] > 0].sum()) > limit * len(text):
+            return f"more than {limit:.0%} of characters in repeated {size}-grams"
     return ""
 
 
-def _repeats(parts: Sequence[str]) -> list[str]:
-    """The parts that were there before."""
-    seen, found = set[str](), list[str]()
+def _repeated_parts(parts: Sequence[str]) -> list[str]:
+    """Return the parts that occurred before."""
+    seen = set[str]()
+    repeated = list[str]()
     for part in parts:
         if part in seen:
-            found.append(part)
+            repeated.append(part)
         seen.add(part)
-    return found
+    return repeated
 
 
-def _list(path: str) -> re.Pattern[str] | None:
+def _bad_word_pattern(path: str) -> re.Pattern[str] | None:
     if not path:
         return None
     if not Path(path).is_file():
         raise ConfigError("step c4: bad_words", "no such file", found=path)
-    found = Path(path).read_text("utf-8").lower().splitlines()
-    words = [re.escape(word.strip()) for word in found if word.strip()]
+    lines = Path(path).read_text("utf-8").lower().splitlines()
+    words = [re.escape(word.strip()) for word in lines if word.strip()]
     return re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)") if words else None

@@ -1,4 +1,4 @@
-"""The counts of a cleaning as a page people can look at: one file, nothing to load, charts as SVG in it."""
+"""Render the counts of a cleaning as one HTML page with charts in SVG; it loads nothing else."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from mega_schema.app import html_page as frame
 
-_LANGUAGES = 12  # shown; the others are one row
+_MAX_LANGUAGES = 12  # shown; the others are one row
 _WIDTH, _HEIGHT, _FOOT = 640, 150, 34
 
 
-def page(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> str:
-    """The report as HTML.
+def render_report(title: str, steps: Sequence[Mapping[str, Any]], skipped: int = 0) -> str:
+    """Render the report as HTML.
 
     Args:
-        steps: as `Cleaning.report` gives them.
-        skipped: lines that were no documents.
+        steps: the result of `Cleaning.report`.
+        skipped: lines that are no documents.
     """
     body = [_overview(steps)]
     if skipped:
@@ -63,7 +63,7 @@ def _reasons(step: Mapping[str, Any]) -> str:
 def _languages(languages: Mapping[str, int]) -> str:
     if not languages:
         return ""
-    shown = dict(sorted(languages.items(), key=lambda found: (-found[1], found[0]))[:_LANGUAGES])
+    shown = dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))[:_MAX_LANGUAGES])
     if others := sum(languages.values()) - sum(shown.values()):
         shown[f"{len(languages) - len(shown)} others"] = others
     return _counts(("language", "documents", "share"), shown, sum(languages.values()))
@@ -73,13 +73,13 @@ def _counts(head: Sequence[str], counts: Mapping[str, int], total: int) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td><td class=n>{count:,}</td><td class=n>{count / max(1, total):.2%}</td>"
         f'<td><span class="bar" style="width:{200 * count / max(1, total):.1f}px"></span></td></tr>'
-        for name, count in sorted(counts.items(), key=lambda found: (-found[1], found[0]))
+        for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
     return _table((*head, ""), rows)
 
 
 def _lengths(step: Mapping[str, Any]) -> str:
-    """Documents by length before and after, a pair of bars for each power of two."""
+    """Draw documents by length before and after, a pair of bars for each power of two."""
     before = {int(length): count for length, count in step["lengths_in"].items()}
     after = {int(length): count for length, count in step["lengths_out"].items()}
     if not before:
@@ -91,15 +91,15 @@ def _lengths(step: Mapping[str, Any]) -> str:
     for length in range(first, last + 1):
         x = (length - first) * slot
         for part, (counts, color) in enumerate(((before, "#9fb8c8"), (after, "#2f6f9f"))):
-            high = _HEIGHT * counts.get(length, 0) / highest
+            height = _HEIGHT * counts.get(length, 0) / highest
             marks.append(
-                f'<rect x="{x + slot * (0.08 + 0.42 * part):.1f}" y="{_HEIGHT - high + 14:.1f}" '
-                f'width="{slot * 0.42:.1f}" height="{high:.1f}" fill="{color}"><title>'
-                f"{_range(length)}: {counts.get(length, 0):,}</title></rect>"
+                f'<rect x="{x + slot * (0.08 + 0.42 * part):.1f}" y="{_HEIGHT - height + 14:.1f}" '
+                f'width="{slot * 0.42:.1f}" height="{height:.1f}" fill="{color}"><title>'
+                f"{_bin_title(length)}: {counts.get(length, 0):,}</title></rect>"
             )
         marks.append(
             f'<text x="{x + slot / 2:.1f}" y="{_HEIGHT + _FOOT - 4}" text-anchor="middle" font-size="10">'
-            f"{_from(length)}</text>"
+            f"{_bin_label(length)}</text>"
         )
     axis = f'<line x1="0" x2="{_WIDTH}" y1="{_HEIGHT + 14}" y2="{_HEIGHT + 14}" stroke="#59636e"/>'
     top = f'<text x="0" y="10" font-size="10">{highest:,}</text>'
@@ -110,13 +110,13 @@ def _lengths(step: Mapping[str, Any]) -> str:
     )
 
 
-def _from(length: int) -> str:
-    """The least number of characters of a bar: its bit length's."""
-    least = 1 << (length - 1) if length else 0
-    return f"{least:,}" if least < 10_000 else f"{least // 1024:,}Ki"
+def _bin_label(length: int) -> str:
+    """Format the minimum number of characters of a bar."""
+    minimum = 1 << (length - 1) if length else 0
+    return f"{minimum:,}" if minimum < 10_000 else f"{minimum // 1024:,}Ki"
 
 
-def _range(length: int) -> str:
+def _bin_title(length: int) -> str:
     return f"{1 << (length - 1):,} to {(1 << length) - 1:,} characters" if length else "empty"
 
 

@@ -1,12 +1,12 @@
-"""C4's rule against repetition: of a span of sentences that a corpus has more than once, all but one are cut.
+"""Keep one occurrence of each repeated span of sentences, as C4 does.
 
 "To deduplicate the data set, we discarded all but one of any three-sentence span occurring more than once in
-the data set" (arXiv:1910.10683, section 2.2). The one that stays is the first: shards in the order of their
-names, then lines, then sentences. Its sentences stay also where another span of theirs is cut.
+the data set" (arXiv:1910.10683, section 2.2). The first occurrence is kept, in the order of shard names,
+lines and sentences. Its sentences are kept even if another span that contains them is cut.
 
     spans    a task per shard    text -> the hash and place of each span, in sorted runs
-    repeats  a task per range    equal hashes of all shards -> which stay and which go, by shard
-    cut      a task per shard    documents without the sentences that go
+    repeats  a task per range    equal hashes of all shards -> which are kept and which are cut, by shard
+    cut      a task per shard    documents without the cut sentences
 """
 
 from __future__ import annotations
@@ -22,31 +22,39 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.clean.stats import Tally
-from mega_data.jsonl_shards import documents, errors_in, parted, pass_over, refuse, size, writing
-from mega_data.task_stages import Result, Stage
+from mega_data.clean.stats import StepStats
+from mega_data.jsonl_shards import (
+    fail_on_row,
+    file_bytes,
+    open_output,
+    quarantine_counts,
+    read_documents,
+    skip_row,
+    split_outputs,
+)
+from mega_data.task_stages import TaskResult, TaskStage
 from mega_data.texts import dump_line, text_of
 
 Numbers = NDArray[np.uint64]
-RUN = 1 << 20  # spans sorted together
-RANGE_BYTES = 1 << 30  # of input for a task of the stage `repeats`
-BYTES_PER_SPAN = 64  # of hash, place, shard, order and copies while a range is sorted
-# a place: the line in the shard, the span's first sentence, and in a mark whether it goes
+RUN_SPANS = 1 << 20  # spans sorted together
+RANGE_BYTES = 1 << 30  # of input per task of the stage `repeats`
+BYTES_PER_SPAN = 64  # hash, place, shard, order and copies while a range is sorted
+# a place: the line in the shard and the span's first sentence; a mark adds whether the span is cut
 _SENTENCE_BITS = 24
-# one class of characters first: the engine looks for that alone. A dot needs white space after it
-_END = re.compile(r"[\n.!?…。！？](?:(?<=[\n。！？])[。！？]*|[.!?…]*[\"'”’)\]]*(?=\s))\s*")
-_STEP, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+# a single character class comes first, which the engine searches fast. A dot needs white space after it
+_SENTENCE_END = re.compile(r"[\n.!?…。！？](?:(?<=[\n。！？])[。！？]*|[.!?…]*[\"'”’)\]]*(?=\s))\s*")
+_MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Cut all but one of each span of sentences that the corpus has more than once, see above.
+class SentenceDedupStep:
+    """Cut all but one of each span of sentences that the corpus has more than once.
 
-    Sentences are compared without regard to case and white space, by 64 bits of hash of the span.
+    Spans are compared by a 64-bit hash that ignores case and white space.
 
     Attributes:
-        sentences: of a span.
-        fewest: a document that was cut goes where fewer sentences are left.
+        sentences: number of sentences in a span.
+        fewest: drop a cut document with fewer remaining sentences.
     """
 
     sentences: int = 3
@@ -54,216 +62,227 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanPass:
-    """One run.
+class SentenceDedup:
+    """One run over the corpus.
 
     Attributes:
-        memory: bytes the sorting of spans may take; `cut` takes 8 for each repeated span of a shard.
-        dropped: folder of the documents that go, with the reason under "dropped"; None keeps them nowhere.
+        memory: bytes for sorting spans; `cut` needs 8 more for each repeated span of a shard.
+        dropped: folder of the dropped documents, with the reason under "dropped"; None does not write them.
         quarantine: folder of the lines that are no documents; None ends the run at the first.
-        id_key: where documents must have an id; "" asks for none.
+        id_key: key of the id that each document must have; "" requires none.
     """
 
     work: Path
     inputs: tuple[Path, ...]
     output: Path
     name: str
-    step: Spans
+    step: SentenceDedupStep
     key: str
     memory: int
     dropped: Path | None
     quarantine: Path | None
     id_key: str
 
-    def stages(self) -> list[Stage]:
-        sizes = tuple(map(size, self.inputs))
-        spans = Stage("spans", len(self.inputs), self.spans, sizes=sizes)
-        repeats = Stage("repeats", self._ranges(sizes), self.repeats, after=spans)
-        return [spans, repeats, Stage("cut", len(self.inputs), self.cut, after=repeats, sizes=sizes)]
+    def stages(self) -> list[TaskStage]:
+        sizes = tuple(map(file_bytes, self.inputs))
+        spans = TaskStage("spans", len(self.inputs), self.spans, sizes=sizes)
+        repeats = TaskStage("repeats", self._count_ranges(sizes), self.repeats, after=spans)
+        return [spans, repeats, TaskStage("cut", len(self.inputs), self.cut, after=repeats, sizes=sizes)]
 
-    def spans(self, shard: int) -> Result:
+    def spans(self, shard: int) -> TaskResult:
         """Write the hash and place of each span of a shard."""
-        seen = 0
-        faults = pass_over if self.quarantine else refuse
-        with writing_runs(self._spans(shard)) as put:
-            for number, _, values in documents(self.inputs[shard], self.key, faults, self.id_key):
-                seen += 1
-                keys = span_keys(sentences(text_of(values, self.key)), self.step.sentences)
+        documents = 0
+        on_error = skip_row if self.quarantine else fail_on_row
+        with open_run_writer(self._spans_path(shard)) as put:
+            for number, _, values in read_documents(self.inputs[shard], self.key, on_error, self.id_key):
+                documents += 1
+                keys = span_keys(split_sentences(text_of(values, self.key)), self.step.sentences)
                 put(keys, np.arange(len(keys), dtype=np.uint64) + np.uint64(number << _SENTENCE_BITS))
-        return {"read": size(self.inputs[shard]), "documents": seen}
+        return {"read": file_bytes(self.inputs[shard]), "documents": documents}
 
-    def repeats(self, part: int) -> Result:
-        """Write which spans of a range are repeated: a chunk for each part of it that fits in memory.
+    def repeats(self, part: int) -> TaskResult:
+        """Write which spans of a key range are repeated: a chunk for each part that fits in memory.
 
-        A chunk is where the marks of each shard begin, u64 for each and for their end, then the marks.
+        A chunk has the u64 offsets of each shard's marks, the end of the marks, then the marks.
         """
-        shards, count = range(len(self.inputs)), 0
-        parts = self._ranges(tuple(map(size, self.inputs)))
-        files = [self._spans(shard) for shard in shards]
-        low, high = _edge(part, parts), _edge(part + 1, parts)
-        there = sum(len(keys) for file in files for keys, _ in runs(file, low, high))
-        inner = max(1, -(-there * BYTES_PER_SPAN // self.memory))
-        with writing(self._repeats(part)) as out:
-            for at in range(inner):
-                place = part * inner + at
-                edges = _edge(place, parts * inner), _edge(place + 1, parts * inner)
-                held = [[*runs(file, *edges)] for file in files]
-                marks = marked(held)
-                begins = np.cumsum([0, *map(len, marks)])
-                out.write(begins.astype("<u8").tobytes())
+        shards = range(len(self.inputs))
+        count = 0
+        parts = self._count_ranges(tuple(map(file_bytes, self.inputs)))
+        files = [self._spans_path(shard) for shard in shards]
+        low, high = _first_key(part, parts), _first_key(part + 1, parts)
+        spans = sum(len(keys) for file in files for keys, _ in read_runs(file, low, high))
+        inner = max(1, -(-spans * BYTES_PER_SPAN // self.memory))
+        with open_output(self._repeats_path(part)) as out:
+            for index in range(inner):
+                inner_part = part * inner + index
+                edges = _first_key(inner_part, parts * inner), _first_key(inner_part + 1, parts * inner)
+                shard_runs = [[*read_runs(file, *edges)] for file in files]
+                marks = repeated_spans(shard_runs)
+                starts = np.cumsum([0, *map(len, marks)])
+                out.write(starts.astype("<u8").tobytes())
                 out.writelines(mark.astype("<u8").tobytes() for mark in marks)
-                count += int(begins[-1])
+                count += int(starts[-1])
         return {"marks": count}
 
-    def cut(self, shard: int) -> Result:
-        """Write what is left of a shard, and count."""
-        path, tally = self.inputs[shard], Tally(self.name)
-        marks = np.sort(np.concatenate([*self._marks(shard), np.empty(0, np.uint64)]))
-        with parted(path, self.output, self.dropped, self.quarantine) as (out, gone, wrong):
-            for number, line, values in documents(path, self.key, wrong or refuse, self.id_key):
+    def cut(self, shard: int) -> TaskResult:
+        """Write the documents of a shard without the cut sentences, and return the counts."""
+        path = self.inputs[shard]
+        stats = StepStats(self.name)
+        marks = np.sort(np.concatenate([*self._read_marks(shard), np.empty(0, np.uint64)]))
+        with split_outputs(path, self.output, self.dropped, self.quarantine) as (out, dropped, quarantine):
+            for number, line, values in read_documents(
+                path, self.key, quarantine or fail_on_row, self.id_key
+            ):
                 text = text_of(values, self.key)
-                tally.entered(text)
+                stats.count_in(text)
                 edges = np.array([number, number + 1], np.uint64) << np.uint64(_SENTENCE_BITS + 1)
                 start, end = np.searchsorted(marks, edges)
-                left = self._left(text, marks[start:end]) if start < end else text
-                if left is None:
+                remaining = self._remaining_text(text, marks[start:end]) if start < end else text
+                if remaining is None:
                     reason = f"fewer than {self.step.fewest} sentences left"
-                    tally.dropped(reason, text)
-                    if gone:
+                    stats.count_dropped(reason, text)
+                    if dropped:
                         row = {**values, "dropped": f"{self.name}: {reason}"}
-                        gone.write(dump_line(row))
+                        dropped.write(dump_line(row))
                     continue
-                tally.left(left)
-                tally.changed += left != text
-                kept = line if left == text else dump_line({**values, self.key: left})
-                out.write(kept.rstrip(b"\r\n") + b"\n")
-        seen = {"read": size(path), "documents": tally.documents_in}
-        return {"steps": [tally.to_dict()], **seen, **errors_in(wrong, tally.documents_in)}
+                stats.count_out(remaining)
+                stats.changed += remaining != text
+                output_line = line if remaining == text else dump_line({**values, self.key: remaining})
+                out.write(output_line.rstrip(b"\r\n") + b"\n")
+        counts = {"read": file_bytes(path), "documents": stats.documents_in}
+        return {"steps": [stats.to_dict()], **counts, **quarantine_counts(quarantine, stats.documents_in)}
 
-    def _left(self, text: str, marks: Numbers) -> str | None:
-        """A text without the sentences that go; None where too few are left."""
-        pieces = sentences(text)
-        stays = np.ones(len(pieces), bool)
-        # those that go first: the sentences of a span that stays are not cut
-        for goes in (1, 0):
-            for mark in marks[(marks & np.uint64(1)) == goes].tolist():
+    def _remaining_text(self, text: str, marks: Numbers) -> str | None:
+        """Return a text without the cut sentences; None if too few remain."""
+        pieces = split_sentences(text)
+        is_kept = np.ones(len(pieces), bool)
+        # cut spans first: the sentences of a kept span are not cut
+        for is_cut in (1, 0):
+            for mark in marks[(marks & np.uint64(1)) == is_cut].tolist():
                 first = mark >> 1 & (1 << _SENTENCE_BITS) - 1
-                stays[first : first + self.step.sentences] = not goes
-        if stays.all():
+                is_kept[first : first + self.step.sentences] = not is_cut
+        if is_kept.all():
             return text
-        if np.count_nonzero(stays) < max(1, self.step.fewest):
+        if np.count_nonzero(is_kept) < max(1, self.step.fewest):
             return None
-        return "".join(piece for piece, stay in zip(pieces, stays, strict=True) if stay).strip()
+        return "".join(piece for piece, keep in zip(pieces, is_kept, strict=True) if keep).strip()
 
-    def _marks(self, shard: int) -> Iterator[Numbers]:
+    def _read_marks(self, shard: int) -> Iterator[Numbers]:
         shards = len(self.inputs)
-        for path in sorted(self._repeats(0).parent.iterdir()):
+        for path in sorted(self._repeats_path(0).parent.iterdir()):
             with path.open("rb") as file:
-                while begins := file.read(8 * (shards + 1)):
-                    at = file.tell()
-                    start, end, last = np.frombuffer(begins, "<u8")[[shard, shard + 1, -1]].tolist()
-                    file.seek(at + 8 * start)
+                while header := file.read(8 * (shards + 1)):
+                    offset = file.tell()
+                    start, end, last = np.frombuffer(header, "<u8")[[shard, shard + 1, -1]].tolist()
+                    file.seek(offset + 8 * start)
                     yield np.frombuffer(file.read(8 * (end - start)), "<u8")
-                    file.seek(at + 8 * last)
+                    file.seek(offset + 8 * last)
 
-    def _ranges(self, sizes: Sequence[int]) -> int:
+    def _count_ranges(self, sizes: Sequence[int]) -> int:
         return 1 + sum(sizes) // RANGE_BYTES
 
-    def _spans(self, shard: int) -> Path:
+    def _spans_path(self, shard: int) -> Path:
         return self.work / "spans" / f"{shard:05d}"
 
-    def _repeats(self, part: int) -> Path:
+    def _repeats_path(self, part: int) -> Path:
         return self.work / "repeats" / f"{part:05d}"
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, each with the white space after it: together they are the text again."""
-    bounds = [0, *(match.end() for match in _END.finditer(text)), len(text)]
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences, each with the white space after it; joined they are the text."""
+    bounds = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(bounds) if end > start]
 
 
 def span_keys(pieces: Sequence[str], count: int) -> Numbers:
-    """A number for each `count` sentences that follow each other, at most 2^24."""
+    """Hash each run of `count` consecutive sentences; at most 2^24 runs."""
     words = (" ".join(piece.lower().split()).encode("utf-8", "surrogatepass") for piece in pieces)
-    hashes = np.frombuffer(b"".join(blake2b(one, digest_size=8).digest() for one in words), "<u8")
+    hashes = np.frombuffer(b"".join(blake2b(sentence, digest_size=8).digest() for sentence in words), "<u8")
     spans = min(max(0, len(pieces) - count + 1), 1 << _SENTENCE_BITS)
     keys = np.zeros(spans, np.uint64)
     for offset in range(count if spans else 0):
         keys += hashes[offset : offset + spans]
-        keys *= _STEP
+        keys *= _MULTIPLIER
         keys ^= keys >> np.uint64(29)
     keys *= _MIX
     return keys
 
 
-def marked(held: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> list[Numbers]:
-    """Of each shard the marks of spans that are repeated: place times two, plus one where it goes.
+def repeated_spans(shard_runs: Sequence[Sequence[tuple[Numbers, Numbers]]]) -> list[Numbers]:
+    """Return the marks of repeated spans by shard: place times two, plus one if the span is cut.
 
     Args:
-        held: of each shard, keys and places; of one key the places come in ascending order.
+        shard_runs: keys and places of each shard; the places of one key ascend.
     """
-    flat = [run for shard in held for run in shard]
-    none = np.empty(0, np.uint64)
-    keys = np.concatenate([none, *(keys for keys, _ in flat)])
-    places = np.concatenate([none, *(places for _, places in flat)])
-    counts = [sum(len(keys) for keys, _ in shard) for shard in held]
-    shards = np.repeat(np.arange(len(held), dtype=np.uint32), counts)
+    all_runs = [run for shard in shard_runs for run in shard]
+    empty = np.empty(0, np.uint64)
+    keys = np.concatenate([empty, *(keys for keys, _ in all_runs)])
+    places = np.concatenate([empty, *(places for _, places in all_runs)])
+    counts = [sum(len(keys) for keys, _ in shard) for shard in shard_runs]
+    shards = np.repeat(np.arange(len(shard_runs), dtype=np.uint32), counts)
     order = np.argsort(keys, kind="stable")
     keys, places, shards = keys[order], places[order], shards[order]
-    goes, repeated = np.zeros(len(keys), bool), np.zeros(len(keys), bool)
-    np.equal(keys[1:], keys[:-1], out=goes[1:])
-    repeated[:-1] = goes[1:]
-    repeated |= goes
-    marks = places[repeated] << np.uint64(1) | goes[repeated].astype(np.uint64)
+    is_cut = np.zeros(len(keys), bool)
+    repeated = np.zeros(len(keys), bool)
+    np.equal(keys[1:], keys[:-1], out=is_cut[1:])
+    repeated[:-1] = is_cut[1:]
+    repeated |= is_cut
+    marks = places[repeated] << np.uint64(1) | is_cut[repeated].astype(np.uint64)
     order = np.argsort(shards[repeated], kind="stable")
-    ends = np.searchsorted(shards[repeated][order], np.arange(1, len(held)))
+    ends = np.searchsorted(shards[repeated][order], np.arange(1, len(shard_runs)))
     return np.split(marks[order], ends)
 
 
 @contextmanager
-def writing_runs(path: Path) -> Iterator[Callable[[Numbers, Numbers], None]]:
-    """What to call with the keys and places that come next, places ascending.
+def open_run_writer(path: Path) -> Iterator[Callable[[Numbers, Numbers], None]]:
+    """Yield a function that writes keys and their places; places ascend.
 
-    A run is its keys, sorted, then their places.
+    A run has its sorted keys, then their places.
     """
-    held, count = list[tuple[Numbers, Numbers]](), 0
-    with writing(path) as out:
+    pending = list[tuple[Numbers, Numbers]]()
+    count = 0
+    with open_output(path) as out:
 
         def put(keys: Numbers, places: Numbers) -> None:
             order = np.argsort(keys, kind="stable")
             out.write(keys[order].astype("<u8").data)
             out.write(places[order].astype("<u8").data)
 
-        def joined() -> tuple[Numbers, Numbers]:
-            return np.concatenate([keys for keys, _ in held]), np.concatenate([places for _, places in held])
+        def concatenate() -> tuple[Numbers, Numbers]:
+            return np.concatenate([keys for keys, _ in pending]), np.concatenate(
+                [places for _, places in pending]
+            )
 
         def add(keys: Numbers, places: Numbers) -> None:
             nonlocal count
-            held.append((keys, places))
+            pending.append((keys, places))
             count += len(keys)
-            while count >= RUN:
-                keys, places = joined()
-                put(keys[:RUN], places[:RUN])
-                held[:], count = [(keys[RUN:], places[RUN:])], count - RUN
+            while count >= RUN_SPANS:
+                keys, places = concatenate()
+                put(keys[:RUN_SPANS], places[:RUN_SPANS])
+                pending[:], count = [(keys[RUN_SPANS:], places[RUN_SPANS:])], count - RUN_SPANS
 
         yield add
         if count:
-            put(*joined())
+            put(*concatenate())
 
 
-def runs(path: Path, low: int, high: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Of each run the keys from `low` on and below `high`, and their places: views of the file."""
+def read_runs(path: Path, low: int, high: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield from each run the keys in `low` to `high`, and their places: views of the file."""
     count = path.stat().st_size // 16
     data = np.memmap(path, "<u8", "r").view(np.ndarray) if count else np.empty(0, np.uint64)
-    for at in range(0, count, RUN):
-        rows = min(RUN, count - at)
-        keys, places = data[2 * at : 2 * at + rows], data[2 * at + rows : 2 * at + 2 * rows]
-        start = int(np.searchsorted(keys, np.uint64(low)))
-        end = rows if high >> 64 else int(np.searchsorted(keys, np.uint64(high)))
-        if start < end:
-            yield keys[start:end], places[start:end]
+    for start_row in range(0, count, RUN_SPANS):
+        rows = min(RUN_SPANS, count - start_row)
+        keys, places = (
+            data[2 * start_row : 2 * start_row + rows],
+            data[2 * start_row + rows : 2 * start_row + 2 * rows],
+        )
+        low_row = int(np.searchsorted(keys, np.uint64(low)))
+        high_row = rows if high >> 64 else int(np.searchsorted(keys, np.uint64(high)))
+        if low_row < high_row:
+            yield keys[low_row:high_row], places[low_row:high_row]
 
 
-def _edge(part: int, parts: int) -> int:
-    """The first key of a part of all keys; 2^64 after the last part."""
+def _first_key(part: int, parts: int) -> int:
+    """Return the first key of a part of all keys; 2^64 after the last part."""
     return -(-(part << 64) // parts)

@@ -1,4 +1,4 @@
-"""What a pass over documents counts: in and out, reasons, languages, lengths, examples."""
+"""Count what a pass over documents does: in and out, reasons, languages, lengths, examples."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EXAMPLES, EXAMPLE_CHARACTERS = 3, 300
+MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 3, 300
 
 
 @dataclass(slots=True)
-class Tally:
+class StepStats:
     """The counts of one step.
 
     Attributes:
         reasons: documents dropped, by reason.
-        lengths_in: documents by the logarithm of their characters to the base 2, rounded down.
-        examples: the first texts dropped for each reason.
+        lengths_in: documents by the bit length of their number of characters.
+        examples: the first dropped texts for each reason.
     """
 
     step: str
@@ -32,24 +32,24 @@ class Tally:
     lengths_out: Counter[int] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def entered(self, text: str) -> None:
+    def count_in(self, text: str) -> None:
         self.documents_in += 1
-        self.bytes_in += size(text)
+        self.bytes_in += utf8_bytes(text)
         self.lengths_in[len(text).bit_length()] += 1
 
-    def left(self, text: str) -> None:
+    def count_out(self, text: str) -> None:
         self.documents_out += 1
-        self.bytes_out += size(text)
+        self.bytes_out += utf8_bytes(text)
         self.lengths_out[len(text).bit_length()] += 1
 
-    def dropped(self, reason: str, text: str) -> None:
+    def count_dropped(self, reason: str, text: str) -> None:
         self.reasons[reason] += 1
-        shown = self.examples.setdefault(reason, [])
-        if len(shown) < EXAMPLES:
-            shown.append(text[:EXAMPLE_CHARACTERS])
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(text[:MAX_EXAMPLE_CHARACTERS])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: the keys of all counts are strings, in order."""
+        """Convert to JSON values: the keys of all counts are strings, in order."""
         return {
             "step": self.step,
             "documents_in": self.documents_in,
@@ -65,23 +65,23 @@ class Tally:
         }
 
 
-def size(text: str) -> int:
-    """Bytes in UTF-8; a lone surrogate counts as the three it would take."""
+def utf8_bytes(text: str) -> int:
+    """Count bytes in UTF-8; a lone surrogate counts as three."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def together(tallies: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of one step's counts over shards, in their order: of examples the first are kept."""
+def merge_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum one step's counts over shards in their order; keep the first examples."""
     total: dict[str, Any] = {}
-    for tally in tallies:
-        for name, value in tally.items():
+    for shard_stats in stats:
+        for name, value in shard_stats.items():
             if isinstance(value, str):
                 total[name] = value
             elif isinstance(value, int):
                 total[name] = total.get(name, 0) + value
             else:
                 counts = total.setdefault(name, {})
-                for key, more in value.items():
-                    counts[key] = counts[key] + more if key in counts else more
-    total["examples"] = {reason: texts[:EXAMPLES] for reason, texts in total.get("examples", {}).items()}
+                for key, addition in value.items():
+                    counts[key] = counts[key] + addition if key in counts else addition
+    total["examples"] = {reason: texts[:MAX_EXAMPLES] for reason, texts in total.get("examples", {}).items()}
     return total

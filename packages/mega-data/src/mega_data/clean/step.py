@@ -1,4 +1,4 @@
-"""What a step of cleaning gets and gives."""
+"""The interface of a cleaning step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Row:
 
     Attributes:
         values: the line's JSON object; not changed in place.
-        key: where its text is.
-        shard: its file's number.
-        line: its number in the shard, from 1.
+        key: key of its text.
+        shard: number of its file.
+        line: number of the line in the shard, from 1.
     """
 
     values: dict[str, Any]
@@ -32,32 +32,32 @@ class Row:
     def text(self) -> str:
         return text_of(self.values, self.key)
 
-    def having(self, **values: Any) -> Row:
-        """The document with other values."""
+    def with_values(self, **values: Any) -> Row:
+        """Return a copy of the document with other values."""
         return replace(self, values={**self.values, **values})
 
 
 Verdict = list[Row] | str
-"""What becomes of a document: none to several documents, or the reason why it goes."""
-Work = Callable[[Row], Verdict]
+"""The result of a step for a document: zero or more documents, or the reason to drop it."""
+RowFunction = Callable[[Row], Verdict]
 
 
 class Step(Protocol):
-    """A step's options; a dataclass whose fields are the keys of its table in TOML."""
+    """The options of a step; a dataclass whose fields are the keys of its TOML table."""
 
-    def start(self) -> Work:
-        """Make what the step needs; what it says of a document depends on the document alone.
+    def start(self) -> RowFunction:
+        """Build the function that processes a document; its result depends on the document alone.
 
-        Each task calls it: what takes time to make is kept for the next task of the process.
+        Each task calls it, so expensive objects are cached for the next task of the process.
         """
         ...
 
 
-def library(step: str, module: str, package: str = "") -> Any:
-    """A module that not everyone has.
+def import_for_step(step: str, module: str, package: str = "") -> Any:
+    """Import an optional module.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the module is not installed.
     """
     try:
         return import_module(module)

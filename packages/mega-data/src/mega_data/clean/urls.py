@@ -1,6 +1,6 @@
-"""Which addresses are worth reading: the rules of openwebtext's blacklist_urls.py.
+"""Filter documents by address: the rules of openwebtext's blacklist_urls.py.
 
-Where that has a missing comma, so that neither .7z nor .ai is found, this has both.
+A missing comma there disables .7z and .ai; this list has both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mega_data.clean.step import Row, Verdict, Work, library
-from mega_data.readers.packed import Version, file_version
+from mega_data.clean.step import Row, RowFunction, Verdict, import_for_step
+from mega_data.readers.versions import FileVersion, file_version
 from mega_schema.errors import ConfigError
 
-SHORTEST = 9  # characters
+MIN_CHARACTERS = 9
 _DOMAINS = (
     "500px aapks akamaihd amazon apple artifactfire artstation awwni bandcamp battleforthenet "
     "coinscalendar dailymotion deviantart discord discordapp dlapkandroid dropbox e621 ebay edealinfo "
@@ -35,7 +35,7 @@ _ENDINGS = (
     "jpg js log mid midi mkv mov mp3 mp4 mpeg mpg ogg ogv otf pdf pkg png pps ppt pptx psd py qt ram "
     "rar sql svg swf tar tar.gz tgz tiff ttf txt wav webm wma wmv xls xlsx xml xz zip "
 )
-_ADDRESS = re.compile(
+_URL = re.compile(
     r"https?://(?:(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{2,}\.?|localhost|\d{1,3}(?:\.\d{1,3}){3})"
     r"(?::\d+)?(?:/?|[/?]\S+)",
     re.IGNORECASE,
@@ -43,90 +43,91 @@ _ADDRESS = re.compile(
 
 
 _ADBLOCK = re.compile(r"\|\|([^/^$|]+)\^?$")
-_NOWHERE = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # where a hosts file sends blocked names
+_NULL_ADDRESSES = frozenset({"0.0.0.0", "127.0.0.1", "::", "::1"})  # targets of blocked names in a hosts file
 
 
 @dataclass(frozen=True, slots=True)
-class Urls:
-    """Drop documents from listed domains, of listed file endings, and with an address that is none.
+class UrlFilter:
+    """Drop documents with a listed domain, a listed file extension or an invalid address.
 
-    A listed word without a dot is a registered name alone: `google` of www.google.co.uk. One with dots is a
-    domain with all below it: `bad.example.org` is a.bad.example.org too, and not example.org.
+    A listed word without a dot matches a registered name: `google` matches www.google.co.uk. A word with dots
+    matches a domain and its subdomains: `bad.example.org` matches a.bad.example.org but not example.org.
 
     Attributes:
-        key: where the address is; a document without one stays.
-        domains: a file of more domains: one a line, a hosts file, or an adblock list (`||bad.example.org^`).
+        key: key of the address; a document without one is kept.
+        domains: a file of more domains: one per line, a hosts file, or an adblock list
+            (`||bad.example.org^`).
     """
 
     key: str = "url"
     domains: str = ""
 
-    def start(self) -> Work:
+    def start(self) -> RowFunction:
         if self.domains and not Path(self.domains).is_file():
             raise ConfigError("step urls: domains", "no such file", found=self.domains)
-        listed = Path(self.domains)
-        more = _listed_in(listed, file_version(listed)) if self.domains else frozenset[str]()
-        names = more.union(_DOMAINS.split())
+        path = Path(self.domains)
+        listed_domains = _load_domain_list(path, file_version(path)) if self.domains else frozenset[str]()
+        names = listed_domains.union(_DOMAINS.split())
         endings = tuple(f".{ending}" for ending in _ENDINGS.split())
-        extract = _extractor(library("urls", "tldextract"))
+        extract = _domain_extractor(import_for_step("urls", "tldextract"))
 
         def work(row: Row) -> Verdict:
             url = row.values.get(self.key)
             if not isinstance(url, str):
                 return [row]
-            url = _in_ascii(url)
+            url = _ascii_url(url)
             if (domain := extract(url).domain) in names:
                 return f"domain {domain}"
-            if more and (domain := _listed_domain(_host(url), more)):
+            if listed_domains and (domain := _listed_domain(_host(url), listed_domains)):
                 return f"domain {domain}"
-            bare = url.partition("?")[0].lower()
-            if bare.endswith(endings):
-                return f"ends in .{bare.rpartition('.')[2]}"
-            if len(url) < SHORTEST:
+            address = url.partition("?")[0].lower()
+            if address.endswith(endings):
+                return f"ends in .{address.rpartition('.')[2]}"
+            if len(url) < MIN_CHARACTERS:
                 return "a short address"
-            return [row] if _ADDRESS.fullmatch(url) else "not an address"
+            return [row] if _URL.fullmatch(url) else "not an address"
 
         return work
 
 
 @cache
-def _extractor(tldextract: Any) -> Any:
-    """What finds the registered name in an address, by the list of suffixes that its wheel carries."""
+def _domain_extractor(tldextract: Any) -> Any:
+    """Build the function that finds the registered name, with tldextract's bundled suffix list."""
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 @lru_cache(maxsize=1)
-def _listed_in(path: Path, version: Version) -> frozenset[str]:
-    return _listed(path.read_text("utf-8", "replace"))
+def _load_domain_list(path: Path, version: FileVersion) -> frozenset[str]:
+    return _parse_domain_list(path.read_text("utf-8", "replace"))
 
 
-def _listed(text: str) -> frozenset[str]:
-    """The names and domains of a list, in ASCII and lower case."""
-    found = set[str]()
+def _parse_domain_list(text: str) -> frozenset[str]:
+    """Parse the names and domains of a list into ASCII and lower case."""
+    names = set[str]()
     for line in text.splitlines():
         line = re.sub(r"(^|\s)[#!].*", "", line.removeprefix("\ufeff")).strip()
         if adblock := _ADBLOCK.match(line):
             line = adblock[1]
-        found.update(_ascii_name(word.strip(".")) for word in line.split() if word not in _NOWHERE)
-    return frozenset(found - {""})
+        names.update(_ascii_name(word.strip(".")) for word in line.split() if word not in _NULL_ADDRESSES)
+    return frozenset(names - {""})
 
 
 def _listed_domain(host: str, names: frozenset[str]) -> str:
-    """The listed domain that a host is or is below; "" for none."""
+    """Return the listed domain that is the host or a parent of it; "" for none."""
     labels = host.strip(".").split(".")
-    parents = (".".join(labels[at:]) for at in range(len(labels) - 1))
+    parents = (".".join(labels[index:]) for index in range(len(labels) - 1))
     return next((parent for parent in parents if parent in names), "")
 
 
 def _host(url: str) -> str:
     try:
         return (urlsplit(url).hostname or "").lower()
-    except ValueError:  # brackets that hold no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return ""
 
 
-def _in_ascii(url: str) -> str:
-    """The address with an international domain in its ASCII form: xn--mnchen-3ya.de of münchen.de."""
+def _ascii_url(url: str) -> str:
+    """Convert an international domain to ASCII: xn--mnchen-3ya.de for münchen.de."""
     if url.isascii() or not (host := _host(url)) or host.isascii():
         return url
     begin = url.lower().find(host)
@@ -134,7 +135,7 @@ def _in_ascii(url: str) -> str:
 
 
 def _ascii_name(name: str) -> str:
-    """A domain as DNS has it; as it is where it is none."""
+    """Convert a domain to its DNS form; return anything else unchanged."""
     try:
         return name.lower().encode("idna").decode("ascii")
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""`mega-data clean`: a list of steps over a corpus."""
+"""`mega-data clean`: run a list of steps over a corpus."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import click
 from mega_data.commands.common import (
     EXECUTOR,
     EXISTING,
-    LAST_CALL,
+    LAST_CALL_HELP,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     check_has_stage,
-    documents_options,
+    check_inputs_unchanged,
+    document_options,
     error_limit,
     exit_if_nothing_left,
-    is_alone,
+    is_whole_run,
     run_stages,
-    tell_skipped,
-    unchanged_inputs,
+    warn_skipped,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_FOLDER
@@ -29,22 +29,26 @@ if TYPE_CHECKING:
     from mega_data.clean.pipeline import Cleaning
 
 
-@click.command(cls=Spreading)
-@documents_options
-@click.option("--output", type=OUTPUT_FOLDER, required=True, help="Folder of what is left, and of a report.")
-@click.option("--config", type=EXISTING, help="TOML with [[step]] tables, done in their order.")
+@click.command(cls=MultiValueCommand)
+@document_options
+@click.option(
+    "--output", type=OUTPUT_FOLDER, required=True, help="Folder for the kept documents and the report."
+)
+@click.option("--config", type=EXISTING, help="TOML file with [[step]] tables, run in order.")
 @click.option(
     "--step",
     "flags",
     multiple=True,
-    help="A step, after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
+    help="Step to run after those of --config: NAME or NAME:KEY=VALUE,KEY=VALUE.",
 )
-@click.option("--keep-dropped", is_flag=True, help="Write what goes, with the reason, to OUTPUT/dropped.")
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT/.work]")
-@click.option("--memory", type=click.IntRange(min=1), default=256, help="MB to sort in, per worker.")
-@click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, PASS/STAGE or PASS/STAGE:TASK to do; {LAST_CALL}")
+@click.option(
+    "--keep-dropped", is_flag=True, help="Write dropped documents with the reason to OUTPUT/dropped."
+)
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT/.work]")
+@click.option("--memory", type=click.IntRange(min=1), default=256, help="MiB for sorting, per worker.")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--only", help=f"Run only plan, PASS/STAGE or PASS/STAGE:TASK; {LAST_CALL_HELP}")
 def clean(
     inputs: tuple[str, ...],
     json_key: str,
@@ -61,26 +65,28 @@ def clean(
     executor: str,
     only: str | None,
 ) -> None:
-    """Mend documents and drop those that are not worth training on, step by step.
+    """Repair documents and drop those that are not worth training on, step by step.
 
     Steps: fix-text, punctuation, whitespace, language, length, tokens, javascript, c4, gopher-quality,
-    gopher-repetition, urls, decontaminate, duplicates, spans. The same documents stay whatever the
-    workers; a run that was killed goes on where its finished tasks end.
+    gopher-repetition, urls, decontaminate, duplicates, spans. The result does not depend on the workers. A
+    killed run resumes after its finished tasks.
     """
     from mega_data.clean.pipeline import Cleaning
-    from mega_data.clean.registry import from_flag, from_toml
+    from mega_data.clean.registry import step_from_flag, steps_from_toml
     from mega_data.error_limit import ErrorCount
-    from mega_data.output_folder import checked_shards, mark, staging
+    from mega_data.output_folder import find_checked_shards, staging_folder, write_marker
     from mega_schema.errors import ConfigError
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    steps = (*(from_toml(config) if config else ()), *map(from_flag, flags))
-    files, skip = checked_shards(inputs, output, work), on_error == "skip"
-    alone, staged = is_alone(executor, only), staging(output)
-    with work_folder(work, output / ".work", output, alone=alone, lock=output) as folder:
+    steps = (*(steps_from_toml(config) if config else ()), *map(step_from_flag, flags))
+    files = find_checked_shards(inputs, output, work)
+    skip = on_error == "skip"
+    whole_run = is_whole_run(executor, only)
+    staging = staging_folder(output)
+    with work_folder(work, output / ".work", output, whole_run=whole_run, lock=output) as folder:
         job = Cleaning(
             files,
-            staged,
+            staging,
             folder,
             steps,
             json_key,
@@ -89,54 +95,61 @@ def clean(
             id_key=id_key,
             memory=memory << 20,
         )
-        passes = {one.work.name: one for one in job.passes()}
-        stages = (f"{name}/{stage.name}" for name, one in passes.items() for stage in one.stages())
+        passes = {cleaning_pass.work.name: cleaning_pass for cleaning_pass in job.passes()}
+        stages = (
+            f"{name}/{stage.name}"
+            for name, cleaning_pass in passes.items()
+            for stage in cleaning_pass.stages()
+        )
         check_has_stage(executor, only, stages)
         job.begin()
-        mark(output, "clean")
-        wanted, _, stage = (only or "").partition("/")
-        if only and wanted not in {"plan", *passes}:
-            raise ConfigError("--only", "no such pass", found=wanted, wanted=" | ".join(["plan", *passes]))
-        with unchanged_inputs(folder):
-            for name, one in passes.items():
-                if not only or name == wanted:
+        write_marker(output, "clean")
+        pass_name, _, stage = (only or "").partition("/")
+        if only and pass_name not in {"plan", *passes}:
+            raise ConfigError("--only", "no such pass", found=pass_name, wanted=" | ".join(["plan", *passes]))
+        with check_inputs_unchanged(folder):
+            for name, cleaning_pass in passes.items():
+                if not only or name == pass_name:
                     run_stages(
-                        one.stages(),
-                        one.work,
+                        cleaning_pass.stages(),
+                        cleaning_pass.work,
                         executor=executor,
                         workers=workers,
                         only=stage or None,
                         errors=errors,
-                        told=f"{name}: ",
+                        label=f"{name}: ",
                     )
         if not only:
             _finish(job, output, keep_work=work is not None)
 
 
 def _finish(job: Cleaning, output: Path, *, keep_work: bool) -> None:
-    """Write the report, give all files their names, and print what each step left.
+    """Write the report, publish all files, and print what each step kept.
 
     Raises:
-        SystemExit: nothing is left of the documents: exit code 1.
+        SystemExit: no document remains: exit code 1.
     """
     import json
 
-    from mega_data.clean.report import page
-    from mega_data.output_folder import PAGE, publish
+    from mega_data.clean.report import render_report
+    from mega_data.output_folder import REPORT_PAGE, publish
     from mega_data.readers.inputs import QUARANTINE, REPORT
-    from mega_data.task_stages import remove_folder, write
+    from mega_data.task_stages import remove_folder, write_file
 
-    report, skipped = job.report(), job.skipped()
+    report = job.report()
+    skipped = job.count_skipped()
     values = {"skipped": skipped, "steps": report}
-    write(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
-    write(job.output / PAGE, page(f"Cleaning of {len(job.inputs):,} files", report, skipped))
+    write_file(job.output / REPORT, json.dumps(values, indent=1, ensure_ascii=False))
+    write_file(
+        job.output / REPORT_PAGE, render_report(f"Cleaning of {len(job.inputs):,} files", report, skipped)
+    )
     publish(output, "clean", job.work)
     if not keep_work:
         remove_folder(job.work)
     for step in report:
         click.echo(f"{step['step']}: {step['documents_out']:,} of {step['documents_in']:,} documents")
-        for reason, count in sorted(step["reasons"].items(), key=lambda found: -found[1]):
+        for reason, count in sorted(step["reasons"].items(), key=lambda item: -item[1]):
             click.echo(f"  {count:,}  {reason}")
     click.echo(f"{output}: {report[-1]['bytes_out'] / 1e6:.2f} MB, see report.html")
-    tell_skipped(skipped, output / QUARANTINE)
+    warn_skipped(skipped, output / QUARANTINE)
     exit_if_nothing_left(report[-1]["documents_out"], report[0]["documents_in"] + skipped)

@@ -1,4 +1,4 @@
-"""What the commands share: path types, options of several words, a progress bar."""
+"""Path types, options and progress displays that the commands share."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import click
 
 if TYPE_CHECKING:
     from mega_data.error_limit import ErrorCount, ErrorLimit
-    from mega_data.task_stages import Result, Stage
+    from mega_data.task_stages import TaskResult, TaskStage
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
 WORKERS = click.IntRange(min=1)
-LINES = 50  # of a stage in a log
-SECONDS_A_LINE = 10.0  # between two lines of progress in a log
+MAX_LINES = 50  # of progress of a stage in a log
+SECONDS_PER_LINE = 10.0  # between two lines of progress in a log
 EXECUTOR = click.Choice(["local", "slurm-array", "ray"])
 ON_ERROR = click.Choice(["fail", "skip"])
-LAST_CALL = "the last call, without --only, gives the files their names."  # of --only
+LAST_CALL_HELP = "the last call, without --only, publishes the files."
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def inputs_option(what: str) -> Callable[[Command], Command]:
-    """`--input` of the commands whose tasks are files."""
-    return click.option("--input", "inputs", multiple=True, required=True, help=what)
+def inputs_option(help_text: str) -> Callable[[Command], Command]:
+    """Build `--input` of the commands whose tasks are files."""
+    return click.option("--input", "inputs", multiple=True, required=True, help=help_text)
 
 
 def max_errors_option(rows: str, share: str = "of all") -> Callable[[Command], Command]:
-    """`--max-errors` of the commands that have `--on-error`; a share is `share` that are read."""
-    what = f"With --on-error skip: end the run when more {rows} than N are wrong, or than N% {share} read."
-    return click.option("--max-errors", metavar="N|N%", help=what)
+    """Build `--max-errors` of the commands that have `--on-error`."""
+    text = f"With --on-error skip: fail after more than N {rows}, or N% {share} read."
+    return click.option("--max-errors", metavar="N|N%", help=text)
 
 
 def error_limit(on_error: str, text: str | None) -> ErrorLimit:
-    """The limit that the flags name.
+    """Parse the limit that the flags name.
 
     Raises:
-        ConfigError: it is none, or wrong rows end the run anyway.
+        ConfigError: the text is no limit, or wrong rows end the run anyway.
     """
     from mega_data.error_limit import OPTION, ErrorLimit
     from mega_schema.errors import ConfigError
@@ -56,140 +56,148 @@ def error_limit(on_error: str, text: str | None) -> ErrorLimit:
     return ErrorLimit.parse(text)
 
 
-def documents_options(command: Command) -> Command:
-    """The flags of the commands that read a corpus of JSON lines or tables and write JSON lines."""
-    what = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets."
+def document_options(command: Command) -> Command:
+    """Add the flags of the commands that read JSON lines or tables and write JSON lines."""
+    text = "JSON lines or .parquet, also .gz .zst .xz .bz2 .lz4: files, globs, folders, saved datasets."
     options = (
-        click.option("--input", "inputs", multiple=True, required=True, help=what),
-        click.option("--json-key", default="text", help="Key of the text."),
+        click.option("--input", "inputs", multiple=True, required=True, help=text),
+        click.option("--json-key", default="text", help="Key of the text in a line."),
         click.option(
-            "--id-key", default="", show_default=False, help="Key of each document's id, for dropped/."
+            "--id-key", default="", show_default=False, help="Key of a document's id, written to dropped/."
         ),
-        click.option("--on-error", type=ON_ERROR, default="fail", help="At a line that is no document."),
-        max_errors_option("lines"),
+        click.option(
+            "--on-error", type=ON_ERROR, default="fail", help="What to do with a line that is no document."
+        ),
+        max_errors_option("wrong lines"),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def exit_if_nothing_left(left: int, given: int) -> None:
-    """End with exit code 1 where a command wrote no document, for a script that goes on to the next step.
+def exit_if_nothing_left(written: int, read: int) -> None:
+    """Exit with code 1 if a command wrote no document, so that a script stops.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: no document was written.
     """
-    if left:
+    if written:
         return
-    why = f"none of {given:,} documents is left" if given else "the inputs hold no document"
-    click.echo(f"note: {why}: exit code 1", err=True)
+    reason = f"none of {read:,} documents is left" if read else "the inputs hold no document"
+    click.echo(f"note: {reason}: exit code 1", err=True)
     raise SystemExit(1)
 
 
-def tell_replaced(prefix: Path) -> None:
-    """Say that a dataset is there already, and that this run replaces it."""
+def warn_replaced(prefix: Path) -> None:
+    """Print that a dataset exists already and that this run replaces it."""
     click.echo(f"note: {prefix}: a dataset is there already; it is replaced when this run ends", err=True)
 
 
-def tell_skipped(count: int, folder: Path) -> None:
-    """Say how many lines are in the quarantine, where there are any."""
+def warn_skipped(count: int, folder: Path) -> None:
+    """Print how many lines are in the quarantine, if there are any."""
     if count:
         click.echo(f"note: {count:,} lines were passed over, see {folder}", err=True)
 
 
 @contextmanager
-def work_folder(given: Path | None, usual: Path, output: Path, *, alone: bool, lock: Path) -> Iterator[Path]:
-    """The folder of a run's intermediate files, while no other run writes to its output.
+def work_folder(
+    named: Path | None, default: Path, output: Path, *, whole_run: bool, lock: Path
+) -> Iterator[Path]:
+    """Yield the folder of a run's intermediate files; lock out other runs to the same output.
 
     Args:
-        given: by a person, else `usual`.
-        alone: this process does all of the run.
-        lock: the folder that is locked.
+        named: the folder of --work; None uses `default`.
+        whole_run: this process does all of the run.
+        lock: the folder to lock.
 
     Raises:
         ConfigError: another run writes there.
     """
-    from mega_data.output_folder import keeping_good_shards, locked
+    from mega_data.output_folder import keep_finished_tasks, lock_folder
 
-    folder = given or usual
-    with locked(lock, shared=not alone), keeping_good_shards(folder, output, alone=alone and given is None):
+    folder = named or default
+    with (
+        lock_folder(lock, shared=not whole_run),
+        keep_finished_tasks(folder, output, whole_run=whole_run and named is None),
+    ):
         yield folder
 
 
-def is_alone(executor: str, only: str | None) -> bool:
-    """Whether a process is to do all of a run."""
+def is_whole_run(executor: str, only: str | None) -> bool:
+    """Return whether this process does all of a run."""
     return only is None and executor != "slurm-array"
 
 
 def check_has_stage(executor: str, only: str | None, stages: Iterable[str]) -> None:
-    """Refuse an element of a job array that is told no stage, before it makes the folder of the run.
+    """Refuse an element of a job array without a stage, before it creates the folder of the run.
 
     Raises:
-        ConfigError: it is told none; it cannot know when the others have done theirs.
+        ConfigError: the element has no stage; it cannot know when the others are finished.
     """
-    from mega_data.executors.slurm import refuse_all
+    from mega_data.executors.slurm import refuse_whole_run
 
-    if only is None and not is_alone(executor, only):
-        refuse_all(stages)
+    if only is None and not is_whole_run(executor, only):
+        refuse_whole_run(stages)
 
 
 @contextmanager
-def unchanged_inputs(folder: Path) -> Iterator[None]:
-    """Around the tasks of a run: an input that changes between or during them ends the run.
+def check_inputs_unchanged(folder: Path) -> Iterator[None]:
+    """Fail if an input changes before or during the tasks of a run.
 
     Args:
         folder: work folder of the run.
 
     Raises:
-        FormatError: an input is not what it was when the run began.
+        FormatError: an input has changed since the run began.
     """
-    from mega_data.jsonl_shards import check_identity
+    from mega_data.jsonl_shards import check_file_states
     from mega_data.task_stages import planned_inputs
 
     inputs = planned_inputs(folder)
     try:
         yield
-    except Exception:  # may be what comes of the change, whatever it is
-        check_identity(inputs)
+    except Exception:  # may be a consequence of the change
+        check_file_states(inputs)
         raise
-    check_identity(inputs)
+    check_file_states(inputs)
 
 
 def run_stages(
-    stages: Sequence[Stage],
+    stages: Sequence[TaskStage],
     folder: Path,
     *,
     executor: str,
     workers: int,
     only: str | None,
     errors: ErrorCount,
-    told: str = "",
-) -> list[list[Result]] | None:
-    """Run stages where the flags say; a line on stderr, that begins with `told`, after each finished task.
+    label: str = "",
+) -> list[list[TaskResult]] | None:
+    """Run stages on an executor; print a line on stderr after each finished task.
 
     Args:
-        errors: counts the rows that the tasks pass over, those of earlier processes included.
+        errors: counts the rows that the tasks skip, including those of earlier processes.
+        label: begins each line.
 
     Raises:
-        TooManyErrors: they are more than its limit.
+        TooManyErrors: more rows are skipped than the limit allows.
     """
     import os
 
     from mega_data.executors.dispatch import execute
-    from mega_data.task_stages import result
+    from mega_data.task_stages import read_result
 
-    def progress(stage: Stage, tasks: Sequence[int]) -> Callable[[Result], None]:
-        for task in set(stage.mine).difference(tasks):
-            errors.add(result(stage, task, folder))
-        tell = Tasks(f"{told}{stage.name}", stage, tasks)
+    def progress(stage: TaskStage, tasks: Sequence[int]) -> Callable[[TaskResult], None]:
+        for task in set(stage.own_tasks).difference(tasks):
+            errors.add(read_result(stage, task, folder))
+        show = TaskProgress(f"{label}{stage.name}", stage, tasks)
 
-        def end_task(done: Result) -> None:
-            tell(done)
-            errors.add(done)
+        def end_task(result: TaskResult) -> None:
+            show(result)
+            errors.add(result)
 
         return end_task
 
-    found = execute(
+    results = execute(
         stages,
         folder,
         executor=executor,
@@ -198,67 +206,73 @@ def run_stages(
         environment=os.environ,
         progress=progress,
     )
-    if found is not None:
+    if results is not None:
         errors.end_pass()
-    return found
+    return results
 
 
-class Tasks:
-    """Tasks done of a stage and the time left, and where its bytes are known their rate.
+class TaskProgress:
+    """Progress of a stage: finished tasks, time left, and the rate if the bytes are known.
 
-    A terminal has one line, written again. A log has a line for each task. Where a stage has more than LINES
-    of them, or their bytes are not known, a log has one every SECONDS_A_LINE, and the last.
+    A terminal shows one line, rewritten. A log has a line for each task. If a stage has more than MAX_LINES
+    tasks, or their bytes are unknown, a log has a line every SECONDS_PER_LINE, and the last.
     """
 
     def __init__(
-        self, what: str, stage: Stage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
+        self, label: str, stage: TaskStage, tasks: Sequence[int], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.what, self.now, self.began = what, now, now()
-        self.tasks, self.before = len(stage.mine), len(stage.mine) - len(tasks)
-        self.count = self.before
+        self.label = label
+        self.now = now
+        self.started_at = now()
+        self.tasks = len(stage.own_tasks)
+        self.done_before = len(stage.own_tasks) - len(tasks)
+        self.count = self.done_before
         self.size = sum(stage.sizes[task] for task in tasks) if stage.sizes else 0
         self.read = self.documents = 0
-        self.last = float("-inf") if self.size else self.began
+        self.last_shown = float("-inf") if self.size else self.started_at
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: TaskResult) -> None:
         self.count += 1
         now = self.now()
-        line = f"{self.what} {self.count}/{self.tasks}"
+        line = f"{self.label} {self.count}/{self.tasks}"
         if self.size:
             self.read += result["read"]
             self.documents += result["documents"]
-            rate = self.read / max(now - self.began, 1e-9)
+            rate = self.read / max(now - self.started_at, 1e-9)
             line += f": {self.read / 1e6:.1f} of {self.size / 1e6:.1f} MB, {self.documents:,} documents"
             line += f", {rate / 1e6:.1f} MB/s"
-            if rate:  # empty files tell none
+            if rate:  # zero for empty files
                 line += f", {(self.size - self.read) / rate:.0f} s left"
         else:
-            seconds = (now - self.began) / (self.count - self.before)
+            seconds = (now - self.started_at) / (self.count - self.done_before)
             line += f": {(self.tasks - self.count) * seconds:.0f} s left"
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{line}", err=True, nl=self.count == self.tasks)
         elif self._is_due(now):
-            self.last = now
+            self.last_shown = now
             click.echo(line, err=True)
 
     def _is_due(self, now: float) -> bool:
-        each = self.size and self.tasks <= LINES
-        return bool(each) or self.count == self.tasks or now - self.last >= SECONDS_A_LINE
+        is_every_task = self.size and self.tasks <= MAX_LINES
+        return bool(is_every_task) or self.count == self.tasks or now - self.last_shown >= SECONDS_PER_LINE
 
 
-class Spreading(click.Command):
-    """A command whose repeatable options also take several words, as Megatron's: `--input a b` and so on.
+class MultiValueCommand(click.Command):
+    """A command whose repeatable options take several words, as Megatron's: `--input a b`.
 
-    It has no arguments of its own, so a word after an option can only be meant for that option.
+    It has no positional arguments, so a word after an option belongs to that option.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        several = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
-        repeatable = {name for option in several for name in option.opts}
-        spread, option, values = list[str](), "", 0
+        multiple = [o for o in self.params if isinstance(o, click.Option) and o.multiple]
+        repeatable = {name for option in multiple for name in option.opts}
+        spread = list[str]()
+        option = ""
+        values = 0
         for word in args:
-            if word.startswith("-") and word != "-":  # which is stdin
-                option, values = word, 0
+            if word.startswith("-") and word != "-":  # "-" is stdin
+                option = word
+                values = 0
             elif option in repeatable:
                 values += 1
                 if values > 1:
@@ -268,53 +282,66 @@ class Spreading(click.Command):
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[..., object]]:
-    """What is called with the bytes, and the documents if they are counted, done since its last call.
+def progress_bar(label: str, total: int) -> Iterator[Callable[..., object]]:
+    """Yield a function to call with the bytes, and documents, done since its last call.
 
-    Bytes, documents, rate and time left are shown: as a bar where stderr is a terminal, else a line at times.
+    It shows bytes, documents, rate and time left: a bar if stderr is a terminal, else a line every ten
+    seconds.
     """
     if not sys.stderr.isatty():
-        yield _Lines(what, total)
+        yield _LogProgress(label, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    counted = "{task.fields[documents]}"
-    columns = (BarColumn(), DownloadColumn(), counted, TransferSpeedColumn(), TimeRemainingColumn())
+    documents_column = "{task.fields[documents]}"
+    columns = (BarColumn(), DownloadColumn(), documents_column, TransferSpeedColumn(), TimeRemainingColumn())
     with Progress("{task.description}", *columns, console=Console(stderr=True), transient=True) as bars:
-        task, seen = bars.add_task(what, total=total or None, documents=""), 0
+        task = bars.add_task(label, total=total or None, documents="")
+        total_documents = 0
 
-        def told(size: int, documents: int = 0) -> None:
-            nonlocal seen
-            seen += documents
-            bars.update(task, advance=size, documents=f"{seen:,} documents" if seen else "")
+        def update(size: int, documents: int = 0) -> None:
+            nonlocal total_documents
+            total_documents += documents
+            bars.update(
+                task, advance=size, documents=f"{total_documents:,} documents" if total_documents else ""
+            )
 
-        yield told
+        yield update
 
 
-class _Lines:
+class _LogProgress:
     """Progress for a log file: a line every ten seconds.
 
-    The rate is that since the first call: what it tells is what an earlier run did, or came of the start.
+    The rate counts from the first call on, whose bytes belong to an earlier run or to the start.
     """
 
-    def __init__(self, what: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.what, self.total, self.now, self.done, self.documents = what, total, now, 0, 0
-        self.first, self.began = 0, 0.0
-        self.told = now()
+    def __init__(self, label: str, total: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.label = label
+        self.total = total
+        self.now = now
+        self.done_bytes = 0
+        self.documents = 0
+        self.first_size = 0
+        self.started_at = 0.0
+        self.last_shown = now()
 
     def __call__(self, size: int, documents: int = 0) -> None:
         now = self.now()
-        if not self.done:
-            self.first, self.began = size, now
-        self.done += size
+        if not self.done_bytes:
+            self.first_size = size
+            self.started_at = now
+        self.done_bytes += size
         self.documents += documents
-        if now - self.told < SECONDS_A_LINE or now <= self.began:
+        if now - self.last_shown < SECONDS_PER_LINE or now <= self.started_at:
             return
-        self.told = now
-        rate = (self.done - self.first) / (now - self.began)
-        left = f", {max(self.total - self.done, 0) / rate:.0f} s left" if self.total and rate else ""
-        of = f" of {self.total / 1e6:.1f}" if self.total else ""
-        counted = f", {self.documents:,} documents" if self.documents else ""
-        line = f"{self.what}: {self.done / 1e6:.1f}{of} MB{counted}, {rate / 1e6:.1f} MB/s{left}"
+        self.last_shown = now
+        rate = (self.done_bytes - self.first_size) / (now - self.started_at)
+        time_left = (
+            f", {max(self.total - self.done_bytes, 0) / rate:.0f} s left" if self.total and rate else ""
+        )
+        total = f" of {self.total / 1e6:.1f}" if self.total else ""
+        documents_text = f", {self.documents:,} documents" if self.documents else ""
+        line = f"{self.label}: {self.done_bytes / 1e6:.1f}{total} MB{documents_text}"
+        line += f", {rate / 1e6:.1f} MB/s{time_left}"
         click.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""`mega-data convert`: a dataset in another form, or as text."""
+"""`mega-data convert`: write a dataset in another index format, or as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar, tell_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, progress_bar, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
 
 TARGETS = ("mmap", "cached", "lazy", "fairseq-mmap", "fairseq-cached", "jsonl")
@@ -15,16 +15,24 @@ DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "int64")
 
 @click.command()
 @click.argument("prefix", type=ANY_PATH)
-@click.option("--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto")
-@click.option("--to", "target", type=click.Choice(TARGETS), default="mmap")
 @click.option(
-    "--output-prefix", "--output", type=OUTPUT_PREFIX, required=True, help="Prefix; a file for jsonl."
+    "--from", "source", type=click.Choice(["auto", *TARGETS[:-1]]), default="auto", help="Input format."
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the ids.  [default: as they are]")
-@click.option("--json-key", default="text", help="Key of the text, for jsonl.")
-@click.option("--tokenizer-model", type=ANY_PATH, help="For jsonl.  [default: PREFIX.tokenizer]")
+@click.option("--to", "target", type=click.Choice(TARGETS), default="mmap", help="Output format.")
+@click.option(
+    "--output-prefix",
+    "--output",
+    type=OUTPUT_PREFIX,
+    required=True,
+    help="Output prefix; with --to jsonl, a file.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the ids.  [default: unchanged]")
+@click.option("--json-key", default="text", help="Key of the text, with --to jsonl.")
+@click.option(
+    "--tokenizer-model", type=ANY_PATH, help="Tokenizer, with --to jsonl.  [default: PREFIX.tokenizer]"
+)
 @click.option("--multimodal", is_flag=True, help="The index has a mode per sequence.")
-@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
+@click.option("--workers", type=WORKERS, default=4, help="Copy threads.")
 def convert(
     prefix: Path,
     source: str,
@@ -36,30 +44,32 @@ def convert(
     multimodal: bool,
     workers: int,
 ) -> None:
-    """Write the dataset PREFIX in another form: Megatron's mmap or cached, fairseq's, or JSON lines."""
+    """Write the dataset PREFIX in another format: Megatron's mmap or cached, fairseq's, or JSON lines."""
     import numpy as np
 
-    from mega_data.convert import check_form, form_named, loses_documents, to_json_lines
-    from mega_data.merge import merge
+    from mega_data.convert import canonical_format, check_index_format, loses_documents, to_json_lines
+    from mega_data.merge import merge_datasets
     from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.outputs import check_dataset_output, check_output, dataset_files, has_keys
     from mega_schema.tokenizer.tokenizer import open_tokenizer
 
     data = open_dataset(prefix, multimodal=multimodal)
-    check_form(data, source)
+    check_index_format(data, source)
     inputs = [*dataset_files(prefix), *map(Path, data.info.sources if data.info else ())]
     if target == "jsonl":
         check_output("--output", output_prefix, "file", inputs=inputs, is_ours=has_keys([json_key]))
     elif check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
-        tell_replaced(output_prefix)
+        warn_replaced(output_prefix)
     with progress_bar("converting", data.tokens * data.dtype.itemsize) as progress:
         if target == "jsonl":
-            given = open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
-            count = to_json_lines(data, output_prefix, key=json_key, tokenizer=given, progress=progress)
+            tokenizer = (
+                open_tokenizer("HuggingFaceTokenizer", model=tokenizer_model) if tokenizer_model else None
+            )
+            count = to_json_lines(data, output_prefix, key=json_key, tokenizer=tokenizer, progress=progress)
             click.echo(f"{output_prefix}: {count:,} documents from {data.index_format}")
             return
-        form = form_named(target)
-        done = merge(
+        form = canonical_format(target)
+        result = merge_datasets(
             [data],
             output_prefix,
             form=form,
@@ -68,8 +78,8 @@ def convert(
             progress=progress,
         )
     click.echo(
-        f"{output_prefix}: {done.form} from {data.index_format}, {done.sequences:,} sequences, "
-        f"{done.tokens:,} tokens"
+        f"{output_prefix}: {result.form} from {data.index_format}, {result.sequences:,} sequences, "
+        f"{result.tokens:,} tokens"
     )
     if loses_documents(data, form):
         click.echo("note: fairseq's forms have no documents; each sequence is one now", err=True)

@@ -1,4 +1,4 @@
-"""`mega-data extract`: text out of wiki dumps, web archives and HTML."""
+"""`mega-data extract`: extract text from wiki dumps, web archives and HTML."""
 
 from __future__ import annotations
 
@@ -8,55 +8,51 @@ import click
 
 from mega_data.commands.common import (
     EXECUTOR,
-    LAST_CALL,
+    LAST_CALL_HELP,
     ON_ERROR,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     check_has_stage,
+    check_inputs_unchanged,
     error_limit,
     exit_if_nothing_left,
     inputs_option,
-    is_alone,
+    is_whole_run,
     max_errors_option,
     run_stages,
-    unchanged_inputs,
     work_folder,
 )
 from mega_schema.app.output_option import OUTPUT_ANY, OUTPUT_FOLDER
 
 
-@click.command(cls=Spreading)
+@click.command(cls=MultiValueCommand)
 @inputs_option(
-    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4; files, globs, folders."
+    "Dumps (.xml), archives (.warc, .wet) and .html, plain or .gz .zst .xz .bz2 .lz4: files, globs, folders."
 )
 @click.option(
-    "--output", type=OUTPUT_ANY, required=True, help="Folder of a file per input, or one .jsonl file."
+    "--output", type=OUTPUT_ANY, required=True, help="Folder for a file per input, or one .jsonl file."
 )
 @click.option(
     "--from",
     "form",
     type=click.Choice(["auto", "wiki-dump", "warc", "wet", "html"]),
     default="auto",
-    help="Form of the files; auto goes by their first bytes.",
+    help="Format of the files; auto detects it by their first bytes.",
 )
 @click.option(
     "--on-error",
     type=ON_ERROR,
     default="fail",
-    help="Damaged input: end there, or leave out what is lost, count it and go on.",
+    help="At damaged input: fail, or skip and count the damage.",
 )
-@max_errors_option("places", share="of all pages and places")
-@click.option(
-    "--keep-dropped", is_flag=True, help="Write what is left out, with the reason, to OUTPUT.dropped."
-)
-@click.option(
-    "--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump that are a task."
-)
-@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML.")
-@click.option("--work", type=OUTPUT_FOLDER, help="Folder of intermediate files.  [default: OUTPUT.work]")
-@click.option("--workers", type=WORKERS, default=1, help="Processes.")
-@click.option("--executor", type=EXECUTOR, default="local", help="Who runs the tasks.")
-@click.option("--only", help=f"plan, STAGE or STAGE:TASK to do; {LAST_CALL}")
+@max_errors_option("damaged ranges", share="of all pages and ranges")
+@click.option("--keep-dropped", is_flag=True, help="Write skipped pages with the reason to OUTPUT.dropped.")
+@click.option("--part-mb", type=click.IntRange(min=1), default=32, help="Megabytes of a dump per task.")
+@click.option("--whole-page", is_flag=True, help="Keep menus and footers of HTML pages.")
+@click.option("--work", type=OUTPUT_FOLDER, help="Folder for intermediate files.  [default: OUTPUT.work]")
+@click.option("--workers", type=WORKERS, default=1, help="Worker processes.")
+@click.option("--executor", type=EXECUTOR, default="local", help="Where the tasks run.")
+@click.option("--only", help=f"Run only plan, STAGE or STAGE:TASK; {LAST_CALL_HELP}")
 def extract(
     inputs: tuple[str, ...],
     output: Path,
@@ -73,45 +69,46 @@ def extract(
 ) -> None:
     """Write the pages of wiki dumps, web archives and HTML as JSON lines: id, url, title, text.
 
-    A file is a task; a large dump, plain or .bz2, is several. The bytes are the same whatever the workers and
-    tasks; a run that was killed goes on where its finished tasks end. What is no document is left out and
-    counted by reason.
+    A file is a task; a large plain or .bz2 dump is several. The output does not depend on the workers. A
+    killed run resumes after its finished tasks. Other pages are skipped and counted by reason.
     """
     from collections import Counter
 
     from mega_data.error_limit import ErrorCount
-    from mega_data.extract.formats import cut, sources
+    from mega_data.extract.formats import find_inputs, split_inputs
     from mega_data.extract.pipeline import Extraction, check_outputs, dropped_path, is_one_file
-    from mega_data.output_folder import mark, publish, staging
+    from mega_data.output_folder import publish, staging_folder, write_marker
     from mega_data.task_stages import remove_folder
 
     errors = ErrorCount(error_limit(on_error, max_errors))
-    files = sources(inputs)
+    files = find_inputs(inputs)
     check_outputs(files, output, work, keep_dropped=keep_dropped)
-    parts = cut(files, form, part_mb * 1_000_000)
-    usual = output.with_name(f"{output.name}.work")
+    parts = split_inputs(files, form, part_mb * 1_000_000)
+    default_work = output.with_name(f"{output.name}.work")
     one_file = is_one_file(output)
-    lock = work or usual if one_file else output
-    with work_folder(work, usual, output, alone=is_alone(executor, only), lock=lock) as folder:
-        to = output if one_file else staging(output)
-        skip, dropped = on_error == "skip", dropped_path(output)
-        job = Extraction(parts, to, folder, form, whole_page, skip, keep_dropped, dropped)
+    lock = work or default_work if one_file else output
+    with work_folder(work, default_work, output, whole_run=is_whole_run(executor, only), lock=lock) as folder:
+        target = output if one_file else staging_folder(output)
+        skip = on_error == "skip"
+        dropped = dropped_path(output)
+        job = Extraction(parts, target, folder, form, whole_page, skip, keep_dropped, dropped)
         check_has_stage(executor, only, (stage.name for stage in job.stages()))
         job.begin()
         if not one_file:
-            mark(output, "extract")
-        with unchanged_inputs(folder):
-            found = run_stages(
+            write_marker(output, "extract")
+        with check_inputs_unchanged(folder):
+            results = run_stages(
                 job.stages(), folder, executor=executor, workers=workers, only=only, errors=errors
             )
-        if found is None:
+        if results is None:
             return
         if not one_file:
             publish(output, "extract", folder)
         if not work:
             remove_folder(folder)
-    counts, reasons = Counter[str](), Counter[str]()
-    for result in found[0]:
+    counts = Counter[str]()
+    reasons = Counter[str]()
+    for result in results[0]:
         counts.update({name: result[name] for name in ("documents", "bytes", "lost")})
         reasons.update(result["reasons"])
     size = f"{counts['bytes'] / 1e6:.2f} MB"

@@ -1,4 +1,4 @@
-"""`mega-data merge`: several datasets to one."""
+"""`mega-data merge`: merge several datasets into one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import ANY_PATH, WORKERS, Spreading, progress_bar, tell_replaced
+from mega_data.commands.common import ANY_PATH, WORKERS, MultiValueCommand, progress_bar, warn_replaced
 from mega_schema.app.output_option import OUTPUT_PREFIX
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(cls=Spreading)
-@click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes, merged in this order.")
-@click.option("--input", "folder", type=FOLDER, help="Folder instead: all datasets in it, sorted by name.")
-@click.option("--output-prefix", type=OUTPUT_PREFIX, required=True, help=".bin, .idx and .json are added.")
-@click.option("--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), help="[default: the first's]")
+@click.command(cls=MultiValueCommand)
+@click.option("--datasets", type=ANY_PATH, multiple=True, help="Prefixes of the datasets, in order.")
+@click.option(
+    "--input", "folder", type=FOLDER, help="Instead of --datasets: folder of datasets, sorted by name."
+)
+@click.option(
+    "--output-prefix",
+    type=OUTPUT_PREFIX,
+    required=True,
+    help="Output prefix; .bin, .idx and .json are appended.",
+)
+@click.option(
+    "--dataset-impl",
+    type=click.Choice(["mmap", "cached", "lazy"]),
+    help="Index format.  [default: of the first]",
+)
 @click.option("--multimodal", is_flag=True, help="The indexes have a mode per sequence.")
-@click.option("--assume-same-tokenizer", is_flag=True, help="Of datasets that have no PREFIX.json.")
-@click.option("--workers", type=WORKERS, default=4, help="Threads that copy.")
-@click.option("--merge", "way", type=click.Choice(["distributed", "serial"]), help="Accepted; needs neither.")
-@click.option("--torch-backend", type=click.Choice(["gloo", "mpi"]), help="Accepted; needs none.")
+@click.option("--assume-same-tokenizer", is_flag=True, help="Accept datasets without PREFIX.json.")
+@click.option("--workers", type=WORKERS, default=4, help="Copy threads.")
+@click.option("--merge", "way", type=click.Choice(["distributed", "serial"]), help="Accepted and ignored.")
+@click.option("--torch-backend", type=click.Choice(["gloo", "mpi"]), help="Accepted and ignored.")
 def merge(
     datasets: tuple[Path, ...],
     folder: Path | None,
@@ -33,12 +44,12 @@ def merge(
     way: str | None,
     torch_backend: str | None,
 ) -> None:
-    """Merge datasets of one tokenizer: the documents of each after those of the one before."""
+    """Merge datasets of one tokenizer, one after the other."""
     import resource
 
-    from mega_data.convert import form_named
-    from mega_data.merge import merge as join
-    from mega_data.merge import prefixes_in
+    from mega_data.convert import canonical_format
+    from mega_data.merge import find_prefixes
+    from mega_data.merge import merge_datasets as join
     from mega_schema.dataset.indexed_dataset import open_dataset
     from mega_schema.errors import ConfigError
     from mega_schema.outputs import check_dataset_output, dataset_files
@@ -46,27 +57,29 @@ def merge(
     if bool(datasets) == bool(folder):
         found = "both" if datasets else "neither"
         raise ConfigError("--datasets, --input", "one of the two names what is merged", found=found)
-    # each dataset stays open while it is merged; what a shell allows by default is a few hundred
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    prefixes = prefixes_in(folder) if folder else list(datasets)
-    opened = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
+    # each dataset stays open while it is merged; the default limit of open files is a few hundred
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    prefixes = find_prefixes(folder) if folder else list(datasets)
+    opened_datasets = [open_dataset(prefix, multimodal=multimodal) for prefix in prefixes]
     inputs = [path for prefix in prefixes for path in dataset_files(prefix)]
     if check_dataset_output("--output-prefix", output_prefix, inputs=inputs):
-        tell_replaced(output_prefix)
-    with progress_bar("merging", sum(data.tokens * data.dtype.itemsize for data in opened)) as progress:
-        done = join(
-            opened,
+        warn_replaced(output_prefix)
+    with progress_bar(
+        "merging", sum(data.tokens * data.dtype.itemsize for data in opened_datasets)
+    ) as progress:
+        result = join(
+            opened_datasets,
             output_prefix,
-            form=form_named(dataset_impl) if dataset_impl else None,
+            form=canonical_format(dataset_impl) if dataset_impl else None,
             assume_same_tokenizer=assume_same_tokenizer,
             workers=workers,
             progress=progress,
         )
-    rate = done.size / 1e6 / max(done.seconds, 1e-9)
+    rate = result.size / 1e6 / max(result.seconds, 1e-9)
     click.echo(
-        f"{output_prefix}: {len(opened)} datasets, {done.documents:,} documents, "
-        f"{done.sequences:,} sequences, {done.tokens:,} tokens, {rate:.0f} MB/s"
+        f"{output_prefix}: {len(opened_datasets)} datasets, {result.documents:,} documents, "
+        f"{result.sequences:,} sequences, {result.tokens:,} tokens, {rate:.0f} MB/s"
     )
-    if done.differing:
-        click.echo(f"note: not made alike: {', '.join(done.differing)} (see each PREFIX.json)", err=True)
+    if result.differing:
+        click.echo(f"note: not made alike: {', '.join(result.differing)} (see each PREFIX.json)", err=True)

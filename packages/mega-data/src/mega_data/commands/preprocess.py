@@ -1,4 +1,4 @@
-"""`mega-data preprocess`: text to indexed datasets."""
+"""`mega-data preprocess`: encode text to indexed datasets."""
 
 from __future__ import annotations
 
@@ -10,93 +10,133 @@ import click
 from mega_data.commands.common import (
     ANY_PATH,
     WORKERS,
-    Spreading,
+    MultiValueCommand,
     error_limit,
     exit_if_nothing_left,
     max_errors_option,
     progress_bar,
-    tell_replaced,
-    tell_skipped,
+    warn_replaced,
+    warn_skipped,
 )
 from mega_schema.app.output_option import OUTPUT_PREFIX
 
 if TYPE_CHECKING:
-    from mega_data.preprocess import Outcome
+    from mega_data.preprocess import PreprocessResult
 
-INPUT = (
-    "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4; files, globs, folders, saved datasets, "
-    "hf:NAME[:split=...,config=...,revision=...] for one by its name, or - for stdin."
+INPUT_HELP = (
+    "JSON lines, .parquet or .txt, also .gz .zst .xz .bz2 .lz4: files, globs, folders, saved datasets, "
+    "hf:NAME[:split=...,config=...,revision=...] for a dataset by name, or - for stdin."
 )
 
-_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # what the workers need
-_BYTE_PAIRS = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
+_WORKER_MODULES = ("mega_data.encode_worker", "mega_data.encoders")  # for the workers
+_BYTE_PAIR_TYPES = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "PretrainedFromHF", "TikTokenizer")
 
 
-def _modules(tokenizer_type: str) -> tuple[str, ...]:
-    """Modules for the workers' process to import while the tokenizer opens."""
-    return (*_MODULES, "gigatoken.gigatoken_rs") if tokenizer_type in _BYTE_PAIRS else _MODULES
+def _modules_to_import(tokenizer_type: str) -> tuple[str, ...]:
+    """Return the modules that the workers' process imports while the tokenizer opens."""
+    return (
+        (*_WORKER_MODULES, "gigatoken.gigatoken_rs")
+        if tokenizer_type in _BYTE_PAIR_TYPES
+        else _WORKER_MODULES
+    )
 
 
-@click.command(cls=Spreading)
-@click.option("--input", "words", multiple=True, required=True, help=INPUT)
-@click.option("--input-format", type=click.Choice(["jsonl", "text", "table"]), help="[default: by the names]")
+@click.command(cls=MultiValueCommand)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
-    "--text-unit", type=click.Choice(["file", "paragraph", "line"]), default="file", help="A document."
+    "--input-format",
+    type=click.Choice(["jsonl", "text", "table"]),
+    help="Format of the inputs.  [default: by extension]",
 )
 @click.option(
-    "--output-prefix", type=OUTPUT_PREFIX, required=True, help="_KEY_document.bin and so on are added."
+    "--text-unit",
+    type=click.Choice(["file", "paragraph", "line"]),
+    default="file",
+    help="Unit of a document of plain text.",
 )
-@click.option("--tokenizer-type", required=True, help="Megatron's name of it, such as GPT2BPETokenizer.")
+@click.option(
+    "--output-prefix",
+    type=OUTPUT_PREFIX,
+    required=True,
+    help="Output prefix; _KEY_document.bin and so on are appended.",
+)
+@click.option(
+    "--tokenizer-type", required=True, help="Megatron's name of the tokenizer, such as GPT2BPETokenizer."
+)
 @click.option(
     "--tokenizer-model",
     "--tokenizer-name-or-path",
     type=ANY_PATH,
-    help="tokenizer.json or a folder that holds one; a SentencePiece model; a tiktoken vocabulary.",
+    help="tokenizer.json or its folder, a SentencePiece model, or a tiktoken vocabulary.",
 )
 @click.option(
     "--vocab-file", type=ANY_PATH, help="vocab.json of a GPT2BPETokenizer, vocab.txt of a BERT one."
 )
 @click.option("--merge-file", type=ANY_PATH, help="merges.txt of a GPT2BPETokenizer.")
 @click.option(
-    "--vocab-size", type=int, help="Ids of a NullTokenizer, without its eod; of a TikTokenizer, all."
+    "--vocab-size", type=int, help="Ids of a NullTokenizer without its eod, or all ids of a TikTokenizer."
 )
-@click.option("--vocab-extra-ids", type=click.IntRange(min=0), default=0, help="Sentinels to add, for T5.")
-@click.option("--tiktoken-pattern", help="v1 or v2, of a TikTokenizer.")
-@click.option("--tiktoken-num-special-tokens", type=int, default=1000, help="Of a TikTokenizer.")
 @click.option(
-    "--tiktoken-special-tokens", multiple=True, default=("<unk>", "<s>", "</s>"), help="The first, by name."
+    "--vocab-extra-ids",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Number of sentinel tokens to add, for T5.",
+)
+@click.option("--tiktoken-pattern", help="Pattern of a TikTokenizer: v1 or v2.")
+@click.option(
+    "--tiktoken-num-special-tokens", type=int, default=1000, help="Special tokens of a TikTokenizer."
+)
+@click.option(
+    "--tiktoken-special-tokens",
+    multiple=True,
+    default=("<unk>", "<s>", "</s>"),
+    help="Names of the first special tokens.",
 )
 @click.option(
     "--tokenizer-hf-include-special-tokens/--tokenizer-hf-no-include-special-tokens",
     "special_tokens",
     default=True,
-    help="Add what the post-processor of a HuggingFaceTokenizer adds, such as BOS, to each sequence.",
+    help="Add the tokens of a HuggingFaceTokenizer's post-processor, such as BOS, to each sequence.",
 )
 @click.option(
     "--parse-special-tokens/--no-parse-special-tokens",
     default=False,
-    help="Encode special tokens that are written in a text, such as <|endoftext|>, as their ids.",
+    help="Encode special tokens in a text, such as <|endoftext|>, as their ids.",
 )
-@click.option("--json-keys", "--json-key", "keys", multiple=True, default=("text",), help="A dataset each.")
-@click.option("--append-eod", is_flag=True, help="End each document with the tokenizer's eod.")
-@click.option("--split-sentences", is_flag=True, help="Each sentence is a sequence; for BERT and T5.")
+@click.option(
+    "--json-keys",
+    "--json-key",
+    "keys",
+    multiple=True,
+    default=("text",),
+    help="Keys of texts, a dataset each.",
+)
+@click.option("--append-eod", is_flag=True, help="Append the tokenizer's eod to each document.")
+@click.option("--split-sentences", is_flag=True, help="Make each sentence a sequence, for BERT and T5.")
 @click.option("--lang", default="english", help="Language of the sentences.")
-@click.option("--keep-newlines", is_flag=True, help="A sentence keeps the white space after it.")
+@click.option("--keep-newlines", is_flag=True, help="Keep the white space after each sentence.")
 @click.option(
-    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="At a row that is wrong."
+    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="What to do with a wrong row."
 )
-@max_errors_option("rows")
+@max_errors_option("wrong rows")
 @click.option(
-    "--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), default="mmap", help="The index."
+    "--dataset-impl", type=click.Choice(["mmap", "cached", "lazy"]), default="mmap", help="Index format."
 )
-@click.option("--workers", type=WORKERS, default=1, help="Processes that encode.")
-@click.option("--partitions", type=WORKERS, default=1, help="Accepted; the order is kept without them.")
-@click.option("--keep-sequential-samples", is_flag=True, help="Accepted; samples are always in sequence.")
+@click.option("--workers", type=WORKERS, default=1, help="Encoder processes.")
+@click.option("--partitions", type=WORKERS, default=1, help="Accepted and ignored.")
 @click.option(
-    "--log-interval", type=click.IntRange(min=1), default=1000, help="Accepted; progress is on stderr."
+    "--keep-sequential-samples", is_flag=True, help="Accepted and ignored; samples are always sequential."
 )
-@click.option("--make-vocab-size-divisible-by", type=WORKERS, help="Accepted; ids on disk know no padding.")
-@click.option("--pad-vocab-size-to", type=WORKERS, help="Accepted, as the one before.")
+@click.option(
+    "--log-interval",
+    type=click.IntRange(min=1),
+    default=1000,
+    help="Accepted and ignored; progress is on stderr.",
+)
+@click.option(
+    "--make-vocab-size-divisible-by", type=WORKERS, help="Accepted and ignored; padding does not change ids."
+)
+@click.option("--pad-vocab-size-to", type=WORKERS, help="Accepted and ignored.")
 def preprocess(
     words: tuple[str, ...],
     input_format: str | None,
@@ -122,16 +162,16 @@ def preprocess(
     max_errors: str | None,
     dataset_impl: str,
     workers: int,
-    **accepted: object,  # flags of Megatron's without effect here
+    **accepted: object,  # Megatron's flags without effect here
 ) -> None:
     """Encode text to indexed datasets in Megatron's format."""
-    from mega_data.process_pool import Started
+    from mega_data.process_pool import ProcessPool
 
-    with Started(workers, _modules(tokenizer_type)) as processes:
-        from mega_data.readers.inputs import found
+    with ProcessPool(workers, _modules_to_import(tokenizer_type)) as processes:
+        from mega_data.readers.inputs import expand_inputs
         from mega_schema.tokenizer.tokenizer import open_tokenizer
 
-        inputs = found(words, input_format)
+        inputs = expand_inputs(words, input_format)
         tokenizer = open_tokenizer(
             tokenizer_type,
             vocab_file=vocab_file,
@@ -144,7 +184,7 @@ def preprocess(
             tiktoken_special_tokens=tiktoken_special_tokens,
             wait=False,
         )
-        from mega_data import preprocess as run  # after it: numpy is imported while a thread opens it
+        from mega_data import preprocess as run  # imports numpy while a thread opens the tokenizer
 
         options = run.Options(
             keys,
@@ -153,23 +193,25 @@ def preprocess(
             keep_newlines=keep_newlines,
             skip=on_error == "skip",
             unit=text_unit,
-            form=dataset_impl,
+            index_format=dataset_impl,
             special_tokens=special_tokens,
             parse_special_tokens=parse_special_tokens,
             max_errors=error_limit(on_error, max_errors),
         )
         for prefix in run.check_outputs(inputs, output_prefix, options):
-            tell_replaced(prefix)
-        with progress_bar("encoding", sum(one.size for one in inputs)) as told:
-            done = run.preprocess(inputs, output_prefix, tokenizer, options, workers=processes, progress=told)
-    _report(done)
+            warn_replaced(prefix)
+        with progress_bar("encoding", sum(item.size for item in inputs)) as progress:
+            result = run.preprocess(
+                inputs, output_prefix, tokenizer, options, workers=processes, progress=progress
+            )
+    _report(result)
 
 
-def _report(done: Outcome) -> None:
-    """Print what the run wrote; leave with an error where all rows were wrong."""
+def _report(result: PreprocessResult) -> None:
+    """Print what the run wrote; exit with an error if all rows were wrong."""
     click.echo(
-        f"{' '.join(map(str, done.prefixes))}: {done.documents:,} documents, {done.tokens:,} tokens, "
-        f"{done.size:,} bytes, {done.rate:.1f} MB/s"
+        f"{' '.join(map(str, result.prefixes))}: {result.documents:,} documents, {result.tokens:,} tokens, "
+        f"{result.size:,} bytes, {result.rate:.1f} MB/s"
     )
-    tell_skipped(done.skipped, done.quarantine)
-    exit_if_nothing_left(done.documents, done.skipped)
+    warn_skipped(result.skipped, result.quarantine)
+    exit_if_nothing_left(result.documents, result.skipped)

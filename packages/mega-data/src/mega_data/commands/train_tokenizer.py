@@ -1,4 +1,4 @@
-"""`mega-data train-tokenizer`: a vocabulary from text."""
+"""`mega-data train-tokenizer`: train a vocabulary on text."""
 
 from __future__ import annotations
 
@@ -6,39 +6,44 @@ from pathlib import Path
 
 import click
 
-from mega_data.commands.common import Spreading
-from mega_data.commands.preprocess import INPUT
+from mega_data.commands.common import MultiValueCommand
+from mega_data.commands.preprocess import INPUT_HELP
 from mega_schema.app.output_option import OUTPUT_FOLDER
 
 
-@click.command("train-tokenizer", cls=Spreading)
-@click.option("--input", "words", multiple=True, required=True, help=INPUT)
-@click.option("--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe")
-@click.option("--vocab-size", type=int, default=4096, help="Ids, special tokens and bytes included.")
+@click.command("train-tokenizer", cls=MultiValueCommand)
+@click.option("--input", "words", multiple=True, required=True, help=INPUT_HELP)
 @click.option(
-    "--output", type=OUTPUT_FOLDER, required=True, help="Folder to write: new, empty, or of a tokenizer."
+    "--type", "kind", type=click.Choice(["bpe", "wordpiece", "unigram"]), default="bpe", help="Model."
 )
-@click.option("--json-key", default="text", help="Key of the text.")
-@click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT's uncased; wordpiece only.")
+@click.option("--vocab-size", type=int, default=4096, help="Ids, including special tokens and bytes.")
+@click.option(
+    "--output",
+    type=OUTPUT_FOLDER,
+    required=True,
+    help="Folder for the tokenizer: new, empty, or with a tokenizer.",
+)
+@click.option("--json-key", default="text", help="Key of the text in a line.")
+@click.option("--lowercase", is_flag=True, help="Fold case and accents, as BERT uncased; wordpiece only.")
 def train_tokenizer(
     words: tuple[str, ...], kind: str, vocab_size: int, output: Path, json_key: str, lowercase: bool
 ) -> None:
     """Train a tokenizer on text: GPT-2's byte-level BPE, BERT's WordPiece, or a unigram.
 
-    The folder holds tokenizer.json, and what Megatron's flags take: vocab.json and merges.txt, vocab.txt, or
+    The folder has tokenizer.json and the files for Megatron's flags: vocab.json and merges.txt, vocab.txt, or
     tokenizer.model.
     """
     from mega_data.interruptible import run_interruptible
-    from mega_data.readers.inputs import found
-    from mega_data.texts import texts
+    from mega_data.readers.inputs import expand_inputs
+    from mega_data.texts import read_texts
     from mega_data.train_tokenizer import describe, save, train
     from mega_schema.outputs import check_output, is_tokenizer
 
-    inputs = found(words)
-    files = [one.path for one in inputs if not one.stdin]
+    inputs = expand_inputs(words)
+    files = [item.path for item in inputs if not item.is_stdin]
     check_output("--output", output, "folder", inputs=files, is_ours=is_tokenizer)
     tokenizer = run_interruptible(
-        lambda: train(texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
+        lambda: train(read_texts(inputs, json_key), vocab_size, kind=kind, lowercase=lowercase)
     )
     save(tokenizer, output)
     click.echo(f"{output}: {describe(tokenizer)}")

@@ -1,1 +1,1 @@
-"""Near-duplicate removal: MinHash signatures, bands, groups, filter; on disk, one task per shard or band."""
+"""Remove near-duplicates: MinHash signatures, bands, groups, filter; on disk, one task per shard or band."""

@@ -1,9 +1,9 @@
-"""The band keys of a shard in one file, of which one band can be read alone.
+"""A file with the band keys of a shard, from which one band can be read alone.
 
     block 0: up to 2^16 documents   band 0: u64 of each document | band 1 | ...
     block 1: ...
 
-Blocks are full but for the last, so the size of the file says how many documents there are.
+All blocks but the last are full, so the file size gives the number of documents.
 """
 
 from __future__ import annotations
@@ -16,57 +16,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mega_data.jsonl_shards import writing
+from mega_data.jsonl_shards import open_output
 
 Numbers = NDArray[np.uint64]
-BLOCK = 1 << 16  # documents
+BLOCK_DOCUMENTS = 1 << 16
 
 
 @contextmanager
-def writing_columns(path: Path, columns: int) -> Iterator[Callable[[Numbers], None]]:
-    """What to call with (n, columns) numbers of documents that come next; at the end the file is whole."""
-    held, count = list[Numbers](), 0
-    with writing(path) as out:
+def open_column_writer(path: Path, columns: int) -> Iterator[Callable[[Numbers], None]]:
+    """Yield a function that appends (n, columns) numbers of documents."""
+    pending = list[Numbers]()
+    count = 0
+    with open_output(path) as out:
 
         def put(rows: Numbers) -> None:
             out.write(np.ascontiguousarray(rows.T, "<u8").data)
 
         def add(rows: Numbers) -> None:
             nonlocal count
-            held.append(rows)
+            pending.append(rows)
             count += len(rows)
-            if count >= BLOCK:
-                joined = np.concatenate(held)
-                whole = count // BLOCK * BLOCK
-                for at in range(0, whole, BLOCK):
-                    put(joined[at : at + BLOCK])
-                held[:], count = [joined[whole:]], count - whole
+            if count >= BLOCK_DOCUMENTS:
+                rows_so_far = np.concatenate(pending)
+                full_rows = count // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
+                for start in range(0, full_rows, BLOCK_DOCUMENTS):
+                    put(rows_so_far[start : start + BLOCK_DOCUMENTS])
+                pending[:], count = [rows_so_far[full_rows:]], count - full_rows
 
         yield add
         if count:
-            put(np.concatenate(held))
+            put(np.concatenate(pending))
 
 
-def documents(path: Path, columns: int) -> int:
-    """How many a file has."""
+def count_documents(path: Path, columns: int) -> int:
+    """Count the documents of a file."""
     return path.stat().st_size // (8 * columns)
 
 
-def column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
-    """One column, in blocks."""
-    count = documents(path, columns)
+def read_column(path: Path, number: int, columns: int) -> Iterator[Numbers]:
+    """Yield one column in blocks."""
+    count = count_documents(path, columns)
     with path.open("rb") as file:
-        for at in range(0, count, BLOCK):
-            rows = min(BLOCK, count - at)
-            file.seek(8 * (at * columns + number * rows))
+        for start in range(0, count, BLOCK_DOCUMENTS):
+            rows = min(BLOCK_DOCUMENTS, count - start)
+            file.seek(8 * (start * columns + number * rows))
             yield np.frombuffer(file.read(8 * rows), "<u8")
 
 
-def picked(path: Path, number: int, columns: int, places: NDArray[Any]) -> Numbers:
-    """The numbers of some documents in one column."""
-    count = documents(path, columns)
-    begins = places.astype(np.int64) // BLOCK * BLOCK
-    rows = np.minimum(BLOCK, count - begins)
-    at = begins * columns + number * rows + places.astype(np.int64) - begins
-    found: Numbers = np.memmap(path, "<u8", "r")[at]
-    return found
+def take(path: Path, number: int, columns: int, documents: NDArray[Any]) -> Numbers:
+    """Read the numbers of some documents in one column."""
+    count = count_documents(path, columns)
+    block_starts = documents.astype(np.int64) // BLOCK_DOCUMENTS * BLOCK_DOCUMENTS
+    rows = np.minimum(BLOCK_DOCUMENTS, count - block_starts)
+    offsets = block_starts * columns + number * rows + documents.astype(np.int64) - block_starts
+    numbers: Numbers = np.memmap(path, "<u8", "r")[offsets]
+    return numbers

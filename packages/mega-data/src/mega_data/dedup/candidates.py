@@ -1,7 +1,7 @@
-"""Band keys of all shards to pairs of documents that share one, in bounded memory.
+"""Find pairs of documents that share a band key, in bounded memory.
 
-The range of the keys is cut so that one part of it, from all shards, fits in memory: the parts are read,
-sorted and done with one after another.
+The key range is split so that one part of it, from all shards, fits in memory. The parts are read and sorted
+one after the other.
 """
 
 from __future__ import annotations
@@ -12,50 +12,54 @@ from typing import Any
 
 import numpy as np
 
-from mega_data.dedup.band_store import Numbers, column, documents
+from mega_data.dedup.band_store import Numbers, count_documents, read_column
 from mega_data.dedup.minhash import NO_KEY
 
-BYTES_PER_DOCUMENT = 64  # of keys, numbers, order and copies while a part is sorted
+BYTES_PER_DOCUMENT = 64  # keys, numbers, order and copies while a part is sorted
 
 
-def pairs(files: Sequence[Path], band: int, bands: int, memory: int) -> Iterator[Numbers]:
-    """(n, 2) arrays of documents that share a key: the first of them, and in turn each of the others.
+def candidate_pairs(files: Sequence[Path], band: int, bands: int, memory: int) -> Iterator[Numbers]:
+    """Yield (n, 2) arrays of documents that share a key: the first of them, and each of the others.
 
-    The pairs of one key come one after another, in the order of the documents.
+    The pairs of one key are consecutive, in the order of the documents.
 
     Args:
-        files: of the shards in their order, see `columns`; documents are numbered through them from 0.
-        memory: bytes to sort in.
+        files: of the shards in order, see `band_store`; documents are numbered from 0 over all of them.
+        memory: bytes for sorting.
     """
-    total = sum(documents(file, bands) for file in files)
+    total = sum(count_documents(file, bands) for file in files)
     parts = max(1, -(-total * BYTES_PER_DOCUMENT // memory))
     for part in range(parts):
-        keys, numbers = _part(files, band, bands, part, parts)
+        keys, numbers = _read_part(files, band, bands, part, parts)
         order = np.argsort(keys, kind="stable")
         keys, numbers = keys[order], numbers[order]
-        same = np.flatnonzero(keys[1:] == keys[:-1]) + 1
-        if not len(same):
+        repeats = np.flatnonzero(keys[1:] == keys[:-1]) + 1
+        if not len(repeats):
             continue
-        # where a run of equal keys begins: the last change of key at or before each place
-        changed = np.ones(len(keys), bool)
-        changed[1:] = keys[1:] != keys[:-1]
-        begins = np.maximum.accumulate(np.where(changed, np.arange(len(keys)), 0))[same]
-        yield np.stack([numbers[begins], numbers[same]], axis=1)
+        # start of each run of equal keys: the last change of key at or before each place
+        is_first_of_key = np.ones(len(keys), bool)
+        is_first_of_key[1:] = keys[1:] != keys[:-1]
+        firsts = np.maximum.accumulate(np.where(is_first_of_key, np.arange(len(keys)), 0))[repeats]
+        yield np.stack([numbers[firsts], numbers[repeats]], axis=1)
 
 
-def _part(files: Sequence[Path], band: int, bands: int, part: int, parts: int) -> tuple[Numbers, Numbers]:
-    keys, numbers, before = list[Numbers](), list[Numbers](), 0
+def _read_part(
+    files: Sequence[Path], band: int, bands: int, part: int, parts: int
+) -> tuple[Numbers, Numbers]:
+    keys = list[Numbers]()
+    numbers = list[Numbers]()
+    first = 0
     for file in files:
-        for block in column(file, band, bands):
-            chosen = block != NO_KEY
+        for block in read_column(file, band, bands):
+            in_part = block != NO_KEY
             if parts > 1:
-                chosen &= (block >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part
-            found = np.flatnonzero(chosen)
-            keys.append(block[found])
-            numbers.append((found + before).astype(np.uint64))
-            before += len(block)
-    return _joined(keys), _joined(numbers)
+                in_part &= (block >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part
+            rows = np.flatnonzero(in_part)
+            keys.append(block[rows])
+            numbers.append((rows + first).astype(np.uint64))
+            first += len(block)
+    return _concatenate(keys), _concatenate(numbers)
 
 
-def _joined(arrays: list[Any]) -> Numbers:
+def _concatenate(arrays: list[Any]) -> Numbers:
     return np.concatenate(arrays) if arrays else np.empty(0, np.uint64)

@@ -1,4 +1,4 @@
-"""The ids of a shard's documents on disk: found by a document's place, without reading the shard again."""
+"""Store the ids of a shard's documents on disk and read one by its place."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 import numpy as np
 
-from mega_data.jsonl_shards import writing
+from mega_data.jsonl_shards import open_output
 
 
 @contextmanager
-def writing_ids(folder: Path, shard: int) -> Iterator[Callable[[Sequence[str]], None]]:
-    """What to call with the ids of the documents that come next; the files get their names at the end."""
+def open_id_writer(folder: Path, shard: int) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Yield a function that appends ids; the files are published at the end."""
     end = 0
-    with writing(folder / f"{shard:05d}.text") as text, writing(folder / f"{shard:05d}.ends") as ends:
+    with open_output(folder / f"{shard:05d}.text") as text, open_output(folder / f"{shard:05d}.ends") as ends:
 
         def add(ids: Sequence[str]) -> None:
             nonlocal end
-            parts = [one.encode("utf-8", "surrogatepass") for one in ids]
+            parts = [text_id.encode("utf-8", "surrogatepass") for text_id in ids]
             text.write(b"".join(parts))
-            stops = end + np.cumsum([len(part) for part in parts], dtype=np.int64)
-            ends.write(stops.astype("<u8").tobytes())
-            end = int(stops[-1])
+            id_ends = end + np.cumsum([len(part) for part in parts], dtype=np.int64)
+            ends.write(id_ends.astype("<u8").tobytes())
+            end = int(id_ends[-1])
 
         yield add
 
 
-def id_of(folder: Path, shard: int, place: int) -> str:
-    """The id of the document at a place, from 0."""
+def read_id(folder: Path, shard: int, place: int) -> str:
+    """Read the id of the document at a place, from 0."""
     with (folder / f"{shard:05d}.ends").open("rb") as ends:
         ends.seek(8 * place)
         end = int.from_bytes(ends.read(8), "little")

@@ -1,4 +1,4 @@
-"""Shingle sets kept on disk, for the documents that have a pair, and what they say of a pair."""
+"""Store shingle sets on disk and compare pairs by Jaccard similarity."""
 
 from __future__ import annotations
 
@@ -11,59 +11,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mega_data.dedup.shingles import HASH_BITS, Keys
-from mega_data.jsonl_shards import writing
+from mega_data.jsonl_shards import open_output
 
-Sets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
+MappedSets = tuple[NDArray[np.uint32], NDArray[np.uint64]]
 
 
 def write_sets(folder: Path, shard: int, batches: Iterable[tuple[Keys, NDArray[np.bool_]]]) -> None:
-    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted, equal ones once.
+    """Write the shingle sets of a shard's wanted documents: 32 bits of each hash, sorted and unique.
 
     Args:
-        batches: of consecutive documents which are wanted, and the keys of those, numbered from 0.
+        batches: keys of the wanted documents of a batch, numbered from 0, and which documents are wanted.
     """
-    at, offsets = 0, [np.zeros(1, np.uint64)]
-    with writing(folder / f"{shard:05d}.sets") as out:
-        for keys, wanted in batches:
+    size = 0
+    offsets = [np.zeros(1, np.uint64)]
+    with open_output(folder / f"{shard:05d}.sets") as out:
+        for keys, is_wanted in batches:
             hashes = (keys >> np.uint64(HASH_BITS - 32)).astype("<u4")
             numbers = (keys >> np.uint64(HASH_BITS)).view(np.int64)
-            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(wanted) + 1))
+            bounds = np.searchsorted(numbers, np.arange(np.count_nonzero(is_wanted) + 1))
             for start, end in pairwise(bounds.tolist()):
                 hashes[start:end].sort()
-            kept = np.ones(len(hashes) + 1, bool)
-            np.not_equal(hashes[1:], hashes[:-1], out=kept[1:-1])
-            kept[bounds] = True
-            out.write(hashes[kept[:-1]].data)
-            sizes = np.zeros(len(wanted), np.int64)
-            sizes[wanted] = np.add.reduceat(kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
-            ends = at + np.cumsum(sizes)
+            is_kept = np.ones(len(hashes) + 1, bool)
+            np.not_equal(hashes[1:], hashes[:-1], out=is_kept[1:-1])
+            is_kept[bounds] = True
+            out.write(hashes[is_kept[:-1]].data)
+            sizes = np.zeros(len(is_wanted), np.int64)
+            sizes[is_wanted] = np.add.reduceat(is_kept, bounds, dtype=np.int64)[:-1] * (np.diff(bounds) > 0)
+            ends = size + np.cumsum(sizes)
             offsets.append(ends.astype(np.uint64))
-            at = int(ends[-1])
-    with writing(folder / f"{shard:05d}.offsets") as out:
+            size = int(ends[-1])
+    with open_output(folder / f"{shard:05d}.offsets") as out:
         out.write(np.concatenate(offsets).astype("<u8").tobytes())
 
 
 class SetReader:
-    """The shingle sets of documents by their number, through all shards."""
+    """The shingle sets of documents by number, over all shards."""
 
     def __init__(self, folder: Path, firsts: Sequence[int]) -> None:
-        """
+        """Map the sets of all shards.
+
         Args:
             firsts: number of the first document of each shard.
         """
         self.firsts = firsts
-        self._shards = [_mapped(folder, shard) for shard in range(len(firsts))]
+        self._shards = [_map_sets(folder, shard) for shard in range(len(firsts))]
 
-    def alike(self, a: int, b: int, least: float) -> bool:
-        """Whether two sets' intersection over their union is `least` or more; no set is like an empty one."""
-        one, other = self._set(a), self._set(b)
-        small, large = sorted((len(one), len(other)))
-        if not small or small < least * large:  # as much as the sizes allow
+    def is_similar(self, a: int, b: int, threshold: float) -> bool:
+        """Return whether the Jaccard similarity is `threshold` or more; an empty set is similar to none."""
+        set_a, set_b = self._set(a), self._set(b)
+        small, large = sorted((len(set_a), len(set_b)))
+        if not small or small < threshold * large:  # the sizes bound the similarity
             return False
-        together = np.concatenate([one, other])
-        together.sort()
-        shared = int(np.count_nonzero(together[1:] == together[:-1]))
-        return shared >= least * (len(together) - shared)
+        both = np.concatenate([set_a, set_b])
+        both.sort()
+        shared = int(np.count_nonzero(both[1:] == both[:-1]))
+        return shared >= threshold * (len(both) - shared)
 
     def _set(self, document: int) -> NDArray[np.uint32]:
         shard = bisect_right(self.firsts, document) - 1
@@ -72,7 +74,7 @@ class SetReader:
         return sets[int(offsets[place]) : int(offsets[place + 1])]
 
 
-def _mapped(folder: Path, shard: int) -> Sets:
+def _map_sets(folder: Path, shard: int) -> MappedSets:
     sets, offsets = folder / f"{shard:05d}.sets", folder / f"{shard:05d}.offsets"
     empty = np.empty(0, np.uint32)
     return (

@@ -1,4 +1,4 @@
-"""What counts as nearly the same: two public recipes by name, and exact equality.
+"""Presets of deduplication: two public recipes and exact equality.
 
 With rows r and bands b, two documents of Jaccard similarity s share a band with probability 1 - (1 - s^r)^b.
 """
@@ -12,14 +12,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How documents are cut, compared and grouped.
+    """How documents are cut into shingles, compared and grouped.
 
     Attributes:
-        unit: what a shingle consists of; "text" is the whole text, compared by 128 bits of hash.
+        unit: unit of a shingle; "text" is the whole text, compared by a 128-bit hash.
         size: units in a shingle.
-        bands: groups of signature values; documents that agree on a whole one become a pair.
+        bands: groups of signature values; documents that agree on all values of a group become a pair.
         rows: signature values in a band.
-        jaccard: a pair is one only from this similarity of the two shingle sets on; None takes every pair.
+        jaccard: minimum Jaccard similarity of a pair's shingle sets; None accepts every pair.
     """
 
     unit: Literal["characters", "words", "text"]
@@ -31,7 +31,7 @@ class Preset:
 
     @property
     def bins(self) -> int:
-        """Values in a signature."""
+        """Return the number of values in a signature."""
         return self.bands * self.rows
 
 

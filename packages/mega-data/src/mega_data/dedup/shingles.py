@@ -1,7 +1,7 @@
-"""Texts to hashed shingles, many documents at once, in numpy.
+"""Hash the shingles of many texts at once, in numpy.
 
-A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, 44 bits of hash below.
-Sorted, keys are therefore each document's shingle set, in order of the hash.
+A shingle is one 64-bit key: its document's number in the batch in the upper 20 bits, a 44-bit hash below.
+Sorted keys are therefore each document's shingle set, ordered by hash.
 """
 
 from __future__ import annotations
@@ -21,128 +21,135 @@ from mega_data.dedup.presets import Preset
 Keys = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 HASH_BITS = 44
-MOST_DOCUMENTS = 1 << (64 - HASH_BITS)  # in a batch
-PIECE = 1 << 18  # characters of a text that are cut at once; they take about 52 bytes each meanwhile
-# Before these a text can be cut in two without a word, its lower case or its marks changing: ASCII's white
-# space, and ideographs, which are words of their own
+MAX_DOCUMENTS = 1 << (64 - HASH_BITS)  # per batch
+PIECE_CHARACTERS = 1 << 18  # of a text that are processed at once, at about 52 bytes each
+# A text can be split before these without changing a word, its lower case or its marks: ASCII white space,
+# and ideographs, each of which is a word
 _BREAK = re.compile("[ \t\n\r\u3400-\u9fff]")
 
-SPACE, LETTER, DIGIT, DROPPED, ALONE = range(5)
-_TABLE = 1 << 16  # characters beyond it are letters
-_POWERS = 1 << 12  # a longer word uses them again from the first
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio
+SPACE, LETTER, DIGIT, DROPPED, IDEOGRAPH = range(5)
+_TABLE_SIZE = 1 << 16  # characters beyond it are letters
+_POWERS = 1 << 12  # a longer word reuses them from the first
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's multipliers
 
 
 class Shingles:
-    """The shingle sets of documents, as a preset cuts them."""
+    """Compute the shingle sets of documents for a preset."""
 
     def __init__(self, preset: Preset) -> None:
         self.preset = preset
-        # glibc keeps freed memory for what comes next up to twice the largest block it took back as a map of
-        # its own, at first 128 KiB: without this one, half the time goes into pages of arrays made anew
+        # glibc reuses freed memory up to twice the largest mmapped block that was freed, at first 128 KiB.
+        # Without this block, half of the time is page faults of new arrays
         np.empty(31 << 20, np.uint8)
         self._seed = np.uint64((preset.seed * int(_FIRST) + 1) % 2**64)
         words = preset.unit == "words"
-        self._classes = _classes() if words else np.empty(0, np.uint8)
-        powers = np.full(_POWERS if words else 0, _STEP, np.uint64)
+        self._classes = _character_classes() if words else np.empty(0, np.uint8)
+        powers = np.full(_POWERS if words else 0, _MULTIPLIER, np.uint64)
         self._powers = np.multiply.accumulate(powers)
 
-    def in_pieces(self, texts: Sequence[str], piece: int = PIECE) -> Iterator[Keys]:
-        """Yield the keys of all texts; those of a text of more than `piece` characters some at a time.
+    def keys_in_pieces(self, texts: Sequence[str], piece: int = PIECE_CHARACTERS) -> Iterator[Keys]:
+        """Yield the keys of all texts; those of a text of more than `piece` characters in parts.
 
-        Of texts cut into words, a run of letters without white space and ideographs stays one piece.
+        With words as units, a run of letters without white space and ideographs is not split.
         """
-        long = [number for number, text in enumerate(texts) if len(text) > piece]
-        if not long:
+        long_texts = [number for number, text in enumerate(texts) if len(text) > piece]
+        if not long_texts:
             yield self.keys(texts)
             return
         yield self.keys([text if len(text) <= piece else "" for text in texts])
-        cut = self._pieces_of_words if self.preset.unit == "words" else self._pieces_of_characters
-        for number in long:
-            for keys in cut(texts[number], piece):
+        split_keys = (
+            self._keys_of_long_words if self.preset.unit == "words" else self._keys_of_long_characters
+        )
+        for number in long_texts:
+            for keys in split_keys(texts[number], piece):
                 yield keys | np.uint64(number << HASH_BITS)
 
-    def sets(self, texts: Sequence[str], piece: int = PIECE) -> Keys:
+    def shingle_sets(self, texts: Sequence[str], piece: int = PIECE_CHARACTERS) -> Keys:
         """Return the keys of all texts in the order of the texts, those of a long text once."""
         if all(len(text) <= piece for text in texts):
             return self.keys(texts)
         parts = list[Keys]()
         for number, text in enumerate(texts):
-            found = np.unique(np.concatenate([np.unique(keys) for keys in self.in_pieces([text], piece)]))
-            parts.append(found | np.uint64(number << HASH_BITS))
+            unique_keys = np.unique(
+                np.concatenate([np.unique(keys) for keys in self.keys_in_pieces([text], piece)])
+            )
+            parts.append(unique_keys | np.uint64(number << HASH_BITS))
         return np.concatenate(parts)
 
-    def _pieces_of_characters(self, text: str, piece: int) -> Iterator[Keys]:
-        for at in range(0, len(text), piece):
-            yield self.keys([text[at : at + piece + self.preset.size]])
+    def _keys_of_long_characters(self, text: str, piece: int) -> Iterator[Keys]:
+        for start in range(0, len(text), piece):
+            yield self.keys([text[start : start + piece + self.preset.size]])
 
-    def _pieces_of_words(self, text: str, piece: int) -> Iterator[Keys]:
-        before, at = np.empty(0, np.uint64), 0
-        while at < len(text):
-            found = _BREAK.search(text, at + piece)
-            end = found.start() if found else len(text)
-            words = np.concatenate([before, self._words([text[at:end]])[1]])
-            yield self._windows(np.zeros(len(words), np.int64), words)
-            # the words that the first shingles of the next piece begin with
-            before, at = words[max(0, len(words) - self.preset.size + 1) :], end
+    def _keys_of_long_words(self, text: str, piece: int) -> Iterator[Keys]:
+        previous = np.empty(0, np.uint64)
+        start = 0
+        while start < len(text):
+            match = _BREAK.search(text, start + piece)
+            end = match.start() if match else len(text)
+            words = np.concatenate([previous, self._word_hashes([text[start:end]])[1]])
+            yield self._shingle_keys(np.zeros(len(words), np.int64), words)
+            # the first shingles of the next piece begin with these words
+            previous = words[max(0, len(words) - self.preset.size + 1) :]
+            start = end
 
     def keys(self, texts: Sequence[str]) -> Keys:
-        """Keys of all shingles of all texts in their order, the same shingle of one text several times.
+        """Return the keys of all shingles of all texts in their order, with repetitions.
 
-        Words are runs of letters and digits in lower case, without accents, numbers written as 0, and each
-        CJK character is one of its own: what datatrove's simplify_text leaves. Characters are those of the
-        text as it is; as in Megatron's find_duplicates.py the last shingle of a text is not in its set.
+        Words are runs of letters and digits in lower case, without accents, with numbers replaced by 0; each
+        CJK character is a word, as in datatrove's simplify_text. Characters are those of the unchanged text;
+        as in Megatron's find_duplicates.py the last shingle of a text is not in its set.
 
         Args:
             texts: at most 2^20 of them.
         """
-        assert len(texts) <= MOST_DOCUMENTS
+        assert len(texts) <= MAX_DOCUMENTS
         if self.preset.unit == "words":
-            documents, units = self._words(texts)
+            documents, units = self._word_hashes(texts)
         else:
-            documents, units = _characters(texts)
-        return self._windows(documents, units)
+            documents, units = _character_codes(texts)
+        return self._shingle_keys(documents, units)
 
-    def _windows(self, documents: NDArray[np.int64], units: Keys) -> Keys:
-        """The keys of all shingles of these units."""
+    def _shingle_keys(self, documents: NDArray[np.int64], units: Keys) -> Keys:
+        """Return the keys of all shingles of these units."""
         size = self.preset.size
-        # a window of characters ends one before the text's end, see above
+        # a window of characters ends one before the text's end, see `keys`
         last = size if self.preset.unit == "characters" else size - 1
         count = len(units) - last
         if count <= 0:
             return np.empty(0, np.uint64)
         hashes = units[:count] + self._seed
         for offset in range(1, size):
-            hashes *= _STEP
+            hashes *= _MULTIPLIER
             hashes += units[offset : offset + count]
-        whole = documents[:count] == documents[last:]
+        in_one_document = documents[:count] == documents[last:]
         hashes *= _FIRST
         hashes ^= hashes >> np.uint64(32)
         hashes *= _SECOND
-        keys: Keys = _keys(documents[:count], hashes)[whole]
+        keys: Keys = _pack_keys(documents[:count], hashes)[in_one_document]
         return keys
 
-    def _words(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
-        """The document and the hash of each word."""
+    def _word_hashes(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+        """Return the document and the hash of each word."""
         # a line break between documents ends the word before it
-        plain = [
+        folded = [
             text.lower() if text.isascii() else unicodedata.normalize("NFD", text.lower()) for text in texts
         ]
-        codes = _codes("\n".join(plain) + "\n")
-        ends = np.cumsum([len(text) + 1 for text in plain])
-        classes = self._classes[np.minimum(codes, _TABLE - 1)]
-        kept = classes != DROPPED
-        digit = classes == DIGIT
-        kept[1:] &= ~(digit[1:] & digit[:-1])
-        codes[digit] = ord("0")
-        if not kept.all():
-            ends = np.cumsum(kept)[ends - 1]
-            codes, classes = codes[kept], classes[kept]
-        solid, alone = classes != SPACE, classes == ALONE
-        begins = solid.copy()
-        begins[1:] &= ~solid[:-1] | alone[1:] | alone[:-1]
-        starts = np.flatnonzero(begins)
+        codes = _code_points("\n".join(folded) + "\n")
+        ends = np.cumsum([len(text) + 1 for text in folded])
+        classes = self._classes[np.minimum(codes, _TABLE_SIZE - 1)]
+        is_kept = classes != DROPPED
+        is_digit = classes == DIGIT
+        is_kept[1:] &= ~(is_digit[1:] & is_digit[:-1])
+        codes[is_digit] = ord("0")
+        if not is_kept.all():
+            ends = np.cumsum(is_kept)[ends - 1]
+            codes, classes = codes[is_kept], classes[is_kept]
+        is_word = classes != SPACE
+        is_ideograph = classes == IDEOGRAPH
+        is_start = is_word.copy()
+        is_start[1:] &= ~is_word[:-1] | is_ideograph[1:] | is_ideograph[:-1]
+        starts = np.flatnonzero(is_start)
         if not len(starts):
             return np.empty(0, np.int64), np.empty(0, np.uint64)
         places = np.arange(len(codes))
@@ -153,52 +160,52 @@ class Shingles:
         values *= _FIRST
         values ^= values >> np.uint64(29)
         values *= self._powers[places & (_POWERS - 1)]
-        values *= solid
+        values *= is_word
         words = np.add.reduceat(values, starts)
         words ^= words >> np.uint64(31)
         words *= _SECOND
         return np.searchsorted(ends, starts, "right"), words
 
 
-def _keys(documents: NDArray[Any], hashes: Keys) -> Keys:
+def _pack_keys(documents: NDArray[Any], hashes: Keys) -> Keys:
     keys = documents.astype(np.uint64)
     keys <<= np.uint64(HASH_BITS)
     keys |= hashes >> np.uint64(64 - HASH_BITS)
     return keys
 
 
-def digests(texts: Sequence[str]) -> Keys:
-    """(texts, 2) 128 bits of hash of each whole text; zeros for an empty one."""
-    found = (
+def text_digests(texts: Sequence[str]) -> Keys:
+    """Return (texts, 2) words of a 128-bit hash of each text; zeros for an empty one."""
+    hashes = (
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else bytes(16)
         for text in texts
     )
-    return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2)
+    return np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
 
 
-def _characters(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
-    """The document and the code of each character."""
+def _character_codes(texts: Sequence[str]) -> tuple[NDArray[np.int64], Keys]:
+    """Return the document and the code point of each character."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     text = "".join(texts)
-    if text.isascii():  # at once, without a step between
+    if text.isascii():  # without an intermediate array
         return documents, np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint64)
-    return documents, _codes(text).astype(np.uint64)
+    return documents, _code_points(text).astype(np.uint64)
 
 
-def _codes(text: str) -> NDArray[np.uint32]:
+def _code_points(text: str) -> NDArray[np.uint32]:
     if text.isascii():
         return np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint32)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
 
 
 @cache
-def _classes() -> NDArray[np.uint8]:
-    """What each of the first 2^16 characters is in a word; a process makes it once."""
-    named = {"L": LETTER, "N": DIGIT, "M": LETTER}
-    kinds = (unicodedata.category(chr(code)) for code in range(_TABLE))
-    table = np.array([DROPPED if k == "Mn" else named.get(k[0], SPACE) for k in kinds], np.uint8)
+def _character_classes() -> NDArray[np.uint8]:
+    """Classify the first 2^16 characters; cached in the process."""
+    class_of = {"L": LETTER, "N": DIGIT, "M": LETTER}
+    kinds = (unicodedata.category(chr(code)) for code in range(_TABLE_SIZE))
+    table = np.array([DROPPED if k == "Mn" else class_of.get(k[0], SPACE) for k in kinds], np.uint8)
     for first, end in ((0x3040, 0x3100), (0x3400, 0xA000), (0xF900, 0xFB00)):  # kana and ideographs
-        table[first:end] = np.where(table[first:end] == LETTER, ALONE, table[first:end])
-    table[-1] = LETTER  # stands for all characters beyond
+        table[first:end] = np.where(table[first:end] == LETTER, IDEOGRAPH, table[first:end])
+    table[-1] = LETTER  # for all characters beyond the table
     table.flags.writeable = False
     return table

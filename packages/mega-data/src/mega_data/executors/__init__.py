@@ -1,1 +1,1 @@
-"""Who runs the tasks of a stage: processes of this machine, elements of a Slurm array, or Ray."""
+"""Run the tasks of a stage: on processes of this machine, on a Slurm array or on Ray."""

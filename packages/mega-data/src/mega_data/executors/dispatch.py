@@ -1,4 +1,4 @@
-"""One way to run stages for every command: here, as an element of a Slurm array, or on Ray."""
+"""Run stages on the executor that a command names."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mega_data.executors import local, slurm
-from mega_data.task_stages import Progress, Result, Stage, chosen, silent
+from mega_data.task_stages import StartProgress, TaskResult, TaskStage, no_progress, select_stages
 
 EXECUTORS = ("local", "slurm-array", "ray")
 
 
 def execute(
-    stages: Sequence[Stage],
+    stages: Sequence[TaskStage],
     folder: Path,
     *,
     executor: str = "local",
     workers: int = 1,
     only: str | None = None,
     environment: Mapping[str, str],
-    progress: Progress = silent,
-) -> list[list[Result]] | None:
-    """Do the tasks that are not done.
+    progress: StartProgress = no_progress,
+) -> list[list[TaskResult]] | None:
+    """Run the tasks that are not finished.
 
     Args:
         executor: one of EXECUTORS.
         only: `plan`, STAGE or STAGE:TASK, as the flag.
-        environment: the process's; `slurm-array` finds its place in it.
+        environment: of the process; `slurm-array` reads its array index from it.
 
     Returns:
-        what is remembered of every task, by stage and task; None where this process had only a part to do.
+        The result of every task, by stage and task; None if this process ran only a part of them.
 
     Raises:
-        MegaError: as the executor does.
+        MegaError: an error of the executor.
     """
-    wanted = chosen(stages, only)
+    selected = select_stages(stages, only)
     if executor == "ray":
         from mega_data.executors.ray import run
 
-        found = run(wanted, folder, workers=workers, progress=progress)
+        task_results = run(selected, folder, workers=workers, progress=progress)
     elif executor == "slurm-array":
-        found = local.run(slurm.shares(wanted, environment), folder, workers=workers, progress=progress)
+        task_results = local.run(
+            slurm.element_stages(selected, environment), folder, workers=workers, progress=progress
+        )
     else:
-        found = local.run(wanted, folder, workers=workers, progress=progress)
-    return found if only is None and executor != "slurm-array" else None
+        task_results = local.run(selected, folder, workers=workers, progress=progress)
+    return task_results if only is None and executor != "slurm-array" else None

@@ -1,4 +1,4 @@
-"""Tasks on processes of this machine."""
+"""Run tasks on processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mega_data.executors.pool import TaskPool
-from mega_data.task_stages import Progress, Result, Stage, left, perform, results, silent
+from mega_data.task_stages import (
+    StartProgress,
+    TaskResult,
+    TaskStage,
+    no_progress,
+    pending_tasks,
+    read_results,
+    run_task,
+)
 
 
 def run(
-    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Progress = silent
-) -> list[list[Result]]:
-    """Do every task of every stage that is not done; what is remembered of each, by stage and task.
+    stages: Sequence[TaskStage], folder: Path, *, workers: int, progress: StartProgress = no_progress
+) -> list[list[TaskResult]]:
+    """Run every unfinished task of every stage; return the results by stage and task.
 
     Raises:
-        MegaError: a task's own error, or a worker that was killed. What is done stays done.
+        MegaError: a task's own error, or a killed worker. Finished tasks stay finished.
     """
-    workers = min(workers, max((len(stage.mine) for stage in stages), default=0))
+    workers = min(workers, max((len(stage.own_tasks) for stage in stages), default=0))
     if workers <= 1:
         for stage in stages:
-            tasks = left(stage, folder)
-            tell = progress(stage, tasks)
+            tasks = pending_tasks(stage, folder)
+            report = progress(stage, tasks)
             for task in tasks:
-                tell(perform(stage, task, folder))
-        return [results(stage, folder) for stage in stages]
+                report(run_task(stage, task, folder))
+        return [read_results(stage, folder) for stage in stages]
     with TaskPool(stages, folder, workers) as pool:
         for stage in stages:
-            tasks = left(stage, folder)
-            tell = progress(stage, tasks)
+            tasks = pending_tasks(stage, folder)
+            report = progress(stage, tasks)
             for result in pool.run(stage, tasks):
-                tell(result)
-    return [results(stage, folder) for stage in stages]
+                report(result)
+    return [read_results(stage, folder) for stage in stages]

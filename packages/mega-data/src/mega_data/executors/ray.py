@@ -1,7 +1,7 @@
-"""Tasks on a Ray cluster: the one that RAY_ADDRESS names, or processes of this machine under Ray.
+"""Run tasks on a Ray cluster: the one that RAY_ADDRESS names, or a local one.
 
 The workers must see the inputs, the output and the work folder under the same paths, as Slurm's nodes must,
-and have the libraries that the command needs; the code of mega_data itself goes with the run.
+and have the libraries that the command needs. The code of mega_data is sent with the run.
 """
 
 from __future__ import annotations
@@ -14,29 +14,37 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_data.task_stages import Progress, Result, Stage, left, perform, results, silent
+from mega_data.task_stages import (
+    StartProgress,
+    TaskResult,
+    TaskStage,
+    no_progress,
+    pending_tasks,
+    read_results,
+    run_task,
+)
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
-_SECONDS = 10.0  # to wait for a cluster to answer
+_CONNECT_SECONDS = 10.0  # to wait for a cluster to answer
 _HINT = "the same command goes on where this one ended"
 
 
 def run(
-    stages: Sequence[Stage], folder: Path, *, workers: int, progress: Progress = silent
-) -> list[list[Result]]:
-    """Do every task of every stage that is not done; what is remembered of each, by stage and task.
+    stages: Sequence[TaskStage], folder: Path, *, workers: int, progress: StartProgress = no_progress
+) -> list[list[TaskResult]]:
+    """Run every unfinished task of every stage; return the results by stage and task.
 
-    A task whose process dies is given to another one, three times (Ray's default).
+    A task whose process dies is retried up to three times (Ray's default).
 
     Args:
-        workers: processes, where Ray is started for this run; an existing cluster has its own.
+        workers: processes, if Ray is started for this run; an existing cluster has its own.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster is not there.
-        MegaError: a task's own error, or its process died each time. What is done stays done.
+        ConfigError: Ray is not installed, or the cluster cannot be reached.
+        MegaError: a task's own error, or its process died each time. Finished tasks stay finished.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster started here reports home
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here would report usage
     try:
         ray: Any = import_module("ray")
     except ImportError:
@@ -49,7 +57,7 @@ def run(
             _run_stage(ray, stage, folder, progress)
     finally:
         ray.shutdown()
-    return [results(stage, folder) for stage in stages]
+    return [read_results(stage, folder) for stage in stages]
 
 
 def _connect(ray: Any, workers: int) -> None:
@@ -60,28 +68,29 @@ def _connect(ray: Any, workers: int) -> None:
         options = {"runtime_env": {"py_modules": code}}
     try:
         host, colon, port = (address or "").partition(":")
-        if colon and port.isdecimal():  # where nobody listens Ray itself goes on trying for minutes
-            socket.create_connection((host, int(port)), _SECONDS).close()
+        if colon and port.isdecimal():  # Ray itself retries for minutes
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
-    except (OSError, RuntimeError, ValueError) as error:  # none there, or one of other versions
+    except (OSError, RuntimeError, ValueError) as error:  # no cluster, or one of other versions
         found, hint = f"{address}: {' '.join(str(error).split())}", "ray start --head, or unset RAY_ADDRESS"
         raise ConfigError("RAY_ADDRESS", "no cluster to use", found=found, hint=hint) from None
 
 
-def _task(stage: Stage, task: int, folder: Path, here: Path) -> Result:
-    os.chdir(here)  # paths may be as the command was given them
-    return perform(stage, task, folder)
+def _run_task(stage: TaskStage, task: int, folder: Path, cwd: Path) -> TaskResult:
+    os.chdir(cwd)  # paths may be relative
+    return run_task(stage, task, folder)
 
 
-def _run_stage(ray: Any, stage: Stage, folder: Path, progress: Progress) -> None:
-    tasks = left(stage, folder)
-    tell = progress(stage, tasks)
-    remote, shared = ray.remote(_task), ray.put(stage)
+def _run_stage(ray: Any, stage: TaskStage, folder: Path, progress: StartProgress) -> None:
+    tasks = pending_tasks(stage, folder)
+    report = progress(stage, tasks)
+    remote = ray.remote(_run_task)
+    shared = ray.put(stage)
     waiting = [remote.remote(shared, task, folder, Path.cwd()) for task in tasks]
     while waiting:
         ended, waiting = ray.wait(waiting)
         try:
-            tell(ray.get(ended[0]))
+            report(ray.get(ended[0]))
         except ray.exceptions.RayTaskError as error:
             for task in waiting:
                 ray.cancel(task)

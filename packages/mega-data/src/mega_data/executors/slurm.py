@@ -1,7 +1,7 @@
-"""Tasks as a Slurm job array does them: element i of n has every n-th task of a stage from i on.
+"""Run tasks on a Slurm job array: element i of n has every n-th task of a stage from i on.
 
-Which element has a task says nothing of its bytes, so an array may be submitted again with another n: tasks
-that are done stay done.
+The output of a task does not depend on the element, so an array may be resubmitted with another n: finished
+tasks stay finished.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from mega_data.task_stages import Stage
+from mega_data.task_stages import TaskStage
 from mega_schema.errors import ConfigError
 
 _ID, _FIRST, _STEP, _COUNT = (f"SLURM_ARRAY_TASK_{word}" for word in ("ID", "MIN", "STEP", "COUNT"))
 _ARRAY = "sbatch --array=0-15"
 
 
-def place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """This process's element of its array, from 0 on, and how many there are.
+def array_element(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's index in its array, from 0, and the size of the array.
 
     Raises:
         ConfigError: the process is in no array, or the array's numbers have gaps.
     """
-    found = {name: environment.get(name, "") for name in (_ID, _FIRST, _STEP, _COUNT)}
-    found[_STEP] = found[_STEP] or "1"
-    for name, value in found.items():
+    values = {name: environment.get(name, "") for name in (_ID, _FIRST, _STEP, _COUNT)}
+    values[_STEP] = values[_STEP] or "1"
+    for name, value in values.items():
         if not value.isdecimal():
             what = "is no number" if value else "is not set: this is no element of a job array"
             raise ConfigError(name, what, hint=f"{_ARRAY} infra/slurm/data.sbatch ...")
-    number, first, step, count = (int(value) for value in found.values())
-    index, rest = divmod(number - first, max(1, step))
-    if rest or not 0 <= index < count:
+    number, first, step, count = (int(value) for value in values.values())
+    index, remainder = divmod(number - first, max(1, step))
+    if remainder or not 0 <= index < count:
         what = f"element {number} of {count}: the numbers have gaps"
         raise ConfigError(_ID, what, hint=f"{_ARRAY}; what is done is not done again")
     return index, count
 
 
-def refuse_all(stages: Iterable[str]) -> NoReturn:
-    """Refuse an element of an array that is to do all of a run.
+def refuse_whole_run(stages: Iterable[str]) -> NoReturn:
+    """Refuse an array element without a stage.
 
     Raises:
         ConfigError: always; it names the stages.
@@ -50,13 +50,13 @@ def refuse_all(stages: Iterable[str]) -> NoReturn:
     raise ConfigError("--only", what, wanted=" | ".join(stages), hint=hint)
 
 
-def shares(stages: Sequence[Stage], environment: Mapping[str, str]) -> list[Stage]:
-    """The stages with this element's tasks.
+def element_stages(stages: Sequence[TaskStage], environment: Mapping[str, str]) -> list[TaskStage]:
+    """Return the stages with this element's tasks.
 
     Raises:
-        ConfigError: as `place`; or several stages, of which only the first could begin.
+        ConfigError: as `array_element`; or several stages, of which only the first could begin.
     """
     if len(stages) > 1:
-        refuse_all(stage.name for stage in stages)
-    mine = place(environment)
-    return [replace(stage, share=mine) for stage in stages]
+        refuse_whole_run(stage.name for stage in stages)
+    element = array_element(environment)
+    return [replace(stage, share=element) for stage in stages]

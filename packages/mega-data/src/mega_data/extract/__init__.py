@@ -1,1 +1,1 @@
-"""Text out of what the web and Wikipedia publish: one module per form, each a stream of pages."""
+"""Extract text from web archives and Wikipedia: one module per format, each a stream of pages."""

@@ -1,4 +1,4 @@
-"""Which reader a file needs: by name of the form, or by its first bytes."""
+"""Choose the reader of a file by format name or by its first bytes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mega_data.extract.packed import CUTTABLE, packing, pieces
-from mega_data.extract.types import Gap, LeftOut, Page, Text
+from mega_data.extract.types import Page, Skipped
+from mega_data.readers.compression import SPLITTABLE, DamagedRange, TextPiece, read_pieces, strip_extension
 from mega_data.readers.file_tree import FileResolver, is_pipe
-from mega_data.readers.packed import unpacked_name
+from mega_data.readers.magic import detect_compression
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, FormatError
 
-FORMS = ("wiki-dump", "warc", "wet", "html")
-_NAMES = (".xml", ".warc", ".wet", ".html", ".htm", ".xhtml")
-_HEAD = 4096  # bytes looked at
-_HINT = "--from " + " | ".join(FORMS)
-PART = 32_000_000  # bytes of a file that are one task
+FORMATS = ("wiki-dump", "warc", "wet", "html")
+_EXTENSIONS = (".xml", ".warc", ".wet", ".html", ".htm", ".xhtml")
+_HEAD_BYTES = 4096  # read to detect the format
+_HINT = "--from " + " | ".join(FORMATS)
+RANGE_BYTES = 32_000_000  # of a file per task
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of a file that are one task: all of them, or a cut of a dump.
+class FileRange:
+    """Bytes of a file that are one task: all of them, or a part of a dump.
 
     Attributes:
-        end: None at the end of the file.
+        end: end offset; None is the end of the file.
     """
 
     path: Path
@@ -33,98 +33,105 @@ class Part:
     end: int | None = None
 
 
-def sources(words: Iterable[str | Path]) -> list[Path]:
-    """The files, in the order of their whole names whatever the order they are given in; folders are opened.
+def find_inputs(words: Iterable[str | Path]) -> list[Path]:
+    """Return the files that the words name, sorted by path; folders are expanded.
 
     Raises:
-        ConfigError: a word names none, or a pipe; see `readers.file_tree`.
+        ConfigError: a word names no file, or a pipe; see `readers.file_tree`.
     """
-    files = FileResolver(_of_a_form, f"files or folders with {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
-    found = [path for word in words for path in files.resolve(str(word))]
+    files = FileResolver(
+        _has_known_extension, f"files or folders with {', '.join(_EXTENSIONS[:-1])} or {_EXTENSIONS[-1]}"
+    )
+    paths = [path for word in words for path in files.resolve(str(word))]
     files.log_repeats()
-    for path in filter(is_pipe, found):
+    for path in filter(is_pipe, paths):
         what, hint = "a pipe is read once, and this command reads twice", "write it to a file first"
         raise ConfigError("--input", what, found=path, hint=hint)
-    return sorted(found)
+    return sorted(paths)
 
 
-def _of_a_form(path: Path) -> bool:
-    ending = Path(unpacked_name(path)).suffix.partition("-")[0]  # a dump's parts are named .xml-p1p41242
-    return ending in _NAMES
+def _has_known_extension(path: Path) -> bool:
+    ending = Path(strip_extension(path)).suffix.partition("-")[0]  # parts of a dump are named .xml-p1p41242
+    return ending in _EXTENSIONS
 
 
-def form_of(path: Path) -> str:
-    """The form of a file, one of FORMS.
+def detect_format(path: Path) -> str:
+    """Return the format of a file, one of FORMATS.
 
     Raises:
-        FormatError: it begins like none.
+        FormatError: the first bytes are of no known format.
     """
-    name = [ending.partition("-")[0] for ending in path.suffixes]  # a dump's parts are named .xml-p1p41242
+    name = [ending.partition("-")[0] for ending in path.suffixes]  # parts of a dump: .xml-p1p41242
     if ".warc" in name:
         return "wet" if ".wet" in name else "warc"
-    piece = next(pieces(path), None)
-    head = piece.data[:_HEAD] if isinstance(piece, Text) else b""
+    piece = next(read_pieces(path), None)
+    head = piece.data[:_HEAD_BYTES] if isinstance(piece, TextPiece) else b""
     if head.startswith(b"WARC/"):
         return "wet" if ".wet" in name else "warc"
-    if isinstance(piece, Gap) and ".xml" in name:
-        return "wiki-dump"  # its beginning is damaged; the pages may be there
+    if isinstance(piece, DamagedRange) and ".xml" in name:
+        return "wiki-dump"  # the beginning is damaged; the pages may be intact
     text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace").casefold()
     if "<mediawiki" in text:
         return "wiki-dump"
     if "<html" in text or "<!doctype html" in text or ".html" in name or ".htm" in name:
         return "html"
-    raise FormatError(path, "begins like no form that is known", wanted=" or ".join(FORMS), hint=_HINT)
+    raise FormatError(path, "begins like no form that is known", wanted=" or ".join(FORMATS), hint=_HINT)
 
 
-def cut(inputs: Iterable[Path], form: str = "auto", size: int = PART) -> tuple[Part, ...]:
-    """The files, in their order, as the parts that are a task each: dumps of more than `size` bytes are cut.
+def split_inputs(
+    inputs: Iterable[Path], form: str = "auto", size: int = RANGE_BYTES
+) -> tuple[FileRange, ...]:
+    """Split the files into tasks: dumps of more than `size` bytes become several.
 
-    Dumps that are plain, or bz2, are read from any place on. Others stay whole, as archives do.
+    Plain and bz2 dumps can be read from any offset. Other files stay whole.
 
     Raises:
-        FormatError: a large file begins like no form.
+        FormatError: a large file is of no known format.
     """
-    found = list[Part]()
+    ranges = list[FileRange]()
     for path in inputs:
-        whole = path.stat().st_size
-        count = -(-whole // size)
-        if count > 1 and not _can_be_cut(path, form):
+        file_bytes = path.stat().st_size
+        count = -(-file_bytes // size)
+        if count > 1 and not _is_splittable(path, form):
             count = 1
-        edges = [whole * number // count for number in range(1, count)]
-        found += [Part(path, *ends) for ends in zip([0, *edges], [*edges, None], strict=True)]
-    return tuple(found)
+        edges = [file_bytes * number // count for number in range(1, count)]
+        ranges += [FileRange(path, *ends) for ends in zip([0, *edges], [*edges, None], strict=True)]
+    return tuple(ranges)
 
 
-def _can_be_cut(path: Path, form: str) -> bool:
-    if packing(path) not in CUTTABLE or (form_of(path) if form == "auto" else form) != "wiki-dump":
+def _is_splittable(path: Path, form: str) -> bool:
+    if (
+        detect_compression(path) not in SPLITTABLE
+        or (detect_format(path) if form == "auto" else form) != "wiki-dump"
+    ):
         return False
-    from mega_data.extract.mediawiki import cuttable
+    from mega_data.extract.mediawiki import is_splittable
 
-    return cuttable(path)
+    return is_splittable(path)
 
 
-def pages(part: Part, form: str, *, whole: bool = False) -> Iterator[Page | LeftOut | Gap]:
-    """The pages of a file, or those that begin in a part of it.
+def read_pages(part: FileRange, form: str, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
+    """Read the pages of a file, or those that begin in a range of it.
 
     Args:
-        form: one of FORMS, or `auto`.
+        form: one of FORMATS, or `auto`.
         whole: keep navigation and footers of HTML.
 
     Raises:
-        ConfigError: a library that the form needs is not installed.
-        FormatError: the file is not of the form at all.
+        ConfigError: a library that the format needs is not installed.
+        FormatError: the file is not of the format.
     """
     path = part.path
-    form = form_of(path) if form == "auto" else form
+    form = detect_format(path) if form == "auto" else form
     if form == "wiki-dump":
-        from mega_data.extract.mediawiki import dump_pages
+        from mega_data.extract.mediawiki import read_dump
 
-        return dump_pages(path, part.start, part.end)
+        return read_dump(path, part.start, part.end)
     try:
-        from mega_data.extract.warc import html_page, warc_pages
+        from mega_data.extract.warc import read_html, read_warc
     except ImportError as error:
         what, hint = "needs a library that is not installed", install_hint("mega-data", "extract")
         raise ConfigError(path, what, wanted=error.name or "resiliparse", hint=hint) from None
     if form == "html":
-        return html_page(path, whole=whole)
-    return warc_pages(path, html=form == "warc", plain=form == "wet", whole=whole)
+        return read_html(path, whole=whole)
+    return read_warc(path, html=form == "warc", plain=form == "wet", whole=whole)

@@ -1,8 +1,8 @@
-"""HTML to its title and the text of its main part, by resiliparse.
+"""Extract the title and the main text of HTML with resiliparse.
 
-`main_content` leaves out navigation, footers and the like by the names of their elements; it is a heuristic.
-Its time grows with the sum of the depths of all elements, so one page of nested elements could take hours. If
-that sum is more than DEPTHS, the whole page is taken.
+`main_content` is a heuristic that omits navigation, footers and the like by the names of their elements. Its
+time grows with the sum of the depths of all elements, so one page of nested elements could take hours. If
+that sum is more than MAX_DEPTH_SUM, the whole page is extracted.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
-DEPTHS: Final = 10_000_000  # about a second; a page of 5,000 elements 40 deep has 200,000
+MAX_DEPTH_SUM: Final = 10_000_000  # about a second; a page of 5,000 elements 40 deep has 200,000
 
 
 def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[str, str]:
-    """The title and the text of a page.
+    """Return the title and the text of a page.
 
     Args:
-        charset: what the server said; the page's own word or a guess where it said nothing that exists.
+        charset: charset of the HTTP header; if empty or unknown, that of the page or a guess.
         whole: keep navigation, footers and the like.
     """
-    markup = _decoded(data, charset)
+    markup = _decode(data, charset)
     tree = HTMLTree.parse(markup)
-    main = not whole and not _is_deep(tree, markup)
+    main = not whole and not _is_too_deep(tree, markup)
     text = extract_plain_text(
         tree, preserve_formatting=True, main_content=main, list_bullets=True, alt_texts=False
     )
@@ -34,20 +34,20 @@ def html_text(data: bytes, charset: str = "", *, whole: bool = False) -> tuple[s
 
 
 class _TooDeepError(Exception):
-    """Ends the walk over a page."""
+    """Stops the walk over a page."""
 
 
-def _is_deep(tree: HTMLTree, markup: str) -> bool:
-    """Whether the depths of all elements of a page are more than DEPTHS together."""
-    most = markup.count("<")  # elements there can be
-    if most * (most + 1) // 2 <= DEPTHS or tree.body is None:
+def _is_too_deep(tree: HTMLTree, markup: str) -> bool:
+    """Return whether the depths of all elements of a page add up to more than MAX_DEPTH_SUM."""
+    max_elements = markup.count("<")  # upper bound of the number of elements
+    if max_elements * (max_elements + 1) // 2 <= MAX_DEPTH_SUM or tree.body is None:
         return False
     total = 0
 
     def add_depth(element: DOMContext) -> None:
         nonlocal total
         total += element.depth
-        if total > DEPTHS:
+        if total > MAX_DEPTH_SUM:
             raise _TooDeepError
 
     try:
@@ -57,7 +57,7 @@ def _is_deep(tree: HTMLTree, markup: str) -> bool:
     return False
 
 
-def _decoded(data: bytes, charset: str) -> str:
+def _decode(data: bytes, charset: str) -> str:
     try:
         name = codecs.lookup(charset).name if charset else ""
     except LookupError:

@@ -1,8 +1,8 @@
-"""The XML that MediaWiki publishes of a wiki, `pages-articles.xml`, page by page.
+"""Read MediaWiki's XML dump of a wiki, `pages-articles.xml`, page by page.
 
-A page is what lies between `<page>` and `</page>`, and is parsed by itself: so a dump can be cut anywhere,
-each part having the pages that begin in it, and a page that is damaged spoils no other. One page is in memory
-at a time. Articles are the pages of namespace 0 that are no redirect.
+Each `<page>` element is parsed by itself. So a dump can be split anywhere, each part has the pages that begin
+in it, and a damaged page affects no other. One page is in memory at a time. Articles are the pages of
+namespace 0 that are no redirects.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from pathlib import Path
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from mega_data.extract.packed import packing, pieces
-from mega_data.extract.types import LONGEST_PAGE, Gap, LeftOut, Page, Text
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
 from mega_data.extract.wikitext import Wikitext
+from mega_data.readers.compression import DamagedRange, TextPiece, read_pieces
+from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
 
-_WANTED = frozenset({"base", "namespace", "title", "ns", "id", "model", "text"})
-_HIDDEN = frozenset({"-2", "6", "14"})  # media, files and categories: a link to one shows nothing to read
-_HEAD = 1 << 20  # bytes at most before the first page
-_BEFORE = 1 << 21  # bytes in which a block of bz2 begins
+_ELEMENTS = frozenset({"base", "namespace", "title", "ns", "id", "model", "text"})
+# media, files and categories: a link to one has no text
+_HIDDEN_NAMESPACES = frozenset({"-2", "6", "14"})
+_MAX_HEADER_BYTES = 1 << 20  # before the first page
+_BZIP2_BLOCK_BYTES = 1 << 21  # at least one bz2 block begins in as many bytes
 _TAG = re.compile(rb"</?page>|</mediawiki>")
 _LONGEST_TAG: Final = 12  # bytes
 _ENCODING = re.compile(rb"<\?xml[^>]{1,100}encoding=[\"']([A-Za-z0-9._-]{1,40})[\"']")
 
 
 @dataclass(slots=True)
-class _Raw:
-    """What a <page> said."""
+class _PageFields:
+    """The fields of a <page>."""
 
     title: str = ""
     ns: str = ""
@@ -42,26 +44,28 @@ class _Raw:
 
 
 @dataclass(slots=True)
-class _Parser:
-    """Handlers of expat, for one page or for what is before the first."""
+class _PageParser:
+    """Expat handlers for one page, or for the header before the first."""
 
-    page: _Raw = field(default_factory=_Raw)
+    page: _PageFields = field(default_factory=_PageFields)
     base: str = ""
-    hidden: list[str] = field(default_factory=list)  # names of the namespaces in _HIDDEN
-    _name: str = ""  # of the element whose text is gathered
-    _key: str = ""  # of the <namespace> read
+    hidden: list[str] = field(default_factory=list)  # names of _HIDDEN_NAMESPACES
+    _name: str = ""  # of the element whose text is collected
+    _key: str = ""  # of the current <namespace>
     _parts: list[str] = field(default_factory=list)
     _size: int = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        self._name, self._parts, self._size = (name if name in _WANTED else ""), [], 0
+        self._name = name if name in _ELEMENTS else ""
+        self._parts = []
+        self._size = 0
         if name == "redirect":
             self.page.redirect = True
         elif name == "namespace":
             self._key = attributes.get("key", "")
 
     def data(self, text: str) -> None:
-        if self._name and self._size <= LONGEST_PAGE:
+        if self._name and self._size <= MAX_PAGE_BYTES:
             self._parts.append(text)
             self._size += len(text)
 
@@ -71,27 +75,30 @@ class _Parser:
             pass
         elif name == "base":
             self.base = value
-        elif name == "namespace" and self._key in _HIDDEN and value:
+        elif name == "namespace" and self._key in _HIDDEN_NAMESPACES and value:
             self.hidden.append(value)
         elif name in ("title", "ns", "model", "text"):
             setattr(self.page, name, value)
-        elif name == "id" and not self.page.id:  # later ones are of its revision and of who wrote it
+        elif name == "id" and not self.page.id:  # later ids are of the revision and its author
             self.page.id = value
         self._name = ""
 
 
-class _Element:
-    """A piece of the dump given to a parser of its own, as it is read."""
+class _ElementParser:
+    """Parse one element of the dump while it is read."""
 
-    def __init__(self, encoding: str, at: int) -> None:
-        self.at, self.found, self.error = at, _Parser(), ""
+    def __init__(self, encoding: str, start: int) -> None:
+        self.start = start
+        self.parser = _PageParser()
+        self.error = ""
         self._expat = ParserCreate(encoding)
         self._expat.buffer_text = True
-        self._expat.StartElementHandler, self._expat.EndElementHandler = self.found.start, self.found.end
-        self._expat.CharacterDataHandler = self.found.data
+        self._expat.StartElementHandler = self.parser.start
+        self._expat.EndElementHandler = self.parser.end
+        self._expat.CharacterDataHandler = self.parser.data
 
     def feed(self, data: bytes, *, last: bool = False) -> None:
-        """Parse; after a first error, told in `error`, nothing more."""
+        """Parse more data; ignore it after a first error, which is kept in `error`."""
         if not self.error:
             try:
                 self._expat.Parse(data, last)
@@ -100,134 +107,141 @@ class _Element:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
-    """What is before the first page."""
+class _DumpHeader:
+    """The header of a dump, before the first page."""
 
     encoding: str
-    wide: bool = False  # in UTF-16
+    is_utf16: bool = False
     base: str = ""
     hidden: tuple[str, ...] = ()
 
 
-def cuttable(path: Path) -> bool:
-    """Whether tags are seen in the bytes of a dump that is plain or bz2: whether it is not in UTF-16."""
-    return not _header(path).wide
+def is_splittable(path: Path) -> bool:
+    """Return whether tags can be found in the bytes of a plain or bz2 dump: not in UTF-16."""
+    return not _read_header(path).is_utf16
 
 
-def dump_pages(path: Path, start: int = 0, end: int | None = None) -> Iterator[Page | LeftOut | Gap]:
-    """The articles of a dump, plain or compressed, in its order; what is none, by reason; and what is lost.
+def read_dump(path: Path, start: int = 0, end: int | None = None) -> Iterator[Page | Skipped | DamagedRange]:
+    """Read the articles of a dump in order, what is skipped with its reason, and damaged ranges.
 
     Args:
-        start, end: bytes of the file: the pages that begin there, in a packed file those that begin in the
-            blocks that begin there.
+        start, end: byte range of the file in which pages begin; of a compressed file, in which their blocks
+            begin.
 
     Raises:
-        FormatError: it begins like no dump.
+        FormatError: the file is no dump.
     """
-    header = _header(path)
+    header = _read_header(path)
     wikitext = Wikitext(header.hidden)
-    parts = pieces(path, start, end)
-    if header.wide:
-        parts = _narrow(path, parts)
-    for found in _elements(path, parts, header.encoding, start, end):
-        yield found if isinstance(found, Gap) else _page(found, wikitext, header.base)
+    pieces = read_pieces(path, start, end)
+    if header.is_utf16:
+        pieces = _to_utf8(path, pieces)
+    for item in _parse_pages(path, pieces, header.encoding, start, end):
+        yield item if isinstance(item, DamagedRange) else _make_page(item, wikitext, header.base)
 
 
-def _header(path: Path) -> _Header:
+def _read_header(path: Path) -> _DumpHeader:
     head = b""
-    for piece in pieces(path):
-        if isinstance(piece, Gap):
+    for piece in read_pieces(path):
+        if isinstance(piece, DamagedRange):
             if head:
                 break
-            return _Header("utf-8")  # lost; the pages may be there
+            return _DumpHeader("utf-8")  # the header is lost; the pages may be intact
         head += piece.data
-        if b"<page>" in head or len(head) >= _HEAD:
+        if b"<page>" in head or len(head) >= _MAX_HEADER_BYTES:
             break
-    wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if wide:
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if is_utf16:
         head = head[: len(head) & ~1].decode("utf-16", "replace").encode()
-    named = _ENCODING.search(head)
-    encoding = "utf-8" if wide or named is None else named[1].decode()
+    declared = _ENCODING.search(head)
+    encoding = "utf-8" if is_utf16 or declared is None else declared[1].decode()
     before = head.partition(b"<page>")[0]
     if b"<mediawiki" not in before:
         raise FormatError(path, "not a dump of MediaWiki's", wanted="<mediawiki> ... in XML")
     try:
-        known = _Element(encoding, 0)
-        known.feed(before)
-    except (
-        LookupError,
-        ValueError,
-    ) as error:  # ValueError: several bytes a letter, which expat does not read
+        element = _ElementParser(encoding, 0)
+        element.feed(before)
+    except (LookupError, ValueError) as error:  # ValueError: a multi-byte encoding
         raise FormatError(path, f"encoding {encoding}", found=error, wanted="utf-8") from None
-    return _Header(encoding, wide, known.found.base, tuple(known.found.hidden))
+    return _DumpHeader(encoding, is_utf16, element.parser.base, tuple(element.parser.hidden))
 
 
-def _narrow(path: Path, parts: Iterator[Text | Gap]) -> Iterator[Text | Gap]:
-    """UTF-16 to UTF-8. After a gap nobody knows which byte is a first one, so the rest is lost."""
+def _to_utf8(path: Path, parts: Iterator[TextPiece | DamagedRange]) -> Iterator[TextPiece | DamagedRange]:
+    """Convert UTF-16 to UTF-8. After damage the byte alignment is unknown, so the rest is lost."""
     decoder = codecs.getincrementaldecoder("utf-16")()
     for piece in parts:
-        if isinstance(piece, Text):
+        if isinstance(piece, TextPiece):
             try:
-                yield Text(piece.at, decoder.decode(piece.data).encode())
+                yield TextPiece(piece.start, decoder.decode(piece.data).encode())
                 continue
             except UnicodeError as error:
-                why = str(error)
+                reason = str(error)
         else:
-            why = piece.why
-        yield Gap(piece.at, path.stat().st_size, why)
+            reason = piece.why
+        yield DamagedRange(piece.start, path.stat().st_size, reason)
         return
 
 
-def _elements(
-    path: Path, parts: Iterator[Text | Gap], encoding: str, start: int, end: int | None
-) -> Iterator[_Parser | Gap]:
-    """The pages that begin in text at bytes before `end`, and the gaps there."""
-    size, plain = path.stat().st_size, not packing(path)
-    held, page, closed = b"", None, False
-    limit = -1  # bytes of `held` that are before `end`; -1: all
-    for piece in parts:
-        if isinstance(piece, Gap):
+def _parse_pages(
+    path: Path, pieces: Iterator[TextPiece | DamagedRange], encoding: str, start: int, end: int | None
+) -> Iterator[_PageParser | DamagedRange]:
+    """Parse the pages that begin in text at bytes before `end`; pass on the damaged ranges there."""
+    size = path.stat().st_size
+    is_plain = not detect_compression(path)
+    buffer = b""
+    page = None
+    is_closed = False
+    limit = -1  # bytes of `buffer` before `end`; -1: all
+    for piece in pieces:
+        if isinstance(piece, DamagedRange):
             if limit < 0:
                 yield piece
             if page is not None:
-                yield Gap(page.at, page.at, "a gap within a page", "cut off")
-            held, page, limit, closed = b"", None, min(limit, 0), piece.until == size
+                yield DamagedRange(page.start, page.start, "a gap within a page", "cut off")
+            buffer, page, limit, is_closed = b"", None, min(limit, 0), piece.end == size
             continue
-        if limit < 0 and end is not None and piece.at >= end:
-            limit = len(held)
-        origin, done = piece.at - len(held), 0
-        held += piece.data
-        for tag in _TAG.finditer(held):
-            place = origin + tag.start() if plain else piece.at
+        if limit < 0 and end is not None and piece.start >= end:
+            limit = len(buffer)
+        origin = piece.start - len(buffer)
+        parsed_to = 0
+        buffer += piece.data
+        for tag in _TAG.finditer(buffer):
+            page_start = origin + tag.start() if is_plain else piece.start
             if page is not None and tag[0] == b"<page>":
-                yield Gap(page.at, place, "a page without an end", "unparsable")
+                yield DamagedRange(page.start, page_start, "a page without an end", "unparsable")
             elif page is not None:
-                page.feed(held[done : tag.end()], last=True)
-                yield Gap(page.at, place, page.error, "unparsable") if page.error else page.found
-            page, done, closed = None, tag.end(), tag[0] == b"</mediawiki>"
+                page.feed(buffer[parsed_to : tag.end()], last=True)
+                yield (
+                    DamagedRange(page.start, page_start, page.error, "unparsable")
+                    if page.error
+                    else page.parser
+                )
+            page = None
+            parsed_to = tag.end()
+            is_closed = tag[0] == b"</mediawiki>"
             if tag[0] == b"<page>":
                 if 0 <= limit <= tag.start():
                     return
-                page = _Element(encoding, place)
+                page = _ElementParser(encoding, page_start)
                 page.feed(tag[0])
-        tail = max(done, len(held) - _LONGEST_TAG)
+        buffer_start = max(parsed_to, len(buffer) - _LONGEST_TAG)
         if page is not None:
-            page.feed(held[done:tail])
-        held, limit = held[tail:], max(limit - tail, 0) if limit >= 0 else -1
+            page.feed(buffer[parsed_to:buffer_start])
+        buffer, limit = buffer[buffer_start:], max(limit - buffer_start, 0) if limit >= 0 else -1
         if page is None and limit == 0:
             return
     if page is not None:
-        yield Gap(page.at, size, "the file ends within a page", "cut off")
-    elif end is None and not closed and not (start and _closed(path, start)):
-        yield Gap(size, size, "the file ends before </mediawiki>", "cut off")
+        yield DamagedRange(page.start, size, "the file ends within a page", "cut off")
+    elif end is None and not is_closed and not (start and _is_closed_before(path, start)):
+        yield DamagedRange(size, size, "the file ends before </mediawiki>", "cut off")
 
 
-def _closed(path: Path, start: int) -> bool:
-    """Whether the end of a dump was seen by whoever reads what is before `start`, or told as lost."""
+def _is_closed_before(path: Path, start: int) -> bool:
+    """Return whether the end of the dump is before `start`, or was reported as lost."""
     text = None
-    for piece in pieces(path, max(0, start - _BEFORE)):
-        if isinstance(piece, Gap):
-            if piece.until == path.stat().st_size:
+    for piece in read_pieces(path, max(0, start - _BZIP2_BLOCK_BYTES)):
+        if isinstance(piece, DamagedRange):
+            if piece.end == path.stat().st_size:
                 return True
             continue
         text = (text or b"")[-_LONGEST_TAG:] + piece.data
@@ -236,18 +250,19 @@ def _closed(path: Path, start: int) -> bool:
     return text is None
 
 
-def _page(found: _Parser, wikitext: Wikitext, base: str) -> Page | LeftOut:
-    raw = found.page
-    url = f"{base.rpartition('/')[0]}?curid={raw.id}"  # an address that lasts when a page is renamed
+def _make_page(parser: _PageParser, wikitext: Wikitext, base: str) -> Page | Skipped:
+    fields = parser.page
+    url = f"{base.rpartition('/')[0]}?curid={fields.id}"  # stays valid when a page is renamed
     text = ""
-    if raw.ns.strip() != "0":
-        reason = f"namespace {raw.ns.strip()}"
-    elif raw.redirect:
+    if fields.ns.strip() != "0":
+        reason = f"namespace {fields.ns.strip()}"
+    elif fields.redirect:
         reason = "redirect"
-    elif raw.model != "wikitext":
+    elif fields.model != "wikitext":
         reason = "not wikitext"
-    elif len(raw.text) > LONGEST_PAGE:
+    elif len(fields.text) > MAX_PAGE_BYTES:
         reason = "too long"
     else:
-        reason, text = "no text", wikitext.plain(raw.text)
-    return Page(raw.id, url, raw.title, text) if text else LeftOut(reason, raw.id, url, raw.title)
+        reason = "no text"
+        text = wikitext.to_text(fields.text)
+    return Page(fields.id, url, fields.title, text) if text else Skipped(reason, fields.id, url, fields.title)

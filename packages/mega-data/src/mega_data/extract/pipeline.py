@@ -1,4 +1,4 @@
-"""Files of the web or of a wiki to JSON lines {"id", "url", "title", "text"}: a task per file or part."""
+"""Extract web archives or wiki dumps to JSON lines of id, url, title and text, a task per file or part."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 import orjson
 
-from mega_data.error_limit import errors_of
-from mega_data.extract.formats import Part, pages
-from mega_data.extract.types import Gap, LeftOut, Page
-from mega_data.jsonl_shards import identity, writing
-from mega_data.output_folder import check_file, check_folder, check_stale, is_ours
-from mega_data.readers.packed import unchanged, unpacked_name
-from mega_data.task_stages import Result, Reuse, Stage, plan
+from mega_data.error_limit import error_counts
+from mega_data.extract.formats import FileRange, read_pages
+from mega_data.extract.types import Page, Skipped
+from mega_data.jsonl_shards import file_states, open_output
+from mega_data.output_folder import check_file, check_folder, check_stale, is_own_folder
+from mega_data.readers.compression import DamagedRange, strip_extension
+from mega_data.readers.versions import check_unchanged
+from mega_data.task_stages import ReusableTasks, TaskResult, TaskStage, open_run_folder
 from mega_schema.errors import ConfigError, FormatError
 from mega_schema.outputs import check_output
 
 log = logging.getLogger("mega.data")
-LOGGED = 20  # places of one part that are told; all are counted
+MAX_LOGGED = 20  # damaged ranges per reason and part; all are counted
 _LINE = orjson.OPT_APPEND_NEWLINE
 
 
@@ -36,10 +37,10 @@ def check_outputs(inputs: Sequence[Path], output: Path, work: Path | None, *, ke
     dropped = dropped_path(output)
     if not is_one_file(output):
         check_folder(output, work, inputs)
-        check_stale(output, (f"{unpacked_name(path)}.jsonl" for path in inputs))
+        check_stale(output, (f"{strip_extension(path)}.jsonl" for path in inputs))
         if keep_dropped:
             check_output(
-                "--keep-dropped", dropped, "folder", inputs=inputs, is_ours=lambda _: is_ours(output)
+                "--keep-dropped", dropped, "folder", inputs=inputs, is_ours=lambda _: is_own_folder(output)
             )
         return
     check_file("--output", output, inputs)
@@ -52,7 +53,7 @@ def is_one_file(output: Path) -> bool:
 
 
 def dropped_path(output: Path) -> Path:
-    """Beside the output, for what reads a folder reads all that is in it."""
+    """Return the path of the dropped pages: not in the output, whose readers read all of it."""
     if is_one_file(output):
         return output.with_suffix(".dropped.jsonl")
     return output.with_name(f"{output.name}.dropped")
@@ -60,20 +61,20 @@ def dropped_path(output: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """One run.
+    """An extraction run.
 
     Attributes:
-        parts: as `formats.cut` gives them, those of a file one after the other.
-        output: folder of a file per input, or one file of all when its name ends with .jsonl.
-        work: folder of the markers, and of what is to be joined.
-        form: one of forms.FORMS, or `auto`.
+        parts: the result of `formats.split_inputs`; the parts of a file are consecutive.
+        output: folder with a file per input, or one file for all if its name ends with .jsonl.
+        work: folder of the markers and of the parts to join.
+        form: one of formats.FORMATS, or `auto`.
         whole: keep navigation and footers of HTML.
-        skip: leave out what is damaged, and count it; else the first damaged place ends the run.
-        keep_dropped: write what is left out, with the reason under "dropped", beside the output.
-        dropped_to: where; None: `dropped_path` of the output.
+        skip: skip and count damaged ranges; else the first one ends the run.
+        keep_dropped: write skipped pages, with the reason under "dropped".
+        dropped_to: path of the skipped pages; None is `dropped_path` of the output.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[FileRange, ...]
     output: Path
     work: Path
     form: str = "auto"
@@ -87,24 +88,26 @@ class Extraction:
         return tuple(dict.fromkeys(part.path for part in self.parts))
 
     def begin(self) -> None:
-        """Make the work folder, or go on in one of the same run.
+        """Create the work folder, or resume the same run in an existing one.
 
         Raises:
-            ConfigError: it holds another run, or two inputs would have one output.
+            ConfigError: the folder holds another run, or two inputs would have one output.
         """
         if not self.one_file:
-            found = dict[str, Path]()
+            path_of_name = dict[str, Path]()
             for path in self.inputs:
-                other = found.setdefault(unpacked_name(path), path)
-                if other != path:
+                earlier = path_of_name.setdefault(strip_extension(path), path)
+                if earlier != path:
                     hint = "name one output file: --output all.jsonl"
-                    raise ConfigError("--input", f"two files of one name: {other} and {path}", hint=hint)
+                    raise ConfigError("--input", f"two files of one name: {earlier} and {path}", hint=hint)
         options = {"from": self.form, "whole-page": self.whole, "output": str(self.output.resolve())}
         options |= {"keep-dropped": self.keep_dropped, "tasks": len(self.parts)}
         numbers = {path: number for number, path in enumerate(self.inputs)}
         owners = [numbers[part.path] for part in self.parts]
-        reuse = Reuse("done/extract", owners, "skip", self.work / "parts" if self.one_file else self.output)
-        plan(self.work, {"inputs": identity(self.inputs), **options, "skip": self.skip}, reuse)
+        reuse = ReusableTasks(
+            "done/extract", owners, "skip", self.work / "parts" if self.one_file else self.output
+        )
+        open_run_folder(self.work, {"inputs": file_states(self.inputs), **options, "skip": self.skip}, reuse)
 
     @property
     def one_file(self) -> bool:
@@ -114,92 +117,99 @@ class Extraction:
     def dropped(self) -> Path:
         return self.dropped_to or dropped_path(self.output)
 
-    def stages(self) -> list[Stage]:
-        """The stages, each to be done whole before the next begins."""
-        sizes = tuple(map(_size, self.parts))
-        first = Stage("extract", len(self.parts), self.run, sizes=sizes)
-        return [first, Stage("join", len(self._joins()), self.join, after=first)]
+    def stages(self) -> list[TaskStage]:
+        """Return the stages; each is finished before the next begins."""
+        sizes = tuple(map(_range_bytes, self.parts))
+        first = TaskStage("extract", len(self.parts), self.run, sizes=sizes)
+        return [first, TaskStage("join", len(self._joined_files()), self.join, after=first)]
 
-    def run(self, task: int) -> Result:
-        """Write the pages of a part; what it had, what was left out by reason, and bytes lost to damage.
+    def run(self, task: int) -> TaskResult:
+        """Write the pages of a part; return counts, skipped pages by reason, and bytes lost to damage.
 
         Raises:
-            FormatError: it is damaged, and that is not to be left out.
+            FormatError: the part is damaged, and damage is not skipped.
         """
-        part, reasons = self.parts[task], Counter[str]()
-        documents = size = lost = gaps = 0
+        part = self.parts[task]
+        reasons = Counter[str]()
+        documents = size = lost = damaged_ranges = 0
         first = ""
         with ExitStack() as stack:
-            out = stack.enter_context(writing(self._written(task, self.output)))
-            gone = None
+            out = stack.enter_context(open_output(self._task_path(task, self.output)))
+            dropped = None
             if self.keep_dropped:
-                gone = stack.enter_context(writing(self._written(task, self.dropped)))
-            stack.enter_context(unchanged(part.path))
-            for page in pages(part, self.form, whole=self.whole):
+                dropped = stack.enter_context(open_output(self._task_path(task, self.dropped)))
+            stack.enter_context(check_unchanged(part.path))
+            for page in read_pages(part, self.form, whole=self.whole):
                 if isinstance(page, Page):
                     row = {"id": page.id, "url": page.url, "title": page.title, "text": page.text}
                     size += out.write(orjson.dumps(row, option=_LINE))
                     documents += 1
                     continue
                 reasons[page.reason] += 1
-                if isinstance(page, Gap):
-                    lost += page.until - page.at
-                    gaps += 1
-                    first = first or f"{part.path}: {page.reason} at byte {page.at:,}: {page.why}"
-                    self._damaged(page, part.path, told=reasons[page.reason] <= LOGGED)
-                if gone is not None:
-                    gone.write(orjson.dumps(_row(page, part.path), option=_LINE))
+                if isinstance(page, DamagedRange):
+                    lost += page.end - page.start
+                    damaged_ranges += 1
+                    first = first or f"{part.path}: {page.reason} at byte {page.start:,}: {page.why}"
+                    self._report_damage(page, part.path, is_logged=reasons[page.reason] <= MAX_LOGGED)
+                if dropped is not None:
+                    dropped.write(orjson.dumps(_dropped_row(page, part.path), option=_LINE))
         counts = dict(sorted(reasons.items()))
-        read = {"read": _size(part), "lost": lost}
-        errors = errors_of(gaps, first, documents + sum(reasons.values()))
+        read = {"read": _range_bytes(part), "lost": lost}
+        errors = error_counts(damaged_ranges, first, documents + sum(reasons.values()))
         return {"documents": documents, "bytes": size, **read, "reasons": counts, **errors}
 
-    def _damaged(self, gap: Gap, path: Path, *, told: bool) -> None:
-        what = f"{gap.reason} at byte {gap.at:,}"
+    def _report_damage(self, damage: DamagedRange, path: Path, *, is_logged: bool) -> None:
+        what = f"{damage.reason} at byte {damage.start:,}"
         if not self.skip:
             hint = "copy the file again, or leave out what is lost: --on-error skip"
-            raise FormatError(path, what, found=gap.why, hint=hint)
-        if told:
-            log.warning("%s: %s to %s: %s", path, what, f"{gap.until:,}", gap.why)
+            raise FormatError(path, what, found=damage.why, hint=hint)
+        if is_logged:
+            log.warning("%s: %s to %s: %s", path, what, f"{damage.end:,}", damage.why)
 
-    def join(self, number: int) -> Result:
-        """Write one file from its parts."""
-        output, tasks = self._joins()[number]
+    def join(self, number: int) -> TaskResult:
+        """Concatenate the parts of one file."""
+        output, tasks = self._joined_files()[number]
         folder = self.dropped if output.is_relative_to(self.dropped) else self.output
-        with writing(output) as out:
+        with open_output(output) as out:
             for task in tasks:
-                with self._written(task, folder).open("rb") as part:
+                with self._task_path(task, folder).open("rb") as part:
                     shutil.copyfileobj(part, out, 1 << 20)
         return {}
 
-    def _joins(self) -> list[tuple[Path, list[int]]]:
-        """The files that are written from parts, and the tasks whose parts they are."""
-        joined = dict[Path, list[int]]()
+    def _joined_files(self) -> list[tuple[Path, list[int]]]:
+        """Return the files that are written from parts, and the tasks of those parts."""
+        tasks_of_file = dict[Path, list[int]]()
         for base in [self.output, *([self.dropped] if self.keep_dropped else [])]:
             for task in range(len(self.parts)):
-                if self._apart(task):
-                    joined.setdefault(self._final(task, base), []).append(task)
-        return list(joined.items())
+                if self._is_partial(task):
+                    tasks_of_file.setdefault(self._final_path(task, base), []).append(task)
+        return list(tasks_of_file.items())
 
-    def _apart(self, task: int) -> bool:
-        """Whether a task has but a part of an output."""
+    def _is_partial(self, task: int) -> bool:
+        """Return whether a task writes only a part of an output."""
         return self.one_file or self.parts[task].start > 0 or self.parts[task].end is not None
 
-    def _final(self, task: int, base: Path) -> Path:
-        return base if self.one_file else base / f"{unpacked_name(self.parts[task].path)}.jsonl"
+    def _final_path(self, task: int, base: Path) -> Path:
+        return base if self.one_file else base / f"{strip_extension(self.parts[task].path)}.jsonl"
 
-    def _written(self, task: int, base: Path) -> Path:
-        """Where a task writes what goes to `base`, the output or what is dropped from it."""
-        if self._apart(task):
+    def _task_path(self, task: int, base: Path) -> Path:
+        """Return where a task writes what goes to `base`, the output or the dropped pages."""
+        if self._is_partial(task):
             return self.work / ("parts" if base == self.output else "dropped") / f"{task:05d}.jsonl"
-        return self._final(task, base)
+        return self._final_path(task, base)
 
 
-def _size(part: Part) -> int:
+def _range_bytes(part: FileRange) -> int:
     return (part.path.stat().st_size if part.end is None else part.end) - part.start
 
 
-def _row(page: LeftOut | Gap, path: Path) -> dict[str, str | int]:
-    if isinstance(page, Gap):
-        return {"dropped": page.reason, "file": str(path), "byte": page.at, "to": page.until, "why": page.why}
+def _dropped_row(page: Skipped | DamagedRange, path: Path) -> dict[str, str | int]:
+    if isinstance(page, DamagedRange):
+        return {
+            "dropped": page.reason,
+            "file": str(path),
+            "byte": page.start,
+            "to": page.end,
+            "why": page.why,
+        }
     return {"dropped": page.reason, "id": page.id, "url": page.url, "title": page.title}

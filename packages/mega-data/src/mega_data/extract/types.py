@@ -1,10 +1,10 @@
-"""What the readers of every form give: pages with text, the reasons of those without, and what is lost."""
+"""The results of every reader: pages with text, and skipped pages with a reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST_PAGE = 1 << 24  # bytes of markup; crawlers cut pages long before, and wikis take none of 2 MB
+MAX_PAGE_BYTES = 1 << 24  # of markup; crawlers truncate pages earlier, and wikis refuse pages of 2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class Page:
     """One document.
 
     Attributes:
-        id: that of its source: a page number, or the URN of a record.
+        id: id in its source: a page number, or the URN of a record.
     """
 
     id: str
@@ -22,42 +22,14 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something of the source that is no document.
+class Skipped:
+    """A part of the source that is no document.
 
     Attributes:
-        reason: one of few, as it is counted.
+        reason: one of a few reasons, by which it is counted.
     """
 
     reason: str
     id: str = ""
     url: str = ""
     title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text that follows what was before it without a gap.
-
-    Attributes:
-        at: byte of the file; of a packed one where that which was unpacked begins.
-    """
-
-    at: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Bytes that cannot be read, or not as what they should be.
-
-    Attributes:
-        at, until: bytes of the file as it lies on disk.
-        why: as whoever read it says it.
-        reason: one of few, as it is counted.
-    """
-
-    at: int
-    until: int
-    why: str
-    reason: str = "damaged"

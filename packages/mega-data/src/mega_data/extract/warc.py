@@ -1,6 +1,6 @@
-"""WARC files, as crawlers write them: pages of HTML, or the plain text that a WET file has for each.
+"""Read WARC files: pages of HTML, or the plain text of WET files.
 
-FastWARC reads the records out of text that is unpacked here, so that a gap in it has a place.
+The text is decompressed here and not by FastWARC, so that a damaged range has an offset in the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import IO, Any, cast
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from mega_data.extract.html import html_text
-from mega_data.extract.packed import Joined, packing, pieces
-from mega_data.extract.types import LONGEST_PAGE, Gap, LeftOut, Page
+from mega_data.extract.types import MAX_PAGE_BYTES, Page, Skipped
+from mega_data.readers.compression import DamagedRange, ResumableStream, read_pieces
+from mega_data.readers.magic import detect_compression
 from mega_schema.errors import FormatError
 
 HTML = ("text/html", "application/xhtml+xml")
@@ -23,113 +24,129 @@ _WARC = b"WARC/1."
 _BLOCK = 1 << 20
 
 
-def warc_pages(
+def read_warc(
     path: Path, *, html: bool = True, plain: bool = True, whole: bool = False
-) -> Iterator[Page | LeftOut | Gap]:
-    """The pages of a file in its order. After a damaged place it goes on at the next record.
+) -> Iterator[Page | Skipped | DamagedRange]:
+    """Read the pages of a file in order. After damage, continue at the next record.
 
     Args:
-        html: take responses that are HTML.
-        plain: take conversions to plain text, which are what a WET file has.
+        html: read responses that are HTML.
+        plain: read conversions to plain text, the records of a WET file.
         whole: as in `html_text`.
 
     Raises:
-        FormatError: there is no record in it.
+        FormatError: the file has no record.
     """
-    seen, start, length, size = False, 0, 0, path.stat().st_size
-    lost: tuple[int, str] | None = None  # where, and why, until a record is found
-    joined = Joined(pieces(path)) if packing(path) else None
-    with closing(joined) if joined else path.open("rb") as source:
+    has_records = False
+    start = 0
+    length = 0
+    size = path.stat().st_size
+    lost: tuple[int, str] | None = None  # offset and reason of the damage, until the next record
+    stream = ResumableStream(read_pieces(path)) if detect_compression(path) else None
+    with closing(stream) if stream else path.open("rb") as source:
         file = cast("IO[bytes]", source)
         while start >= 0:
             file.seek(start)
-            at, ended = start, "no record"
+            position = start
+            reason = "no record"
             try:
                 for record in ArchiveIterator(file, parse_http=html, auto_decode="all"):
-                    at, ended, seen = start + record.stream_pos, "", True
-                    place = joined.place(at) if joined else at
+                    position = start + record.stream_pos
+                    reason = ""
+                    has_records = True
+                    place = stream.place(position) if stream else position
                     if lost is not None:
-                        yield Gap(lost[0], place, lost[1])
-                    lost, length = None, int(record.headers.get("Content-Length") or 0)
-                    yield _page(record, html, plain, whole, place)
+                        yield DamagedRange(lost[0], place, lost[1])
+                    lost = None
+                    length = int(record.headers.get("Content-Length") or 0)
+                    yield _make_page(record, html, plain, whole, place)
             except (OSError, EOFError, ValueError) as error:
-                ended = str(error)
-            if joined and joined.gap:
-                yield joined.gap
-                joined.gap, at, ended = None, joined.tell(), ""
-            elif not ended:
+                reason = str(error)
+            if stream and stream.gap:
+                yield stream.gap
+                stream.gap = None
+                position = stream.tell()
+                reason = ""
+            elif not reason:
                 break
-            elif lost is None and seen:
-                harm = _behind(file, at, length)
-                lost = min(size, joined.place(harm) if joined else harm), ended
-            start = _next(file, at + bool(ended))
+            elif lost is None and has_records:
+                record_end = _record_end(file, position, length)
+                lost = min(size, stream.place(record_end) if stream else record_end), reason
+            start = _next_record(file, position + bool(reason))
         if lost is not None:
-            yield Gap(lost[0], size, lost[1])
-    if not seen:
+            yield DamagedRange(lost[0], size, lost[1])
+    if not has_records:
         raise FormatError(path, "not a web archive", wanted="records that begin with WARC/1.")
 
 
-def _behind(file: IO[bytes], at: int, length: int) -> int:
-    """Where the record ends that begins at a byte of the text and has so many bytes of content."""
-    at = file.seek(at)
-    return at + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
+def _record_end(file: IO[bytes], position: int, length: int) -> int:
+    """Return where a record ends, given its first byte and its content length."""
+    position = file.seek(position)
+    return position + max(0, file.read(_BLOCK).find(_BLANK)) + length + 2 * len(_BLANK)
 
 
-def _next(file: IO[bytes], at: int) -> int:
-    """Where a record may begin, from a byte of the text on; -1 where none does."""
-    at = file.seek(at)
-    held = file.read(len(_WARC))
-    if held == _WARC:
-        return at
-    while more := file.read(_BLOCK):
-        held += more
-        found = held.find(b"\r\n" + _WARC)
-        if found >= 0:
-            return at + found + 2
-        kept = held[-len(_WARC) - 1 :]
-        at, held = at + len(held) - len(kept), kept
+def _next_record(file: IO[bytes], position: int) -> int:
+    """Find where a record may begin, from a byte of the text on; -1 for nowhere."""
+    position = file.seek(position)
+    buffer = file.read(len(_WARC))
+    if buffer == _WARC:
+        return position
+    while chunk := file.read(_BLOCK):
+        buffer += chunk
+        index = buffer.find(b"\r\n" + _WARC)
+        if index >= 0:
+            return position + index + 2
+        tail = buffer[-len(_WARC) - 1 :]
+        position, buffer = position + len(buffer) - len(tail), tail
     return -1
 
 
-def _page(record: WarcRecord, html: bool, plain: bool, whole: bool, at: int) -> Page | LeftOut | Gap:
-    kind, headers = record.record_type, record.headers
-    key, url = record.record_id or "", (headers.get("WARC-Target-URI") or "").strip("<>")
+def _make_page(
+    record: WarcRecord, html: bool, plain: bool, whole: bool, start: int
+) -> Page | Skipped | DamagedRange:
+    kind = record.record_type
+    headers = record.headers
+    record_id = record.record_id or ""
+    url = (headers.get("WARC-Target-URI") or "").strip("<>")
     response = html and kind == WarcRecordType.response
     if not response and not (plain and kind == WarcRecordType.conversion):
-        return LeftOut(f"{kind} record", key, url)
+        return Skipped(f"{kind} record", record_id, url)
     if response and (status := _status(record)) != 200:
-        return LeftOut(f"status {status}", key, url)
+        return Skipped(f"status {status}", record_id, url)
     if response and (record.http_content_type or "").lower() not in HTML:
-        return LeftOut("not HTML", key, url)
-    data: bytes = record.reader.read(LONGEST_PAGE + 1)
-    if len(data) > LONGEST_PAGE:
-        return LeftOut("too long", key, url)
-    coding: Any = record.http_headers or {}
-    coded = coding.get("Content-Encoding") or coding.get("Transfer-Encoding")
-    if len(data) < record.content_length and not coded:
-        return Gap(at, at, f"a record of {record.content_length:,} bytes has {len(data):,}", "cut off")
+        return Skipped("not HTML", record_id, url)
+    data: bytes = record.reader.read(MAX_PAGE_BYTES + 1)
+    if len(data) > MAX_PAGE_BYTES:
+        return Skipped("too long", record_id, url)
+    http_headers: Any = record.http_headers or {}
+    encoding = http_headers.get("Content-Encoding") or http_headers.get("Transfer-Encoding")
+    if len(data) < record.content_length and not encoding:
+        return DamagedRange(
+            start, start, f"a record of {record.content_length:,} bytes has {len(data):,}", "cut off"
+        )
     title, text = "", ""
     if response:
         title, text = html_text(data, record.http_charset or "", whole=whole)
     else:
         text = data.decode("utf-8", "replace").strip()
-    return Page(key, url, title, text) if text else LeftOut("no text", key, url, title)
+    return Page(record_id, url, title, text) if text else Skipped("no text", record_id, url, title)
 
 
 def _status(record: WarcRecord) -> Any:
     return record.http_headers.status_code if record.http_headers else None
 
 
-def html_page(path: Path, *, whole: bool = False) -> Iterator[Page | LeftOut | Gap]:
-    """A file that is one page of HTML; its path is its id and its address."""
-    data, name = bytearray(), path.as_posix()
-    for piece in pieces(path):
-        if isinstance(piece, Gap):
+def read_html(path: Path, *, whole: bool = False) -> Iterator[Page | Skipped | DamagedRange]:
+    """Read a file that is one page of HTML; its path is its id and its address."""
+    data = bytearray()
+    name = path.as_posix()
+    for piece in read_pieces(path):
+        if isinstance(piece, DamagedRange):
             yield piece
             return
         data += piece.data
-        if len(data) > LONGEST_PAGE:
-            yield LeftOut("too long", name, name)
+        if len(data) > MAX_PAGE_BYTES:
+            yield Skipped("too long", name, name)
             return
     title, text = html_text(bytes(data), whole=whole)
-    yield Page(name, name, title, text) if text else LeftOut("no text", name, name, title)
+    yield Page(name, name, title, text) if text else Skipped("no text", name, name, title)

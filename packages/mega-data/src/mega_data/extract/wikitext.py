@@ -1,9 +1,8 @@
-"""Wikitext to the plain text a reader sees: no templates, tables, notes, files, categories, links or markup.
+"""Convert wikitext to plain text: no templates, tables, notes, files, categories, links or markup.
 
-What is left out or kept follows WikiExtractor (github.com/attardi/wikiextractor) with --no-templates:
-templates are dropped and not expanded; a paragraph, a heading or a list item is a line; a heading without
-text below it goes. Each pass reads the text once, whatever is nested or never closed in it, so a page made
-to be slow is not.
+The output follows WikiExtractor (github.com/attardi/wikiextractor) with --no-templates: templates are dropped
+and not expanded; a paragraph, a heading or a list item is a line; a heading without text below it is dropped.
+Each pass reads the text once, even with nested or unclosed elements, so a malicious page takes linear time.
 """
 
 from __future__ import annotations
@@ -13,76 +12,79 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-_DEEPEST_LINK = 8  # a caption has a link in it; more is no text
-_DROPPED: Final = (
+_MAX_LINK_DEPTH = 8  # a caption may contain a link; deeper nesting is no text
+_DROPPED_ELEMENTS: Final = (
     "ref|references|gallery|timeline|score|hiero|imagemap|graph|mapframe|maplink|templatedata|indicator"
 )
-_VERBATIM: Final = "nowiki|math|chem|ce|pre|syntaxhighlight|source"
-_MARKED = re.compile(rf"<!--|-->|<(/?)({_DROPPED}|{_VERBATIM})\b([^<>]{{0,2000}})>", re.IGNORECASE)
-_VERBATIM_NAMES = frozenset(_VERBATIM.split("|"))
+_VERBATIM_ELEMENTS: Final = "nowiki|math|chem|ce|pre|syntaxhighlight|source"
+_ELEMENT = re.compile(
+    rf"<!--|-->|<(/?)({_DROPPED_ELEMENTS}|{_VERBATIM_ELEMENTS})\b([^<>]{{0,2000}})>", re.IGNORECASE
+)
+_VERBATIM_NAMES = frozenset(_VERBATIM_ELEMENTS.split("|"))
 _PARAMETER = re.compile(r"\{\{\{[^{}]{0,500}\}\}\}")
 _BRACES = re.compile(r"\{\{|\}\}|^[ \t:*#]*\{\||^[ \t]*\|\}(?!\})", re.MULTILINE)
 _BRACKETS = re.compile(r"\[\[|\]\]")
-_OUTSIDE = re.compile(
+_EXTERNAL_LINK = re.compile(
     r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{0,1000}[ \t]*([^\[\]\n]{0,1000})\]", re.IGNORECASE
 )
 _DISAMBIGUATION = re.compile(r" ?\([^()]*\)$")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,10}){0,2}")
 _TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]{0,20})\b[^<>]{0,1000}>")
 _BREAKS = frozenset({"br", "p", "div", "li", "tr", "blockquote"})
-_SWITCH = re.compile(r"__[A-Z]{3,40}__")
+_MAGIC_WORD = re.compile(r"__[A-Z]{3,40}__")
 _EMPTY_BRACKETS = re.compile(r" ?\([ \t,;:–-]{0,40}\)")
 _OPEN_BRACKET = re.compile(r"\([ \t]{0,9}[,;][ \t]{0,9}")
 _BEFORE_MARK = re.compile(r"[ \t]{1,9}([,.;:)])(?=\s|$)", re.MULTILINE)
 _SPACES = re.compile(r"[ \t\u00a0\u2009\u202f]+")
 _ITEM = re.compile(r"[*#:;]+")
-_HELD = re.compile("\ue000(\\d+)\ue001")  # stands for verbatim text while markup goes
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # placeholder of verbatim text while markup is removed
 
 
 class Wikitext:
-    """A wiki's markup.
+    """The markup of one wiki.
 
     Args:
-        hidden: its names for media, files and categories; the English ones are known everywhere.
+        hidden: its names of the media, file and category namespaces; the English ones are always included.
     """
 
     def __init__(self, hidden: Iterable[str] = ()) -> None:
         known = ("media", "file", "image", "category")
         self._hidden = frozenset(known) | {name.casefold() for name in hidden}
 
-    def plain(self, text: str) -> str:
-        """The text of a page, one paragraph a line; "" where there is nothing to read."""
-        held = list[str]()
-        text = _without_marked(text.replace("\ue000", "").replace("\ue001", ""), held)
-        text = _without_braces(_PARAMETER.sub("", text))
-        text = _OUTSIDE.sub(r"\1", self._without_links(text))
+    def to_text(self, text: str) -> str:
+        """Return the text of a page, one paragraph a line; "" if there is none."""
+        verbatim = list[str]()
+        text = _strip_elements(text.replace("\ue000", "").replace("\ue001", ""), verbatim)
+        text = _strip_braces(_PARAMETER.sub("", text))
+        text = _EXTERNAL_LINK.sub(r"\1", self._replace_links(text))
         text = re.sub("'{2,}", "", text)
-        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BREAKS else "", _SWITCH.sub("", text))
+        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BREAKS else "", _MAGIC_WORD.sub("", text))
         text = _SPACES.sub(" ", html.unescape(text))
         text = _OPEN_BRACKET.sub("(", _EMPTY_BRACKETS.sub("", text))
         text = _BEFORE_MARK.sub(r"\1", text)
-        text = "\n".join(_lines(text.split("\n")))
-        return _HELD.sub(lambda place: _held(held, int(place[1])), text).strip()
+        text = "\n".join(_layout_lines(text.split("\n")))
+        return _PLACEHOLDER.sub(lambda place: _restore_verbatim(verbatim, int(place[1])), text).strip()
 
-    def _without_links(self, text: str) -> str:
-        """Links as the words they show, paragraph by paragraph: one that is never closed spoils no other."""
-        return "\n\n".join(map(self._shown_links, text.split("\n\n")))
+    def _replace_links(self, text: str) -> str:
+        """Replace links by their visible text, per paragraph: an unclosed link affects no other paragraph."""
+        return "\n\n".join(map(self._replace_paragraph_links, text.split("\n\n")))
 
-    def _shown_links(self, text: str) -> str:
-        stack, at = [list[str]()], 0
+    def _replace_paragraph_links(self, text: str) -> str:
+        stack = [list[str]()]
+        position = 0
         for token in _BRACKETS.finditer(text):
-            stack[-1].append(text[at : token.start()])
-            at = token.end()
+            stack[-1].append(text[position : token.start()])
+            position = token.end()
             if token[0] == "[[":
-                if len(stack) <= _DEEPEST_LINK:
+                if len(stack) <= _MAX_LINK_DEPTH:
                     stack.append([])
             elif len(stack) > 1:
                 inner = "".join(stack.pop())
-                stack[-1].append(self._shown(inner))
-        stack[-1].append(text[at:])
+                stack[-1].append(self._link_text(inner))
+        stack[-1].append(text[position:])
         return "".join(part for parts in stack for part in parts)
 
-    def _shown(self, link: str) -> str:
+    def _link_text(self, link: str) -> str:
         target, bar, label = link.partition("|")
         target = target.strip()
         prefix, colon, _ = target.partition(":")
@@ -94,26 +96,29 @@ class Wikitext:
             return target.lstrip(":")
         if label.strip():
             return label
-        return _DISAMBIGUATION.sub("", target.rpartition(":")[2])  # what the bar alone shows
+        return _DISAMBIGUATION.sub("", target.rpartition(":")[2])  # text of a link with an empty label
 
 
-def _without_marked(text: str, held: list[str]) -> str:
-    """Comments, and elements whose contents are no text, go; verbatim ones are held back as they are.
+def _strip_elements(text: str, verbatim: list[str]) -> str:
+    """Remove comments and elements without text; move verbatim ones to `verbatim`.
 
-    A comment that is never closed lasts to the end, as in MediaWiki; of other elements only the tag goes.
+    An unclosed comment extends to the end, as in MediaWiki; of other unclosed elements only the tag is
+    removed.
     """
-    tokens = list(_MARKED.finditer(text))
+    tokens = list(_ELEMENT.finditer(text))
     ends: dict[str, list[int]] = {}
     for number, token in enumerate(tokens):
         if token[0] == "-->" or token[1]:
             ends.setdefault("-->" if token[0] == "-->" else token[2].lower(), []).append(number)
     for numbers in ends.values():
         numbers.reverse()
-    out, at, number = list[str](), 0, 0
+    out = list[str]()
+    position = 0
+    number = 0
     while number < len(tokens):
         token = tokens[number]
-        out.append(text[at : token.start()])
-        at, number = token.end(), number + 1
+        out.append(text[position : token.start()])
+        position, number = token.end(), number + 1
         name = "-->" if token[0] == "<!--" else (token[2] or "").lower()
         if token[0] == "-->" or token[1] or (token[3] or "").endswith("/"):
             continue
@@ -123,67 +128,70 @@ def _without_marked(text: str, held: list[str]) -> str:
         if closing:
             end = tokens[closing[-1]]
             if name in _VERBATIM_NAMES:
-                out.append(f"\ue000{len(held)}\ue001")
-                held.append(text[at : end.start()])
-            at, number = end.end(), closing[-1] + 1
+                out.append(f"\ue000{len(verbatim)}\ue001")
+                verbatim.append(text[position : end.start()])
+            position = end.end()
+            number = closing[-1] + 1
         elif name == "-->":
             return "".join(out)
-    out.append(text[at:])
+    out.append(text[position:])
     return "".join(out)
 
 
-def _without_braces(text: str) -> str:
-    """Templates and tables go with what is in them; of those that have no other end only the marks."""
-    opened, spans = list[tuple[str, int, int]](), list[tuple[int, int]]()
-    open_now = {"{{": 0, "{|": 0}
+def _strip_braces(text: str) -> str:
+    """Remove templates and tables with their content; of unclosed ones only the marks."""
+    open_braces = list[tuple[str, int, int]]()
+    spans = list[tuple[int, int]]()
+    open_counts = {"{{": 0, "{|": 0}
     for token in _BRACES.finditer(text):
         mark = token[0].strip(" \t:*#")
         if mark in ("{{", "{|"):
-            opened.append((mark, *token.span()))
-            open_now[mark] += 1
+            open_braces.append((mark, *token.span()))
+            open_counts[mark] += 1
             continue
-        wanted = "{{" if mark == "}}" else "{|"
-        if not open_now[wanted]:
+        opening = "{{" if mark == "}}" else "{|"
+        if not open_counts[opening]:
             spans.append(token.span())
             continue
         while True:
-            kind, start, end = opened.pop()
-            open_now[kind] -= 1
-            if kind == wanted:
+            kind, start, end = open_braces.pop()
+            open_counts[kind] -= 1
+            if kind == opening:
                 spans.append((start, token.end()))
                 break
             spans.append((start, end))
-    spans += [span[1:] for span in opened]
-    out, done = list[str](), 0
+    spans += [span[1:] for span in open_braces]
+    out = list[str]()
+    copied_to = 0
     for start, end in sorted(spans):
-        if start >= done:
-            out.append(text[done:start])
-        done = max(done, end)
-    return "".join([*out, text[done:]])
+        if start >= copied_to:
+            out.append(text[copied_to:start])
+        copied_to = max(copied_to, end)
+    return "".join([*out, text[copied_to:]])
 
 
-def _lines(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with something to read; headings as they are when text comes before the next of their rank."""
-    waiting = list[tuple[int, str]]()
+def _layout_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines with text; yield a heading only if text follows before the next of its rank."""
+    headings = list[tuple[int, str]]()
     for line in lines:
         line = line.strip()
         if line[:1] == line[-1:] == "=":
             rank = len(line) - len(line.lstrip("="))
-            waiting = [above for above in waiting if above[0] < rank]
+            headings = [above for above in headings if above[0] < rank]
             if title := line.strip(" ="):
-                waiting.append((rank, title))
+                headings.append((rank, title))
             continue
         if not line or line[0] in "|!" or not line.strip("-"):
-            continue  # what is left of a broken table, and rules
+            continue  # rest of a broken table, or a horizontal rule
         if item := _ITEM.match(line):
             mark, line = item[0][-1], line[item.end() :].strip()
             if not line:
                 continue
             line = f"- {line}" if mark in "*#" else line
-        yield from (title for _, title in waiting)
-        waiting = []
+        yield from (title for _, title in headings)
+        headings = []
         yield line
 
 
-def _held(held: list[str], number: int) -> str:
-    return html.unescape(held[number]).strip() if number < len(held) else ""
+def _restore_verbatim(verbatim: list[str], number: int) -> str:
+    return html.unescape(verbatim[number]).strip() if number < len(verbatim) else ""

@@ -1,9 +1,13 @@
-"""Inputs of a corpus, whatever their form, as blocks that a worker process turns into rows of texts.
+"""Read the inputs of a corpus, in any format, as blocks that worker processes turn into rows of texts.
 
-inputs.py   names, globs and folders -> files, each with its form
-blocks.py   a block of lines, of plain text, of a table -> rows; and what is wrong with a row
-packed.py   compressed files -> their bytes
-streams.py  a file -> its blocks, from any position, so that a stopped run goes on
-tables.py   Parquet and Hugging Face datasets -> blocks
-hub.py      datasets by their name
+file_tree.py    words of --input (files, globs, folders) -> files
+inputs.py       words of --input -> inputs, each with its format
+magic.py        first bytes of a file -> its format and compression
+compression.py  compressed file -> its text, as a stream or in pieces
+bzip2.py        bz2 file -> the text of each block, from any offset
+versions.py     detect that a file changed while it was read
+blocks.py       block of lines, plain text or a table -> rows, and the errors in them
+streams.py      input -> its blocks, from any position, so that a stopped run can resume
+arrow.py        Parquet and Hugging Face datasets -> blocks
+hub.py          datasets by name
 """

@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face's datasets, saved or by name, as blocks of rows."""
+"""Read Parquet files and Hugging Face datasets, saved or by name, as blocks of rows."""
 
 from __future__ import annotations
 
@@ -8,68 +8,69 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mega_data.readers.blocks import Block, Table
-from mega_data.readers.hub import Named
+from mega_data.readers.blocks import Block, TableBlock
+from mega_data.readers.hub import HubDataset
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, CorruptFileError
 
-_ROWS = 1000  # read at a time, fewer where rows are long
+_ROWS = 1000  # read at a time, fewer if rows are long
 _BATCH_BYTES = 1 << 22  # read at a time, or one row
 _BUFFER_BYTES = 1 << 20  # of a column's file bytes
 
 
-def batches(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
-    """The columns `keys` of the rows from number `start`, about `size` bytes a block.
+def read_table_blocks(path: Path, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+    """Yield the columns `keys` of the rows from number `start`, about `size` bytes a block.
 
     Raises:
         ConfigError: pyarrow is not installed, or there is no such column.
         CorruptFileError: the file is damaged.
     """
-    taken, total = 0, path.stat().st_size
-    with _reading(path, keys) as (count, reading):
-        for end, part in _parts(reading, 0, start, size):
-            now = total * end // max(1, count or end)
-            yield Table(end, now - taken, _bytes(part))
-            taken = now
+    consumed = 0
+    total = path.stat().st_size
+    with _open_table(path, keys) as (count, batches):
+        for end, part in _split_batches(batches, 0, start, size):
+            position = total * end // max(1, count or end)
+            yield TableBlock(end, position - consumed, _to_ipc(part))
+            consumed = position
 
 
-def named_batches(named: Named, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
-    """As `batches`, of a dataset by its name.
+def read_hub_blocks(dataset: HubDataset, start: int, keys: Sequence[str], size: int) -> Iterator[Block]:
+    """Yield the blocks of a dataset by its name, as `read_table_blocks` does of a file.
 
     Raises:
-        MegaError: as `Named.batches`.
+        MegaError: as `HubDataset.batches`.
     """
-    for end, part in _parts(named.batches(keys, start), start, start, size):
-        yield Table(end, part.nbytes, _bytes(part))
+    for end, part in _split_batches(dataset.batches(keys, start), start, start, size):
+        yield TableBlock(end, part.nbytes, _to_ipc(part))
 
 
-def _parts(reading: Iterator[Any], at: int, start: int, size: int) -> Iterator[tuple[int, Any]]:
-    """Rows from number `start` of batches that begin at number `at`, and the number after each part."""
-    for batch in reading:
-        first, at = at, at + batch.num_rows
-        if at <= start:
+def _split_batches(batches: Iterator[Any], row: int, start: int, size: int) -> Iterator[tuple[int, Any]]:
+    """Split batches that begin at number `row` into parts; yield the rows from `start` on and each end."""
+    for batch in batches:
+        first, row = row, row + batch.num_rows
+        if row <= start:
             continue
         batch = batch.slice(max(0, start - first))
         step = max(1, batch.num_rows * size // max(1, batch.nbytes))
         for offset in range(0, batch.num_rows, step):
             part = batch.slice(offset, step)
-            yield at - batch.num_rows + offset + part.num_rows, part
+            yield row - batch.num_rows + offset + part.num_rows, part
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Each row with all its columns, as Python's values.
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield each row with all its columns, as Python values.
 
     Raises:
-        ConfigError, CorruptFileError: as `batches`.
+        ConfigError, CorruptFileError: as `read_table_blocks`.
     """
-    with _reading(path) as (_, reading):
-        for _, part in _parts(reading, 0, 0, _BATCH_BYTES):
+    with _open_table(path) as (_, batches):
+        for _, part in _split_batches(batches, 0, 0, _BATCH_BYTES):
             yield from part.to_pylist()
 
 
 @contextmanager
-def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
-    """What `_open` gives; what is wrong with the file is told in one line."""
+def _open_table(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Open a table; report damage in one line."""
     try:
         pyarrow = import_module("pyarrow")
     except ImportError:
@@ -78,27 +79,27 @@ def _reading(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[in
             path, "needs a library that is not installed", wanted="pyarrow", hint=hint
         ) from None
     try:
-        yield _open(path, keys)
+        yield _open_batches(path, keys)
     except (pyarrow.ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise CorruptFileError(path, "damaged", found=str(error), hint="copy the file again") from None
 
 
-def _open(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
-    """How many rows there are, 0 where that is not known, and the batches of the columns, None for all."""
+def _open_batches(path: Path, keys: Sequence[str] | None) -> tuple[int, Iterator[Any]]:
+    """Return the number of rows, 0 if unknown, and the batches of the columns, None for all."""
     pyarrow = import_module("pyarrow")
     if path.suffix == ".parquet":
         file = import_module("pyarrow.parquet").ParquetFile(path, buffer_size=_BUFFER_BYTES)
-        columns = _columns(path, file.schema_arrow.names, keys)
+        columns = _check_columns(path, file.schema_arrow.names, keys)
         return file.metadata.num_rows, _row_groups(file, columns)
     stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-    columns = _columns(path, stream.schema.names, keys)
+    columns = _check_columns(path, stream.schema.names, keys)
     return 0, (batch.select(columns) for batch in stream)
 
 
 def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
-    """The batches of a Parquet file, each of about _BATCH_BYTES by the sizes that its metadata state."""
+    """Yield the batches of a Parquet file, about _BATCH_BYTES each by the sizes in its metadata."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         chunks = [group.column(column) for column in range(group.num_columns)]
@@ -107,13 +108,13 @@ def _row_groups(file: Any, columns: list[str]) -> Iterator[Any]:
         yield from file.iter_batches(count, row_groups=[number], columns=columns)
 
 
-def _columns(path: Path, names: Sequence[str], keys: Sequence[str] | None) -> list[str]:
-    if lacking := [key for key in keys or () if key not in names]:
-        raise ConfigError(path, f"no column {lacking[0]!r}", found=", ".join(names), hint="see --json-keys")
+def _check_columns(path: Path, names: Sequence[str], keys: Sequence[str] | None) -> list[str]:
+    if missing := [key for key in keys or () if key not in names]:
+        raise ConfigError(path, f"no column {missing[0]!r}", found=", ".join(names), hint="see --json-keys")
     return list(names if keys is None else keys)
 
 
-def _bytes(batch: Any) -> bytes:
+def _to_ipc(batch: Any) -> bytes:
     pyarrow = import_module("pyarrow")
     sink = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(sink, batch.schema) as stream:

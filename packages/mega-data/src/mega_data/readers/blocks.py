@@ -1,4 +1,4 @@
-"""Blocks of an input, small values that a worker process is handed, and the rows of texts in them."""
+"""Blocks of an input, small values to send to a worker process, and the rows of texts in them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import orjson
 from mega_data.readers.magic import BOM
 from mega_schema.errors import FormatError
 
-PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # the group keeps it among what `split` gives
-DAMAGED = 1 << 62  # position in an input of which the rest cannot be read
-QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of a line that `Fault.told` makes
-Text = str | list[str]  # a list: sentences that were split already
+PARAGRAPH_END = re.compile(rb"(\n\r?\n)")  # a group, so that `split` returns it too
+DAMAGED_POSITION = 1 << 62  # of an input whose rest cannot be read
+QUARANTINE_KEYS: Final = ("file", "line", "reason", "row")  # of `RowError.to_json`
+TextOrSentences = str | list[str]  # a list has sentences
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a row: a value that travels between processes, as an exception cannot.
+class RowError:
+    """The error of a row, as a value that can be sent between processes.
 
     Attributes:
-        row: its number in its block, from 0.
+        row: number of the row in its block, from 0.
         raw: the row itself.
-        is_fatal: the file could not be read: no row to pass over, the run ends.
+        is_fatal: the file could not be read: there is no row to skip, the run ends.
     """
 
     row: int
@@ -40,40 +40,40 @@ class Fault:
     is_fatal: bool = False
 
     def error(self, path: Path, first: int, hint: str = "mend or delete the line") -> FormatError:
-        """As an exception; `first` is the number in the file of the block's first row."""
+        """Convert to an exception; `first` is the number in the file of the block's first row."""
         where = f"{path}:{first + self.row}"
         return FormatError(where, self.what, found=self.found, wanted=self.wanted, hint=hint)
 
-    def told(self, path: Path, first: int) -> dict[str, object]:
-        """As a line of a quarantine file has it."""
+    def to_json(self, path: Path, first: int) -> dict[str, object]:
+        """Convert to the values of a line of a quarantine file."""
         reason = f"{self.what}: found {self.found}, wanted {self.wanted}"
         return dict(zip(QUARANTINE_KEYS, (str(path), first + self.row, reason, self.raw), strict=True))
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a block that hold texts, and those that are wrong.
+    """The rows of a block that hold texts, and the wrong ones.
 
     Attributes:
-        count: rows in all, blank ones included.
-        size: bytes of the block, as they are read.
-        numbers: of each row with texts, from 0 in the block.
-        texts: of each, one text per key.
+        count: number of rows, including blank ones.
+        size: bytes of the block, decompressed.
+        numbers: number in the block, from 0, of each row with texts.
+        texts: the texts of each such row, one per key.
     """
 
     count: int = 0
     size: int = 0
     numbers: list[int] = field(default_factory=list)
-    texts: list[tuple[Text, ...]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    texts: list[tuple[TextOrSentences, ...]] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
 
 
 class Block(Protocol):
     """Part of an input.
 
     Attributes:
-        end: where the next one begins, for `streams.blocks`.
-        consumed: bytes of the file on disk since the block before, for a progress bar.
+        end: start of the next block, for `streams.read_blocks`.
+        consumed: bytes of the file on disk since the previous block, for a progress bar.
     """
 
     @property
@@ -86,41 +86,46 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Lines of JSON: held, or where they lie in a plain file."""
+class JsonLines:
+    """Lines of JSON: their bytes, or their range in a plain file."""
 
     path: Path
     start: int
     end: int
     consumed: int
-    held: bytes | None = None
+    data: bytes | None = None
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        data = self.held
+        data = self.data
         if data is None:
             try:
                 data = self._read()
             except OSError as error:
                 reason, wanted = error.strerror or type(error).__name__, "bytes that can be read"
-                return Rows(faults=[Fault(0, "not readable", reason, wanted, is_fatal=True)])
-        rows, view, at = Rows(0, len(data)), memoryview(data), 0
-        only = keys[0] if len(keys) == 1 else None
-        while at < len(data):
-            number, begin, end = rows.count, at, data.find(b"\n", at)
+                return Rows(errors=[RowError(0, "not readable", reason, wanted, is_fatal=True)])
+        rows = Rows(0, len(data))
+        view = memoryview(data)
+        position = 0
+        single_key = keys[0] if len(keys) == 1 else None
+        while position < len(data):
+            number = rows.count
+            begin = position
+            end = data.find(b"\n", position)
             end = len(data) if end < 0 else end
-            rows.count, at = number + 1, end + 1
-            if only is not None:  # the usual case, without the questions that the others raise
+            rows.count = number + 1
+            position = end + 1
+            if single_key is not None:  # fast path for the usual case
                 try:
-                    text = orjson.loads(view[begin:end])[only]
+                    text = orjson.loads(view[begin:end])[single_key]
                 except (ValueError, TypeError, KeyError):
                     text = None
                 if type(text) is str:
                     rows.numbers.append(number)
                     rows.texts.append((text,))
                     continue
-            texts = _json_texts(number, data[begin:end], keys)
-            if isinstance(texts, Fault):
-                rows.faults.append(texts)
+            texts = _parse_texts(number, data[begin:end], keys)
+            if isinstance(texts, RowError):
+                rows.errors.append(texts)
             elif texts is not None:
                 rows.numbers.append(number)
                 rows.texts.append(texts)
@@ -141,11 +146,11 @@ class PlainText:
 
     end: int
     consumed: int
-    held: bytes
+    data: bytes
     unit: str
 
     def rows(self, keys: Sequence[str]) -> Rows:
-        rows = Rows(0, len(self.held))
+        rows = Rows(0, len(self.data))
         for number, part in self._parts():
             if not part.strip():
                 continue
@@ -153,25 +158,26 @@ class PlainText:
                 text = part.decode("utf-8")
             except UnicodeDecodeError as error:
                 raw = part.decode("utf-8", "replace")
-                rows.faults.append(
-                    Fault(number, "not UTF-8", f"byte {error.start} of it", "text in UTF-8", raw)
+                rows.errors.append(
+                    RowError(number, "not UTF-8", f"byte {error.start} of it", "text in UTF-8", raw)
                 )
                 continue
             rows.numbers.append(number)
             rows.texts.append((text,) * len(keys))
-        rows.count = self.held.count(b"\n") + (not self.held.endswith(b"\n"))
+        rows.count = self.data.count(b"\n") + (not self.data.endswith(b"\n"))
         return rows
 
     def _parts(self) -> list[tuple[int, bytes]]:
-        """Each with the number of its first line, from 0."""
-        begins_file = self.end == len(self.held)
-        held = self.held.removeprefix(BOM) if begins_file else self.held
+        """Return each part with the number of its first line, from 0."""
+        begins_file = self.end == len(self.data)
+        data = self.data.removeprefix(BOM) if begins_file else self.data
         if self.unit == "file":
-            return [(0, held)]
+            return [(0, data)]
         if self.unit == "line":
-            return [(number, line.rstrip(b"\r")) for number, line in enumerate(held.split(b"\n"))]
-        parts, line = list[tuple[int, bytes]](), 0
-        for part in PARAGRAPH_END.split(held):
+            return [(number, line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"))]
+        parts = list[tuple[int, bytes]]()
+        line = 0
+        for part in PARAGRAPH_END.split(data):
             if text := part.strip(b"\r\n"):
                 parts.append((line + part[: part.find(text)].count(b"\n"), text))
             line += part.count(b"\n")
@@ -179,23 +185,23 @@ class PlainText:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of a table, as Arrow writes them to a stream."""
+class TableBlock:
+    """Rows of a table, in Arrow's stream format."""
 
     end: int
     consumed: int
-    held: bytes
+    data: bytes
 
     def rows(self, keys: Sequence[str]) -> Rows:
         pyarrow = import_module("pyarrow")
-        with pyarrow.ipc.open_stream(io.BytesIO(self.held)) as stream:
+        with pyarrow.ipc.open_stream(io.BytesIO(self.data)) as stream:
             table = stream.read_all()
         columns = [table.column(key).to_pylist() for key in keys]
         rows = Rows(table.num_rows, table.nbytes)
         for number, values in enumerate(zip(*columns, strict=True)):
-            fault = _value_fault(number, keys, values)
-            if fault is not None:
-                rows.faults.append(fault)
+            row_error = _value_error(number, keys, values)
+            if row_error is not None:
+                rows.errors.append(row_error)
             else:
                 rows.numbers.append(number)
                 rows.texts.append(values)
@@ -203,24 +209,24 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
-    """The rest of a file from damage on: one fault, after which the input is done."""
+class DamagedBlock:
+    """The rest of a damaged file: one error, after which the input ends."""
 
     what: str
     found: str
-    end: int = DAMAGED
+    end: int = DAMAGED_POSITION
     consumed: int = 0
 
     def rows(self, keys: Sequence[str]) -> Rows:
         wanted = "a whole file; the rest of it is left out"
-        return Rows(faults=[Fault(0, self.what, self.found, wanted)])
+        return Rows(errors=[RowError(0, self.what, self.found, wanted)])
 
 
 def parse_json(line: bytes) -> Any:
-    """The value on a line, as Python's `json` reads it: NaN and Infinity are numbers; a BOM is passed over.
+    """Parse a line as Python's `json` does: NaN and Infinity are numbers; a BOM is skipped.
 
     Raises:
-        orjson.JSONDecodeError: it is not JSON in UTF-8.
+        orjson.JSONDecodeError: the line is not JSON in UTF-8.
     """
     line = line.removeprefix(BOM)
     try:
@@ -235,43 +241,51 @@ def parse_json(line: bytes) -> Any:
         raise
 
 
-def _json_texts(number: int, line: bytes, keys: Sequence[str]) -> tuple[Text, ...] | Fault | None:
-    """The texts on a line; None for one that is blank."""
+def _parse_texts(
+    number: int, line: bytes, keys: Sequence[str]
+) -> tuple[TextOrSentences, ...] | RowError | None:
+    """Parse the texts on a line; None for a blank one."""
     try:
         values = parse_json(line)
     except orjson.JSONDecodeError as error:
         if not line.removeprefix(BOM).strip():
             return None
-        # the line it counts is always the first, of one
-        return _fault(
+        # its line number is always 1
+        return _line_error(
             number, "not JSON", f"{error.msg} at column {error.colno}", "one object a line, in UTF-8", line
         )
     if not isinstance(values, dict):
-        wanted = f"an object with {_quoted(keys)}"
-        return _fault(number, "not a JSON object", type(values).__name__, wanted, line)
+        wanted = f"an object with {_quote_keys(keys)}"
+        return _line_error(number, "not a JSON object", type(values).__name__, wanted, line)
     for key in keys:
         if key not in values:
             names = ", ".join(list(values)[:8]) or "no keys"
-            return _fault(number, f"no key {key!r}", names, f"{_quoted(keys)} (see --json-keys)", line)
+            return _line_error(
+                number, f"no key {key!r}", names, f"{_quote_keys(keys)} (see --json-keys)", line
+            )
     texts = tuple(values[key] for key in keys)
-    fault = _value_fault(number, keys, texts)
-    return texts if fault is None else _fault(number, fault.what, fault.found, fault.wanted, line)
+    row_error = _value_error(number, keys, texts)
+    return (
+        texts
+        if row_error is None
+        else _line_error(number, row_error.what, row_error.found, row_error.wanted, line)
+    )
 
 
-def _value_fault(number: int, keys: Sequence[str], values: Sequence[Any]) -> Fault | None:
+def _value_error(number: int, keys: Sequence[str], values: Sequence[Any]) -> RowError | None:
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, str):
             continue
         if not isinstance(value, list):
-            return Fault(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
-        if wrong := [type(item).__name__ for item in value if not isinstance(item, str)]:
-            return Fault(number, f"an item of {key!r}", wrong[0], "a string", repr(value))
+            return RowError(number, f"the value of {key!r}", type(value).__name__, "a string", repr(value))
+        if wrong_types := [type(item).__name__ for item in value if not isinstance(item, str)]:
+            return RowError(number, f"an item of {key!r}", wrong_types[0], "a string", repr(value))
     return None
 
 
-def _fault(number: int, what: str, found: str, wanted: str, line: bytes) -> Fault:
-    return Fault(number, what, found, wanted, line.decode("utf-8", "replace"))
+def _line_error(number: int, what: str, found: str, wanted: str, line: bytes) -> RowError:
+    return RowError(number, what, found, wanted, line.decode("utf-8", "replace"))
 
 
-def _quoted(keys: Sequence[str]) -> str:
+def _quote_keys(keys: Sequence[str]) -> str:
     return ", ".join(map(repr, keys))

@@ -28,11 +28,11 @@ from mega_schema.outputs import TOKENIZER_FILES
 
 log = logging.getLogger("mega.data")
 
-# what clean and dedup write beside the documents they keep
+# names that clean and dedup write next to the kept documents
 DROPPED, QUARANTINE, REPORT = "dropped", "quarantine", "report.json"
 _NOT_KEPT = frozenset({DROPPED, QUARANTINE, REPORT})
 _WORK_FOLDERS = (".unfinished", ".work", ".dropped")
-_SHOWN: Final = 3  # names in one log line
+_MAX_SHOWN: Final = 3  # names in one log line
 
 
 class FileResolver:
@@ -44,11 +44,13 @@ class FileResolver:
     """
 
     def __init__(self, is_readable: Callable[[Path], bool], wanted: str) -> None:
-        self._is_readable, self._wanted = is_readable, wanted
-        self._seen, self._again = set[str](), list[Path]()
+        self._is_readable = is_readable
+        self._wanted = wanted
+        self._seen = set[str]()
+        self._repeats = list[Path]()
 
     def resolve(self, word: str) -> list[Path]:
-        """The files that a word names and no word before named.
+        """Return the files that a word names and no earlier word named.
 
         Raises:
             ConfigError: it names nothing, a link leads to nothing, or a folder holds several splits of a
@@ -61,46 +63,47 @@ class FileResolver:
 
     def log_repeats(self) -> None:
         """Log the files that were named more than once."""
-        if self._again:
-            count, names = _files(len(self._again)), _shown(self._again)
+        if self._repeats:
+            count = _format_count(len(self._repeats))
+            names = _format_paths(self._repeats)
             log.warning("--input: %s named more than once, read once: %s", count, names)
 
     def _is_new(self, path: Path) -> bool:
         real = os.path.realpath(path)
         if real in self._seen:
-            self._again.append(path)
+            self._repeats.append(path)
             return False
         self._seen.add(real)
         return True
 
 
-def read_folders(words: Iterable[str], files: Iterable[Path]) -> list[Path]:
-    """The folders in which the words would find new files and folders too.
+def scanned_folders(words: Iterable[str], files: Iterable[Path]) -> list[Path]:
+    """Return the folders in which the words would find new files and folders too.
 
     Args:
-        files: that the words name; they tell which linked folders were read.
+        files: files that the words name; their parents include the linked folders that were read.
     """
-    roots = [folder for word in words for folder in _roots(word)]
+    roots = [folder for word in words for folder in _scan_roots(word)]
     parents = dict.fromkeys(file.parent for file in files)
     return [*roots, *(folder for folder in parents if any(root in folder.parents for root in roots))]
 
 
-def _roots(word: str) -> list[Path]:
+def _scan_roots(word: str) -> list[Path]:
     path = Path(word)
     if path.is_dir():
         return [path]
     if path.exists() or not glob.has_magic(word):
         return []
-    cut = path.parts.index("**") if "**" in path.parts else len(path.parts)
-    patterns = [Path(*path.parts[:cut])] if cut else [Path()]
+    fixed_parts = path.parts.index("**") if "**" in path.parts else len(path.parts)
+    patterns = [Path(*path.parts[:fixed_parts])] if fixed_parts else [Path()]
     if path.name == "*":
         patterns.append(path.parent)
-    found = [Path(match) for pattern in patterns for match in glob.glob(str(pattern))]  # noqa: PTH207
-    return [folder for folder in found if folder.is_dir()]
+    matches = [Path(match) for pattern in patterns for match in glob.glob(str(pattern))]  # noqa: PTH207
+    return [folder for folder in matches if folder.is_dir()]
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether the path is a pipe, as `<(zcat a.gz)` gives it: its bytes can be read once."""
+    """Return whether the path is a pipe, as from `<(zcat a.gz)`: its bytes can be read once."""
     return path.is_fifo()
 
 
@@ -117,37 +120,37 @@ def _resolve_word(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
 def _resolve_glob(word: str, is_readable: Callable[[Path], bool]) -> list[Path]:
     parts = Path(word).parts
     if "**" in parts:
-        cut = parts.index("**")
-        bases = glob.glob(str(Path(*parts[:cut]))) if cut else ["."]  # noqa: PTH207 - pathlib's skips hidden files differently
-        found = list[Path]()
+        fixed_parts = parts.index("**")
+        bases = glob.glob(str(Path(*parts[:fixed_parts]))) if fixed_parts else ["."]  # noqa: PTH207 - pathlib's skips hidden files differently
+        paths = list[Path]()
         for base in filter(Path.is_dir, map(Path, sorted(bases))):
             tree = _walk(base)
-            found += [p for p in tree.files if _matches(p.relative_to(base).parts, parts[cut:])]
+            paths += [p for p in tree.files if _matches(p.relative_to(base).parts, parts[fixed_parts:])]
             _log_skipped(base, tree, [])
-        return sorted(found)
-    found = list[Path]()
+        return sorted(paths)
+    paths = list[Path]()
     for path in sorted(map(Path, glob.glob(word))):  # noqa: PTH207
         _refuse_dangling(path)
         if path.is_dir():
-            found += [] if _is_work_folder(path) else _read_folder(path, is_readable)
+            paths += [] if _is_work_folder(path) else _read_folder(path, is_readable)
         elif path.is_file() and not _is_own_output(path, _names(path.parent)):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     if not patterns:
         return not parts
     if patterns[0] == "**":
-        return any(_matches(parts[at:], patterns[1:]) for at in range(len(parts) + 1))
+        return any(_matches(parts[index:], patterns[1:]) for index in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
 
 
 def _read_folder(folder: Path, is_readable: Callable[[Path], bool]) -> list[Path]:
     tree = _walk(folder)
-    files = sorted(path for path in tree.files if path in tree.saved or is_readable(path))
+    files = sorted(path for path in tree.files if path in tree.saved_files or is_readable(path))
     _log_skipped(
-        folder, tree, [path for path in tree.files if path not in tree.saved and not is_readable(path)]
+        folder, tree, [path for path in tree.files if path not in tree.saved_files and not is_readable(path)]
     )
     return files
 
@@ -157,30 +160,31 @@ class _Tree:
     """The files below a folder.
 
     Attributes:
-        saved: files of datasets that Hugging Face's `save_to_disk` wrote.
-        own: files and folders that mega-data wrote and that are not text.
-        twice: linked folders that lead to a folder read before.
+        saved_files: files of datasets that Hugging Face's `save_to_disk` wrote.
+        own_outputs: files and folders that mega-data wrote and that are not text.
+        repeated_folders: linked folders that lead to a folder read before.
     """
 
     files: list[Path] = field(default_factory=list)
-    saved: set[Path] = field(default_factory=set)
+    saved_files: set[Path] = field(default_factory=set)
     not_kept: set[str] = field(default_factory=set)
-    own: list[Path] = field(default_factory=list)
-    twice: list[Path] = field(default_factory=list)
+    own_outputs: list[Path] = field(default_factory=list)
+    repeated_folders: list[Path] = field(default_factory=list)
     visited: set[tuple[int, int]] = field(default_factory=set)
 
 
 def _walk(folder: Path) -> _Tree:
-    """All files below a folder but hidden ones and outputs of ours that hold no documents to read."""
-    tree, todo = _Tree(), [folder]
-    while todo:
-        inner = todo.pop()
-        stat = inner.stat()
+    """Collect all files below a folder except hidden ones and outputs of ours without documents."""
+    tree = _Tree()
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        stat = current.stat()
         if (stat.st_dev, stat.st_ino) in tree.visited:
-            tree.twice.append(inner)
+            tree.repeated_folders.append(current)
             continue
         tree.visited.add((stat.st_dev, stat.st_ino))
-        todo += reversed(_list_folder(inner, tree))
+        pending += reversed(_list_folder(current, tree))
     return tree
 
 
@@ -199,16 +203,16 @@ def _list_folder(folder: Path, tree: _Tree) -> list[Path]:
         raise ConfigError("--input", "holds several splits of a dataset", found=found, hint=hint)
     if "state.json" in names and (arrow := sorted(folder.glob("*.arrow"))):
         tree.files += arrow
-        tree.saved |= set(arrow)
+        tree.saved_files |= set(arrow)
         return []
     folders = list[Path]()
     for path in (folder / name for name in sorted(names) if not name.startswith(".")):
         if path.name in _NOT_KEPT:
             tree.not_kept.add(path.name)
         elif path.is_dir():
-            (tree.own if _is_work_folder(path) else folders).append(path)
+            (tree.own_outputs if _is_work_folder(path) else folders).append(path)
         elif path.is_file():
-            (tree.own if _is_own_output(path, names) else tree.files).append(path)
+            (tree.own_outputs if _is_own_output(path, names) else tree.files).append(path)
         else:
             _refuse_dangling(path)
     return folders
@@ -223,7 +227,7 @@ def _is_work_folder(path: Path) -> bool:
 
 
 def _is_own_output(path: Path, names: frozenset[str]) -> bool:
-    """Whether a file is part of a dataset or a tokenizer of ours, given the names in its folder."""
+    """Return whether a file is part of a dataset or tokenizer of ours, given the names in its folder."""
     if path.suffix in (".bin", ".idx", ".json") and {f"{path.stem}.bin", f"{path.stem}.idx"} <= names:
         return True
     if path.name in TOKENIZER_FILES and "identity.json" in names:
@@ -249,20 +253,24 @@ def _refuse_dangling(path: Path) -> None:
 def _log_skipped(folder: Path, tree: _Tree, unread: Sequence[Path]) -> None:
     if tree.not_kept:
         log.warning("%s: read without %s: what was not kept", folder, " and ".join(sorted(tree.not_kept)))
-    if tree.own:
-        log.warning("%s: read without outputs of mega-data: %s", folder, _shown(tree.own))
-    if tree.twice:
-        log.warning("%s: linked folders lead to folders already read: %s", folder, _shown(tree.twice))
+    if tree.own_outputs:
+        log.warning("%s: read without outputs of mega-data: %s", folder, _format_paths(tree.own_outputs))
+    if tree.repeated_folders:
+        log.warning(
+            "%s: linked folders lead to folders already read: %s",
+            folder,
+            _format_paths(tree.repeated_folders),
+        )
     if unread:
         endings = Counter(path.suffix or "no ending" for path in unread)
-        counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(_SHOWN))
-        log.warning("%s: %s of other forms not read: %s", folder, _files(len(unread)), counts)
+        counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(_MAX_SHOWN))
+        log.warning("%s: %s of other forms not read: %s", folder, _format_count(len(unread)), counts)
 
 
-def _files(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count:,} file{'s' * (count != 1)}"
 
 
-def _shown(paths: Sequence[Path]) -> str:
-    more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
-    return ", ".join(str(path) for path in paths[:_SHOWN]) + more
+def _format_paths(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - _MAX_SHOWN:,} more" if len(paths) > _MAX_SHOWN else ""
+    return ", ".join(str(path) for path in paths[:_MAX_SHOWN]) + more

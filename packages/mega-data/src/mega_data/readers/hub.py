@@ -1,9 +1,9 @@
-"""Datasets by the name that Hugging Face's `load_dataset` takes: on the hub, or a folder of data files.
+"""Read datasets by the name that Hugging Face's `load_dataset` takes: on the hub, or a folder of data files.
 
     hf:NAME    hf:NAME:KEY=VALUE,KEY=VALUE    with the keys split (train), config and revision
 
-Rows are streamed, nothing is stored here; only of a part of a split (`split=train[:1%]`), which cannot be
-streamed, the library keeps its own copy.
+Rows are streamed and not stored. Only a part of a split (`split=train[:1%]`) cannot be streamed: the library
+downloads it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError, MegaError
 
-PREFIX = "hf:"
+HUB_PREFIX = "hf:"
 _KEYS = ("split", "config", "revision")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What a word of `--input` means.
+class HubDataset:
+    """A word of `--input` that names a dataset.
 
     Attributes:
-        word: the whole of it.
+        word: the complete word.
     """
 
     word: str
@@ -37,43 +37,44 @@ class Named:
     revision: str | None = None
 
     @classmethod
-    def parse(cls, word: str) -> Named:
-        """
+    def parse(cls, word: str) -> HubDataset:
+        """Parse a word `hf:NAME:KEY=VALUE,KEY=VALUE`.
+
         Raises:
-            ConfigError: a key is not known.
+            ConfigError: a key is unknown.
         """
-        name, _, options = word.removeprefix(PREFIX).partition(":")
+        name, _, options = word.removeprefix(HUB_PREFIX).partition(":")
         values = dict[str, str]()
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in _KEYS or not value:
-                from mega_schema.app.config import did_you_mean  # costs a tenth of the start, and few need it
+                from mega_schema.app.config import did_you_mean  # a tenth of the startup time, rarely needed
 
-                hint = (did_you_mean(key, list(_KEYS)) if value else "") or f"{PREFIX}{name}:split=train"
+                hint = (did_you_mean(key, list(_KEYS)) if value else "") or f"{HUB_PREFIX}{name}:split=train"
                 wanted = " | ".join(f"{key}=..." for key in _KEYS)
                 raise ConfigError(
-                    "--input", f"no option of {PREFIX}{name}", found=option, wanted=wanted, hint=hint
+                    "--input", f"no option of {HUB_PREFIX}{name}", found=option, wanted=wanted, hint=hint
                 )
             values[key] = value
         return cls(word, name, **values)
 
     def state(self) -> str:
-        """What tells that the rows are still the same: of a folder its files, on the hub the commit.
+        """Return what identifies the rows: the files of a folder, the commit on the hub.
 
         Raises:
-            ConfigError: there is no such dataset, or the hub is not reached.
+            ConfigError: there is no such dataset, or the hub cannot be reached.
         """
-        with self._asked():
+        with self._report_errors():
             return str(self._builder().hash)
 
     def batches(self, keys: Sequence[str], start: int) -> Iterator[Any]:
-        """The columns `keys` of the rows from number `start`, as Arrow's record batches.
+        """Yield the columns `keys` of the rows from number `start`, as Arrow record batches.
 
         Raises:
-            ConfigError: there is no such dataset, split or column, or the hub is not reached.
-            MegaError: it could not be read to its end.
+            ConfigError: there is no such dataset, split or column, or the hub cannot be reached.
+            MegaError: the dataset could not be read to its end.
         """
-        with self._asked():
+        with self._report_errors():
             builder = self._builder()
             if "[" in self.split:
                 builder.download_and_prepare()
@@ -83,15 +84,15 @@ class Named:
                 rows = builder.as_streaming_dataset(split=self.split)
                 rows = rows.skip(start) if start else rows
             names = list(rows.column_names or keys)
-        if lacking := [key for key in keys if key not in names]:
+        if missing := [key for key in keys if key not in names]:
             found = ", ".join(names)
-            raise ConfigError(self.word, f"no column {lacking[0]!r}", found=found, hint="see --json-keys")
+            raise ConfigError(self.word, f"no column {missing[0]!r}", found=found, hint="see --json-keys")
         try:
             for table in rows.select_columns(list(keys)).with_format("arrow").iter(1000):
                 yield from table.to_batches()
-        except Exception as error:  # a library of every protocol there is: what it raises has no common root
+        except Exception as error:  # errors of many protocols without a common base class
             hint = "the same command goes on where this one ended"
-            raise MegaError(self.word, "not read to its end", found=_line(error), hint=hint) from None
+            raise MegaError(self.word, "not read to its end", found=_error_line(error), hint=hint) from None
 
     def _builder(self) -> Any:
         try:
@@ -102,22 +103,22 @@ class Named:
         return datasets.load_dataset_builder(self.name, self.config, revision=self.revision)
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except MegaError:
             raise
         except Exception as error:  # as above
-            there = Path(self.name).exists() or not isinstance(error, OSError)
+            exists = Path(self.name).exists() or not isinstance(error, OSError)
             hint = (
-                f"{PREFIX}NAME:config=...,split=..."
-                if there
+                f"{HUB_PREFIX}NAME:config=...,split=..."
+                if exists
                 else "a folder or file needs no hf:; is the network there?"
             )
             raise ConfigError(
-                self.word, "not a dataset that can be read", found=_line(error), hint=hint
+                self.word, "not a dataset that can be read", found=_error_line(error), hint=hint
             ) from None
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]

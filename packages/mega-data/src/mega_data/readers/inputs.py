@@ -1,4 +1,4 @@
-"""What `--input` means: files, globs, folders, datasets saved or by name, or stdin, each with its form."""
+"""Expand `--input` to files, globs, folders, datasets saved or by name, or stdin, each with its format."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from mega_data.readers.compression import strip_extension
 from mega_data.readers.file_tree import DROPPED, QUARANTINE, REPORT, FileResolver
-from mega_data.readers.hub import PREFIX, Named
-from mega_data.readers.magic import HEAD_BYTES, check_form, compression
-from mega_data.readers.packed import Version, check_version, file_version, unpacked_name
+from mega_data.readers.hub import HUB_PREFIX, HubDataset
+from mega_data.readers.magic import HEAD_BYTES, check_format, detect_compression
+from mega_data.readers.versions import FileVersion, check_version, file_version
 
-__all__ = ["DROPPED", "FORMS", "NAMED", "QUARANTINE", "REPORT", "STDIN", "Input", "form_of", "found"]
+__all__ = [
+    "DROPPED",
+    "INPUT_FORMATS",
+    "HUB_FORMAT",
+    "QUARANTINE",
+    "REPORT",
+    "STDIN",
+    "InputFile",
+    "format_of_name",
+    "expand_inputs",
+]
 
 STDIN = "-"
-FORMS = ("jsonl", "text", "table")
-NAMED = "named"
-_FORM_OF = MappingProxyType(
+INPUT_FORMATS = ("jsonl", "text", "table")
+HUB_FORMAT = "named"
+_FORMAT_OF = MappingProxyType(
     {
         ".arrow": "table",
         ".json": "jsonl",
@@ -31,97 +42,98 @@ _FORM_OF = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputFile:
     """A file, a pipe, stdin when its path is `-`, or a dataset by its name.
 
     Attributes:
-        form: one of FORMS, or NAMED.
+        format: one of INPUT_FORMATS, or HUB_FORMAT.
     """
 
     path: Path
-    form: str
+    format: str
 
     @property
-    def stdin(self) -> bool:
+    def is_stdin(self) -> bool:
         return str(self.path) == STDIN
 
     @property
-    def stream(self) -> bool:
-        """Whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
-        return self.stdin or (self.form != NAMED and self.path.is_fifo())
+    def is_stream(self) -> bool:
+        """Return whether its bytes can be read once: stdin, or a pipe such as `<(zcat a.gz)`."""
+        return self.is_stdin or (self.format != HUB_FORMAT and self.path.is_fifo())
 
     @property
-    def named(self) -> Named:
-        """What a path that is a name means."""
-        return Named.parse(str(self.path))
+    def hub_dataset(self) -> HubDataset:
+        """Parse the path of a dataset by name."""
+        return HubDataset.parse(str(self.path))
 
     @property
-    def packing(self) -> str:
-        """Its compression, by its name or first bytes, as the ending of a name; "" without one."""
-        return "" if self.stream or self.form == NAMED else compression(self.path)
+    def compression(self) -> str:
+        """Return its compression, by name or first bytes, as a file extension; "" for none."""
+        return "" if self.is_stream or self.format == HUB_FORMAT else detect_compression(self.path)
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 where they are not known."""
-        return 0 if self.stream or self.form == NAMED else self.path.stat().st_size
+        """Return the bytes on disk; 0 if unknown."""
+        return 0 if self.is_stream or self.format == HUB_FORMAT else self.path.stat().st_size
 
     def state(self) -> list[str | int]:
-        """What tells that it is still the same: of a file its path, size and time of change."""
-        if self.form == NAMED:
-            return [str(self.path), self.named.state()]
+        """Return what identifies the content: path, size and mtime of a file."""
+        if self.format == HUB_FORMAT:
+            return [str(self.path), self.hub_dataset.state()]
         stat = self.path.stat()
-        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.form]
+        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns, self.format]
 
-    def version(self) -> Version:
-        """Size, inode and time of change of a file; () of one that is gone, of a stream and of a name."""
-        return () if self.stream or self.form == NAMED else file_version(self.path)
+    def version(self) -> FileVersion:
+        """Return size, inode and mtime of a file; () if it is gone, a stream or a name."""
+        return () if self.is_stream or self.format == HUB_FORMAT else file_version(self.path)
 
-    def check_version(self, before: Version) -> None:
-        """See that no other process changed the file since `version` was `before`.
+    def check_version(self, before: FileVersion) -> None:
+        """Check that no other process changed the file since `version` was `before`.
 
         Raises:
-            FormatError: it was rewritten, cut off, replaced or removed.
+            FormatError: the file was rewritten, truncated, replaced or removed.
         """
         if before:
             check_version(self.path, before)
 
 
-def found(words: Sequence[str], form: str | None = None) -> list[Input]:
-    """The files that the words name, in their order; those of a glob or a folder in the order of their names.
+def expand_inputs(words: Sequence[str], file_format: str | None = None) -> list[InputFile]:
+    """Return the files that the words name, in order; those of a glob or a folder sorted by name.
 
     Args:
-        form: of all of them; None goes by the ending of each name, and any other name holds JSON lines.
+        file_format: format of all files; None uses the extension of each name, else JSON lines.
 
     Raises:
-        ConfigError: a word names nothing, or a file of a form that is not read; see `resolve_files`.
+        ConfigError: a word names nothing, or a file of an unsupported format; see `readers.file_tree`.
     """
     wanted = "a file, a glob, a folder with .jsonl, .json, .txt or .parquet files, or - for stdin"
-    files, inputs = FileResolver(lambda path: _ending(path) in _FORM_OF, wanted), dict[str, Input]()
+    files = FileResolver(lambda path: _extension(path) in _FORMAT_OF, wanted)
+    inputs = dict[str, InputFile]()
     for word in words:
         if word == STDIN:
-            inputs.setdefault(word, Input(Path(word), form or "jsonl"))
-        elif word.startswith(PREFIX):
-            inputs.setdefault(word, Input(Path(Named.parse(word).word), NAMED))
+            inputs.setdefault(word, InputFile(Path(word), file_format or "jsonl"))
+        elif word.startswith(HUB_PREFIX):
+            inputs.setdefault(word, InputFile(Path(HubDataset.parse(word).word), HUB_FORMAT))
         else:
             for path in files.resolve(word):
-                inputs[str(path)] = _checked(Input(path, form or form_of(path)))
+                inputs[str(path)] = _check_head(InputFile(path, file_format or format_of_name(path)))
     files.log_repeats()
     return list(inputs.values())
 
 
-def _checked(given: Input) -> Input:
-    if not given.stream and not given.packing:
-        with given.path.open("rb") as file:
-            check_form(given.path, given.form, file.read(HEAD_BYTES))
-    return given
+def _check_head(item: InputFile) -> InputFile:
+    if not item.is_stream and not item.compression:
+        with item.path.open("rb") as file:
+            check_format(item.path, item.format, file.read(HEAD_BYTES))
+    return item
 
 
-def form_of(path: Path) -> str:
-    """The form that a file's name tells."""
-    if str(path).startswith(PREFIX):
-        return NAMED
-    return _FORM_OF.get(_ending(path), "jsonl")
+def format_of_name(path: Path) -> str:
+    """Return the format that a file's name implies."""
+    if str(path).startswith(HUB_PREFIX):
+        return HUB_FORMAT
+    return _FORMAT_OF.get(_extension(path), "jsonl")
 
 
-def _ending(path: Path) -> str:
-    return Path(unpacked_name(path)).suffix
+def _extension(path: Path) -> str:
+    return Path(strip_extension(path)).suffix

@@ -1,7 +1,7 @@
-"""Recognise the form and the compression of a file by its first bytes.
+"""Detect the format and the compression of a file by its first bytes.
 
-A compressed file is unpacked whatever its name. A form that no reader takes (CSV, a JSON array, UTF-16, ...)
-is an error with the name of the form and the command that converts it.
+A compressed file is decompressed whatever its name. An unsupported format (CSV, a JSON array, UTF-16, ...) is
+an error with the name of the format and a command that converts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from mega_schema.errors import ConfigError
 
-HEAD_BYTES: Final = 512  # that are looked at
+HEAD_BYTES: Final = 512  # read to detect the format
 _ENDINGS: Final = MappingProxyType(
     {**{name: name for name in (".gz", ".zst", ".xz", ".bz2", ".lz4")}, ".gzip": ".gz", ".zstd": ".zst"}
 )
@@ -22,8 +22,8 @@ _COMPRESSIONS: Final = (
     (b"\xfd7zXZ\0", ".xz"),
     (b"\x04\x22\x4d\x18", ".lz4"),
 )
-_BZIP2_BLOCKS: Final = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")  # the first one, or none
-_FOREIGN: Final = (
+_BZIP2_BLOCKS: Final = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")  # block, or end
+_FOREIGN_FORMATS: Final = (
     (b"PAR1", "a Parquet file", "end its name in .parquet"),
     (b"ARROW1\0\0", "an Arrow file", "datasets.load_dataset('arrow', ...).to_parquet('a.parquet')"),
     (b"PK\x03\x04", "a zip archive", "unzip it first"),
@@ -38,42 +38,42 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 def name_compression(path: Path) -> str:
-    """The compression that the ending of a name says: .gz, .zst, .xz, .bz2 or .lz4; "" for none of them."""
+    """Return the compression that a file extension implies: .gz, .zst, .xz, .bz2 or .lz4; "" for none."""
     return _ENDINGS.get(path.suffix, "")
 
 
 def head_compression(head: bytes) -> str:
-    """The compression of a file that begins with these bytes; "" for none."""
+    """Return the compression of a file that begins with these bytes; "" for none."""
     if head[:3] == b"BZh" and head[4:10] in _BZIP2_BLOCKS:
         return ".bz2"
     return next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), "")
 
 
-def compression(path: Path) -> str:
-    """The compression of a file: what its name says, else what its first bytes say."""
-    if (named := name_compression(path)) or not path.is_file():
-        return named
+def detect_compression(path: Path) -> str:
+    """Return the compression of a file by its name, else by its first bytes."""
+    if (by_name := name_compression(path)) or not path.is_file():
+        return by_name
     with path.open("rb") as file:
         return head_compression(file.read(HEAD_BYTES))
 
 
-def check_form(path: Path, form: str, head: bytes) -> None:
-    """Refuse a file whose first bytes are those of a form that is not read here, or not under this name.
+def check_format(path: Path, form: str, head: bytes) -> None:
+    """Refuse a file whose first bytes show a format that is not read here, or not under this name.
 
     Args:
-        form: what it will be read as: jsonl, text or table.
+        form: format to read it as: jsonl, text or table.
         head: its first HEAD_BYTES bytes, decompressed.
 
     Raises:
-        ConfigError: the form is another one; the hint says how to convert it.
+        ConfigError: the file is of another format; the hint says how to convert it.
     """
     if form == "table":
         return
-    for magic, name, hint in _FOREIGN:
+    for magic, name, hint in _FOREIGN_FORMATS:
         if head.startswith(magic):
-            raise ConfigError(path, f"is {name}", wanted=_wanted(form), hint=hint)
+            raise ConfigError(path, f"is {name}", wanted=_describe_format(form), hint=hint)
     if head[257:262] == b"ustar":
-        raise ConfigError(path, "is a tar archive", wanted=_wanted(form), hint=f"tar xf {path}")
+        raise ConfigError(path, "is a tar archive", wanted=_describe_format(form), hint=f"tar xf {path}")
     if form == "jsonl":
         _check_json_lines(path, head)
 
@@ -81,7 +81,7 @@ def check_form(path: Path, form: str, head: bytes) -> None:
 def _check_json_lines(path: Path, head: bytes) -> None:
     text = head.removeprefix(BOM).lstrip()
     line, _, rest = text.partition(b"\n")
-    wanted = _wanted("jsonl")
+    wanted = _describe_format("jsonl")
     if path.suffix in (".csv", ".tsv") and not text.startswith(b"{"):
         hint = f"datasets.load_dataset('csv', data_files={str(path)!r})['train'].to_json('a.jsonl')"
         raise ConfigError(path, f"is a {path.suffix[1:].upper()} table", wanted=wanted, hint=hint)
@@ -96,5 +96,5 @@ def _check_json_lines(path: Path, head: bytes) -> None:
         raise ConfigError(path, "is XML or HTML", wanted=wanted, hint=hint)
 
 
-def _wanted(form: str) -> str:
+def _describe_format(form: str) -> str:
     return "JSON lines in UTF-8, an object a line" if form == "jsonl" else "text in UTF-8"

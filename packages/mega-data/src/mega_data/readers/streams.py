@@ -1,4 +1,4 @@
-"""A file as blocks, from any position that a block ended at."""
+"""Read a file as blocks, from any position at which a block ended."""
 
 from __future__ import annotations
 
@@ -8,109 +8,111 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mega_data.readers.blocks import Block, Lines, PlainText
-from mega_data.readers.inputs import NAMED, Input
-from mega_data.readers.packed import counted, unpacked
+from mega_data.readers.blocks import Block, JsonLines, PlainText
+from mega_data.readers.compression import decompress, open_counted
+from mega_data.readers.inputs import HUB_FORMAT, InputFile
 from mega_schema.errors import FormatError
 
 BLOCK_BYTES = 1 << 20
-UNITS = ("file", "paragraph", "line")
-LONGEST_TEXT = 1 << 28  # bytes that one document may have, and so one block
+TEXT_UNITS = ("file", "paragraph", "line")
+MAX_TEXT_BYTES = 1 << 28  # of one document, and so of one block
 
 
-def blocks(
-    given: Input, start: int = 0, *, keys: Sequence[str], size: int = BLOCK_BYTES, unit: str = "file"
+def read_blocks(
+    item: InputFile, start: int = 0, *, keys: Sequence[str], size: int = BLOCK_BYTES, unit: str = "file"
 ) -> Iterator[Block]:
-    """The blocks of an input after position `start`, of about `size` bytes each.
+    """Yield the blocks of an input after position `start`, of about `size` bytes each.
 
     Args:
         start: 0, or the `end` of an earlier block of the same input: in bytes of text, or rows of a table.
-        keys: columns to read of a table.
-        unit: what a document of plain text is, one of UNITS.
+        keys: columns to read from a table.
+        unit: unit of a document of plain text, one of TEXT_UNITS.
 
     Raises:
-        FormatError: the file is damaged, or a line or text is longer than LONGEST_TEXT.
-        ConfigError: a library that the form needs is not installed.
+        FormatError: the file is damaged, or a line or text is longer than MAX_TEXT_BYTES.
+        ConfigError: a library that the format needs is not installed.
     """
-    if given.form == "table":
-        from mega_data.readers.arrow import batches
+    if item.format == "table":
+        from mega_data.readers.arrow import read_table_blocks
 
-        yield from batches(given.path, start, keys, size)
-    elif given.form == NAMED:
-        from mega_data.readers.arrow import named_batches
+        yield from read_table_blocks(item.path, start, keys, size)
+    elif item.format == HUB_FORMAT:
+        from mega_data.readers.arrow import read_hub_blocks
 
-        yield from named_batches(given.named, start, keys, size)
-    elif given.form == "jsonl" and not given.stream and not given.packing:
-        yield from _places(given.path, start, size)
+        yield from read_hub_blocks(item.hub_dataset, start, keys, size)
+    elif item.format == "jsonl" and not item.is_stream and not item.compression:
+        yield from _line_blocks(item.path, start, size)
     else:
-        whole = given.form == "text" and unit == "file"
-        paragraphs = given.form == "text" and unit == "paragraph"
+        is_whole_file = item.format == "text" and unit == "file"
+        paragraphs = item.format == "text" and unit == "paragraph"
         endings = (b"\n\n", b"\n\r\n") if paragraphs else (b"\n",)
-        with _opened(given) as (file, consumed):
-            _skip(file, start)
-            before = 0
-            for end, held in _pieces(
-                file, start, LONGEST_TEXT if whole else size, endings, given.path, whole
+        with _open_input(item) as (file, consumed):
+            _skip_bytes(file, start)
+            last_position = 0
+            for end, data in _split_bytes(
+                file, start, MAX_TEXT_BYTES if is_whole_file else size, endings, item.path, is_whole_file
             ):
-                now = consumed()
-                if given.form == "text":
-                    yield PlainText(end, now - before, held, unit)
+                position = consumed()
+                if item.format == "text":
+                    yield PlainText(end, position - last_position, data, unit)
                 else:
-                    yield Lines(given.path, end - len(held), end, now - before, held)
-                before = now
+                    yield JsonLines(item.path, end - len(data), end, position - last_position, data)
+                last_position = position
 
 
-def _places(path: Path, start: int, size: int) -> Iterator[Block]:
-    """Where blocks of whole lines lie: the workers read them, so that no line goes through a pipe."""
+def _line_blocks(path: Path, start: int, size: int) -> Iterator[Block]:
+    """Yield the ranges of blocks of whole lines: the workers read them, so no line goes through a pipe."""
     end = path.stat().st_size
     with path.open("rb") as file:
         while start < end:
             file.seek(min(start + size, end))
-            rest = file.readline(LONGEST_TEXT)
-            if len(rest) >= LONGEST_TEXT:
+            line = file.readline(MAX_TEXT_BYTES)
+            if len(line) >= MAX_TEXT_BYTES:
                 raise _too_long(path)
-            stop = file.tell()
-            yield Lines(path, start, stop, stop - start)
-            start = stop
+            block_end = file.tell()
+            yield JsonLines(path, start, block_end, block_end - start)
+            start = block_end
 
 
-def _pieces(
-    file: IO[bytes], at: int, size: int, endings: tuple[bytes, ...], path: Path, whole: bool
+def _split_bytes(
+    file: IO[bytes], position: int, size: int, endings: tuple[bytes, ...], path: Path, whole: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """Bytes of about `size` that stop after one of the endings, each with the position of its end."""
-    held = b""
-    while more := file.read(size):
-        held += more
+    """Yield bytes of about `size` that stop after one of the endings, each with the position of its end."""
+    buffer = b""
+    while chunk := file.read(size):
+        buffer += chunk
         if whole:
-            if len(held) >= LONGEST_TEXT:
+            if len(buffer) >= MAX_TEXT_BYTES:
                 raise _too_long(path)
             continue
-        if cut := max(held.rfind(ending) + len(ending) if ending in held else 0 for ending in endings):
-            at += cut
-            yield at, held[:cut]
-            held = held[cut:]
-        elif len(held) >= LONGEST_TEXT:
+        if block_end := max(
+            buffer.rfind(ending) + len(ending) if ending in buffer else 0 for ending in endings
+        ):
+            position += block_end
+            yield position, buffer[:block_end]
+            buffer = buffer[block_end:]
+        elif len(buffer) >= MAX_TEXT_BYTES:
             raise _too_long(path)
-    if held:
-        yield at + len(held), held
+    if buffer:
+        yield position + len(buffer), buffer
 
 
-def _skip(file: IO[bytes], size: int) -> None:
-    while size > 0 and (passed := len(file.read(min(size, BLOCK_BYTES)))):
-        size -= passed
+def _skip_bytes(file: IO[bytes], size: int) -> None:
+    while size > 0 and (skipped := len(file.read(min(size, BLOCK_BYTES)))):
+        size -= skipped
 
 
 @contextmanager
-def _opened(given: Input) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The bytes of an input, decompressed, and how many bytes of the file they took so far."""
-    if given.stdin:
-        with unpacked(sys.stdin.buffer, given.path) as file:
+def _open_input(item: InputFile) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """Open the decompressed bytes of an input; also yield a function for the bytes read on disk."""
+    if item.is_stdin:
+        with decompress(sys.stdin.buffer, item.path) as file:
             yield file, lambda: 0
         return
-    with counted(given.path) as opened:
-        yield opened
+    with open_counted(item.path) as file_and_position:
+        yield file_and_position
 
 
 def _too_long(path: Path) -> FormatError:
-    what = f"a line or text of more than {LONGEST_TEXT >> 20} MiB"
+    what = f"a line or text of more than {MAX_TEXT_BYTES >> 20} MiB"
     return FormatError(path, what, hint="split it; plain text also with --text-unit paragraph or line")

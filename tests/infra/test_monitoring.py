@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mega_train.telemetry.gauges import GAUGES, LABEL
+from mega_train.telemetry.gauges import GAUGES, LABELS
 from mega_train.telemetry.prometheus import PREFIX
 from tests.house.house import ROOT
 
@@ -39,7 +39,7 @@ def test_a_query_names_only_labels_that_the_metric_has() -> None:
         found = QUERY.findall(query)
         assert found, query
         for metric, labels in found:
-            has = {"instance", LABEL.get(metric.removeprefix(PREFIX), "instance")}
+            has = {"instance", LABELS.get(metric.removeprefix(PREFIX), "instance")}
             assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", labels)) <= has, query
             assert query.count("(") == query.count(")")
 

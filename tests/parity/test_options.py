@@ -46,7 +46,7 @@ def _compiled(model: str, values: dict[str, object], world: World, meet: str, fo
         run = trainer(model, world, meet, folder, train__kernels="compile", **values)
     ranks = steps(run, 3)
     run.mesh.leave()
-    assert run.choice.whose["swiglu"] == "compile"
+    assert run.kernel_choice.whose["swiglu"] == "compile"
     assert ranks == pytest.approx(one, rel=1e-5)
 
 

@@ -17,14 +17,14 @@ from mega_schema.errors import ConfigError
 from mega_schema.spec import Family
 from mega_train import __version__
 from mega_train.commands.grouped_help import GroupedHelp
-from mega_train.config import Run
+from mega_train.config import RunConfig
 from mega_train.config.training import Kernels
-from mega_train.fault_tolerance.error_reporting import OneVoice
+from mega_train.fault_tolerance.error_reporting import SingleRankErrors
 
 _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral", "deepseek", "retro", "vit"})
 
 
-class _Commands(OneVoice):
+class _Commands(SingleRankErrors):
     """The commands of `mega-train`, which tell a family that is not here from a misspelt command."""
 
     def resolve_command(
@@ -48,23 +48,23 @@ def app() -> None:
     """
 
 
-def _family(name: Family, help: str) -> Callable[..., int]:
+def _add_training_command(name: Family, help: str) -> Callable[..., int]:
     @app.command(name, cls=GroupedHelp, help=help)
-    @flags(Run)
-    def train(config: Path | None, sets: Sequence[str], **given: Any) -> int:
+    @flags(RunConfig)
+    def command(config: Path | None, sets: Sequence[str], **options: Any) -> int:
         from mega_model.distributed.mesh import World
         from mega_train.checkpointing.foreign_checkpoint import convert_foreign_load
-        from mega_train.engine.train import prepare, train_on
+        from mega_train.engine.train import prepare, train
 
         world = World.from_env()
-        run = convert_foreign_load(load(Run, config, given, sets), world)
-        return train_on(prepare(run, name, world), world, sys.stdout)
+        run = convert_foreign_load(load(RunConfig, config, options, sets), world)
+        return train(prepare(run, name, world), world, sys.stdout)
 
-    return train
+    return command
 
 
-_family("gpt", "Train a GPT-2 style model.")
-_family("llama", "Train a Llama style model.")
+_add_training_command("gpt", "Train a GPT-2 style model.")
+_add_training_command("llama", "Train a Llama style model.")
 
 
 @app.command(cls=GroupedHelp)
@@ -76,7 +76,7 @@ _family("llama", "Train a Llama style model.")
     "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object, or with --search a list of them.")
-@flags(Run)
+@flags(RunConfig)
 def plan(
     config: Path | None,
     sets: Sequence[str],
@@ -84,48 +84,55 @@ def plan(
     hardware: str,
     search: bool,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Say what a run would need and how fast it would be: memory, traffic, FLOPs, time.
 
     Takes the flags of training and starts nothing: no GPU, no other process, no corpus.
     """
-    from mega_train.commands.plan import found, made
-    from mega_train.planning.render import write
+    from mega_train.commands.plan import estimate_run, search_layouts
+    from mega_train.planning.render import write_estimates
 
-    run = load(Run, config, given, sets)
+    run = load(RunConfig, config, options, sets)
     family = run.model.family
-    done = found(run, family, world, hardware) if search else [made(run, family, world, hardware)]
-    write(done, sys.stdout, searched=search, as_json=as_json)
+    estimates = (
+        search_layouts(run, family, world, hardware)
+        if search
+        else [estimate_run(run, family, world, hardware)]
+    )
+    write_estimates(estimates, sys.stdout, searched=search, as_json=as_json)
 
 
 @app.command(cls=GroupedHelp)
 @click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
-@flags(Run)
+@flags(RunConfig)
 def validate(
     config: Path | None,
     sets: Sequence[str],
     world: int,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Check a run without starting it, and say what follows from its flags.
 
     Takes the flags of training, and opens the corpora and the checkpoint they name. Ends with code 2 where
     training would, after what follows if only checkpoints in --save keep the run from starting.
     """
-    from mega_train.commands.config_diff import derived, validated
+    from mega_train.commands.config_diff import derived_values, resolve_for_display
 
-    done = validated(load(Run, config, given, sets), world)
-    values = {"start": "refused" if done.refusal else done.start, **derived(done.plan)}
+    validation = resolve_for_display(load(RunConfig, config, options, sets), world)
+    values = {
+        "start": "refused" if validation.refusal else validation.start,
+        **derived_values(validation.config),
+    }
     if as_json:
         click.echo(json.dumps(values))
     else:
         for name, value in values.items():
             click.echo(f"{name:34} {value:,}" if type(value) is int else f"{name:34} {value}")
-    if done.refusal is not None:
-        raise done.refusal
+    if validation.refusal is not None:
+        raise validation.refusal
 
 
 @app.command()
@@ -138,35 +145,34 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
 
     First the values that were said, then what follows from them. Ends with code 1 if anything differs.
     """
-    from mega_train.commands.config_diff import differences, side
+    from mega_train.commands.config_diff import diff_sides, load_side
 
-    sides = [side(path, family, world) for path in (one, other)]
-    for path, each in zip((one, other), sides, strict=True):
-        if each.why:
-            click.echo(f"of {path} nothing follows: {each.why}", err=True)
-    found = list(differences(*sides))
-    for name, first, second in found:
+    sides = [load_side(path, family, world) for path in (one, other)]
+    for path, config_side in zip((one, other), sides, strict=True):
+        if config_side.error:
+            click.echo(f"of {path} nothing follows: {config_side.error}", err=True)
+    rows = list(diff_sides(*sides))
+    for name, first, second in rows:
         click.echo(f"{name:34} {first} | {second}")
-    sys.exit(1 if found else 0)
+    sys.exit(1 if rows else 0)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
 def explain(words: tuple[str, ...]) -> None:
     """Say what a key or a flag is, ours or one of Megatron's or fairseq's; without one, list all of ours."""
-    from mega_train.commands.explain import everything
-    from mega_train.commands.explain import explain as of
+    from mega_train.commands.explain import explain_word, list_keys
 
-    for line in [line for word in words for line in of(word)] if words else everything():
+    for line in [line for word in words for line in explain_word(word)] if words else list_keys():
         click.echo(line)
 
 
 @app.command()
 def presets() -> None:
     """List the models that --preset names."""
-    from mega_train.commands.explain import presets as lines
+    from mega_train.commands.explain import list_presets
 
-    for line in lines():
+    for line in list_presets():
         click.echo(line)
 
 
@@ -175,9 +181,9 @@ def presets() -> None:
 @click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
     """Draw the loss of RUNS (the folders given to --save) as a PNG."""
-    from mega_train.reports.loss_plot import draw
+    from mega_train.reports.loss_plot import draw_loss
 
-    draw(runs, output)
+    draw_loss(runs, output)
     click.echo(f"{output}")
 
 
@@ -205,9 +211,9 @@ def report(
     Loss, gradient norm, learning rate, throughput and memory as curves, restarts marked in them; where the
     time of a step goes; the configuration. It can be written while the run goes on.
     """
-    from mega_train.reports.html_report import write
+    from mega_train.reports.html_report import write_report
 
-    write(run, against, output, over)
+    write_report(run, against, output, over)
     click.echo(f"{output}")
 
 
@@ -220,11 +226,11 @@ def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bo
 
     The exit code is 1 if a kernel is further from its definition than roundings explain, or fails.
     """
-    from mega_train.commands.doctor import examined, told
+    from mega_train.commands.doctor import collect_report, format_report
 
-    found = examined(kernels, device)
-    click.echo(json.dumps(found, indent=1) if as_json else told(found))
-    return 0 if found["healthy"] else 1
+    report = collect_report(kernels, device)
+    click.echo(json.dumps(report, indent=1) if as_json else format_report(report))
+    return 0 if report["healthy"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -30,18 +30,18 @@ from mega_schema.checkpoint.formats import TITLES, detect_format
 from mega_schema.checkpoint.reader import Checkpoint
 from mega_schema.errors import ConfigError, FormatError, MegaError
 from mega_schema.spec import ModelSpec
-from mega_train.checkpointing.save_dir import same_folder
-from mega_train.config import Run, Save
-from mega_train.data.datasets import Corpora
-from mega_train.data.sft import Pairs
-from mega_train.optim.adamw import STATE
+from mega_train.checkpointing.save_dir import is_same_folder
+from mega_train.config import CheckpointConfig, RunConfig
+from mega_train.data.datasets import Datasets
+from mega_train.data.sft import PromptResponsePairs
+from mega_train.optim.adamw import STATE_NAMESPACES
 
 RECORD = "converted.json"  # in the copy: what it was made of
 _CONVERTER = "mega_ckpt"
-_CONVERTED = Path("CONVERTED")  # a name to put in a command that is suggested
-_PADDED = ("megatron", "bigscience", "torch_dist")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
-_BEAT = 5.0  # seconds between signs of life of the rank that converts
+_EXAMPLE_COPY = Path("CONVERTED")  # a name to put in a command that is suggested
+_PADDED_FORMATS = ("megatron", "bigscience", "torch_dist")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_HEARTBEAT_SECONDS = 5.0  # seconds between signs of life of the rank that converts
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 log = logging.getLogger("mega.train")
@@ -60,7 +60,7 @@ class Conversion:
 
     source: Path
     flag: str
-    form: str
+    format_name: str
     copy: Path
     fingerprint: str
 
@@ -70,7 +70,7 @@ class Conversion:
         return _is_copy(self.copy, self.fingerprint)
 
 
-def find_conversion(run: Run) -> Conversion | None:
+def find_conversion(run: RunConfig) -> Conversion | None:
     """The conversion that a run begins with; None where it loads a checkpoint of ours, or none.
 
     Raises:
@@ -78,44 +78,44 @@ def find_conversion(run: Run) -> Conversion | None:
     """
     save = run.checkpoint
     source, flag = save.load, "--load"
-    if source is None or _begins_anew(save):
+    if source is None or _is_new_run(save):
         source, flag = save.pretrained, "--pretrained-checkpoint"
     if source is None:
         return None
     _check_is_folder(source, flag)
-    if (form := find_foreign_format(source)) is None:
+    if (format_name := find_foreign_format(source)) is None:
         return None
-    if same_folder(source, save.save):
+    if is_same_folder(source, save.save):
         raise ConfigError(
             "--save",
             "holds a checkpoint of another program",
-            found=f"{TITLES[form]}, {source}",
+            found=f"{TITLES[format_name]}, {source}",
             wanted="a folder of its own for the run",
             hint=f"--save {source}-mega",
         )
     if save.save is None:
         raise ConfigError(
             flag,
-            f"is {TITLES[form]}, and its converted copy needs a folder",
+            f"is {TITLES[format_name]}, and its converted copy needs a folder",
             found=source,
             wanted="--save, beside which it is put",
-            hint=f"--save RUN, or {_command(source, form, _CONVERTED)}",
+            hint=f"--save RUN, or {_convert_command(source, format_name, _EXAMPLE_COPY)}",
         )
     folder = save.save.resolve()
     copy = folder.with_name(f"{folder.name}.converted")
-    conversion = Conversion(source, flag, form, copy, _compute_fingerprint(source))
-    if copy.exists() and _recorded(copy) is None:
+    conversion = Conversion(source, flag, format_name, copy, _compute_fingerprint(source))
+    if copy.exists() and _read_fingerprint(copy) is None:
         raise ConfigError(
             flag,
             "the folder for its converted copy is taken",
             found=copy,
             wanted="a free name",
-            hint=f"another --save, or {_command(source, form, _CONVERTED)}",
+            hint=f"another --save, or {_convert_command(source, format_name, _EXAMPLE_COPY)}",
         )
     return conversion
 
 
-def convert_foreign_load(run: Run, world: World) -> Run:
+def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
     """Replace a --load or --pretrained-checkpoint of another program by its converted copy.
 
     A copy without the optimizer's state of the run is taken as --finetune takes one: weights alone.
@@ -128,9 +128,9 @@ def convert_foreign_load(run: Run, world: World) -> Run:
     if conversion is None:
         return run
     if world.rank:
-        _wait(conversion, 60 * run.parallel.timeout_minutes)
+        _wait_for_copy(conversion, 60 * run.parallel.timeout_minutes)
     elif conversion.is_done:
-        what = f"{conversion.source} is {TITLES[conversion.form]}"
+        what = f"{conversion.source} is {TITLES[conversion.format_name]}"
         log.warning("%s: its converted copy %s is used again", what, conversion.copy)
     else:
         _convert(conversion, run)
@@ -142,83 +142,93 @@ def convert_foreign_load(run: Run, world: World) -> Run:
     return converted
 
 
-def load_copy(run: Run, conversion: Conversion) -> Run:
+def load_copy(run: RunConfig, conversion: Conversion) -> RunConfig:
     """The run with the converted copy, which is there, in place of its source."""
     save = run.checkpoint
     if conversion.flag == "--pretrained-checkpoint":
         return replace(run, checkpoint=replace(save, pretrained=conversion.copy))
-    finetune = save.finetune or not _resumes(conversion.copy, run)
+    finetune = save.finetune or not _has_training_state(conversion.copy, run)
     return replace(run, checkpoint=replace(save, load=conversion.copy, finetune=finetune))
 
 
-def inspect_model(conversion: Conversion, run: Run) -> ModelSpec:
+def inspect_model(conversion: Conversion, run: RunConfig) -> ModelSpec:
     """The model of a checkpoint that is not converted yet, as mega-ckpt reads it. Nothing is written.
 
     Raises:
         ConfigError: mega-ckpt is not installed.
         FormatError: mega-ckpt refuses the checkpoint.
     """
-    words = ["inspect", "--json", "--from", conversion.form, *_true_vocab(run, conversion.form)]
-    told = json.loads(_run_converter(conversion, [*words, str(conversion.source)]))
-    return ModelSpec.from_dict(told["model"])
+    arguments = [
+        "inspect",
+        "--json",
+        "--from",
+        conversion.format_name,
+        *_vocab_option(run, conversion.format_name),
+    ]
+    report = json.loads(_run_converter(conversion, [*arguments, str(conversion.source)]))
+    return ModelSpec.from_dict(report["model"])
 
 
 def find_foreign_format(path: Path) -> str | None:
     """The format of a checkpoint that is not ours; None of ours, of none, and of what does not tell."""
-    form = detect_format(path) if path.is_dir() else None
-    return None if form == "mega" else form
+    format_name = detect_format(path) if path.is_dir() else None
+    return None if format_name == "mega" else format_name
 
 
 def _check_is_folder(source: Path, flag: str) -> None:
     """Refuse a file, and a folder of weights whose format its names do not tell."""
     if source.is_file():
-        form = detect_format(source.parent)
-        hint = f"{flag} {source.parent}" if form is not None else _command(source, "FORMAT", _CONVERTED)
+        format_name = detect_format(source.parent)
+        hint = (
+            f"{flag} {source.parent}"
+            if format_name is not None
+            else _convert_command(source, "FORMAT", _EXAMPLE_COPY)
+        )
         raise ConfigError(flag, "is a file", found=source, wanted="the folder of a checkpoint", hint=hint)
     if source.is_dir() and detect_format(source) is None and not (source / LATEST).is_file():
-        weights = [path for path in sorted(source.iterdir()) if path.suffix in _WEIGHTS]
+        weights = [path for path in sorted(source.iterdir()) if path.suffix in _WEIGHT_SUFFIXES]
         if weights:
             raise ConfigError(
                 flag,
                 "is a folder of weights whose format its files do not tell",
                 found=weights[0],
                 wanted="a checkpoint of Mega, or of Hugging Face with its config.json",
-                hint=_command(source, "FORMAT", _CONVERTED),
+                hint=_convert_command(source, "FORMAT", _EXAMPLE_COPY),
             )
 
 
-def _begins_anew(save: Save) -> bool:
+def _is_new_run(save: CheckpointConfig) -> bool:
     """Whether --load is a run's own folder that holds nothing yet, so that --pretrained-checkpoint counts."""
-    return save.load is not None and same_folder(save.load, save.save) and detect_format(save.load) is None
+    return save.load is not None and is_same_folder(save.load, save.save) and detect_format(save.load) is None
 
 
-def _true_vocab(run: Run, form: str) -> Sequence[str]:
+def _vocab_option(run: RunConfig, format_name: str) -> Sequence[str]:
     """The option with the vocabulary without padding, for a format that may store a padded one alone.
 
     The datasets are opened for it, and a mistake in --data-path is found before the conversion.
     """
     data = run.data
-    if run.model.vocab is not None or not any((data.path, data.path_file, data.by_use)):
+    if run.model.vocab is not None or not any((data.path, data.path_file, data.has_dataset_per_split)):
         vocab = run.model.vocab
     else:
-        identity = (Pairs if data.sft else Corpora).open(data).identity
+        identity = (PromptResponsePairs if data.sft else Datasets).open(data).identity
         vocab = identity.vocab_size if identity is not None else None
-    return ["--true-vocab-size", str(vocab)] if vocab and form in _PADDED else []
+    return ["--true-vocab-size", str(vocab)] if vocab and format_name in _PADDED_FORMATS else []
 
 
-def _convert(conversion: Conversion, run: Run) -> None:
-    source, form, copy = conversion.source, conversion.form, conversion.copy
-    words = ["convert", "--from", form, "--to", "mega", "--no-check-logits", "--load", str(source)]
-    words += _true_vocab(run, form)
+def _convert(conversion: Conversion, run: RunConfig) -> None:
+    source, format_name, copy = conversion.source, conversion.format_name, conversion.copy
+    arguments = ["convert", "--from", format_name, "--to", "mega", "--no-check-logits", "--load", str(source)]
+    arguments += _vocab_option(run, format_name)
     _check_converter(conversion)
-    log.warning("%s is %s: converting it to %s", source, TITLES[form], copy)
-    partial = _partial(copy)
+    log.warning("%s is %s: converting it to %s", source, TITLES[format_name], copy)
+    partial = _partial_folder(copy)
     with on_disk(partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
-        with _beating(partial):
-            _run_converter(conversion, [*words, "--save", str(partial / copy.name)])
+        with _heartbeat(partial):
+            _run_converter(conversion, [*arguments, "--save", str(partial / copy.name)])
         with on_disk(copy):
             record = json.dumps({"source": str(source), "fingerprint": conversion.fingerprint})
             write_text(partial / copy.name / RECORD, record + "\n")
@@ -231,16 +241,17 @@ def _convert(conversion: Conversion, run: Run) -> None:
 
 def _check_converter(conversion: Conversion) -> None:
     if find_spec(_CONVERTER) is None:
-        source, form = conversion.source, conversion.form
+        source, format_name = conversion.source, conversion.format_name
         raise ConfigError(
             conversion.flag,
-            f"is {TITLES[form]}, and mega-ckpt, which converts it, is not installed",
+            f"is {TITLES[format_name]}, and mega-ckpt, which converts it, is not installed",
             found=source,
-            hint=f"{install_hint('mega-ckpt')}, or elsewhere {_command(source, form, _CONVERTED)}",
+            hint=f"{install_hint('mega-ckpt')}, or elsewhere "
+            + _convert_command(source, format_name, _EXAMPLE_COPY),
         )
 
 
-def _run_converter(conversion: Conversion, words: Sequence[str]) -> str:
+def _run_converter(conversion: Conversion, arguments: Sequence[str]) -> str:
     """What mega-ckpt prints.
 
     Raises:
@@ -249,53 +260,53 @@ def _run_converter(conversion: Conversion, words: Sequence[str]) -> str:
     """
     _check_converter(conversion)
     environment = {name: value for name, value in os.environ.items() if name != _ERROR_FILE}
-    argv = [sys.executable, "-m", _CONVERTER, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
+    argv = [sys.executable, "-m", _CONVERTER, *arguments]
+    process = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        error_line = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
         raise FormatError(
             f"{conversion.flag} {conversion.source}",
             "cannot be converted",
-            found=said.removeprefix("error: ") or f"mega-ckpt ended with code {done.returncode}",
-            hint=_command(conversion.source, conversion.form, _CONVERTED),
+            found=error_line.removeprefix("error: ") or f"mega-ckpt ended with code {process.returncode}",
+            hint=_convert_command(conversion.source, conversion.format_name, _EXAMPLE_COPY),
         )
-    return done.stdout
+    return process.stdout
 
 
-def _wait(conversion: Conversion, patience: float) -> None:
+def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
     """Until the first rank's copy is there.
 
     Raises:
         MegaError: the first rank has given no sign of life for `patience` seconds.
     """
-    seen = time.monotonic()
-    beat = 0
+    last_seen = time.monotonic()
+    last_beat = 0
     copy = conversion.copy
     while not conversion.is_done:
         try:
-            now = _partial(copy).stat().st_mtime_ns
+            current_beat = _partial_folder(copy).stat().st_mtime_ns
         except OSError:
-            now = 0
-        if now != beat:
-            beat, seen = now, time.monotonic()
-        if time.monotonic() - seen > patience:
+            current_beat = 0
+        if current_beat != last_beat:
+            last_beat, last_seen = current_beat, time.monotonic()
+        if time.monotonic() - last_seen > timeout:
             raise MegaError(
                 copy,
                 "rank 0 has not converted the checkpoint",
-                found=f"no sign of it for {patience:g} s",
+                found=f"no sign of it for {timeout:g} s",
                 hint="put --save on a file system that all ranks share",
             )
         time.sleep(0.2)
 
 
 @contextmanager
-def _beating(folder: Path) -> Iterator[None]:
+def _heartbeat(folder: Path) -> Iterator[None]:
     """Touch the folder now and then, for the ranks that wait."""
-    done = threading.Event()
+    stop = threading.Event()
 
     def touch() -> None:
-        while not done.wait(_BEAT):
+        while not stop.wait(_HEARTBEAT_SECONDS):
             os.utime(folder)
 
     thread = threading.Thread(target=touch, name="conversion", daemon=True)
@@ -303,13 +314,13 @@ def _beating(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        stop.set()
         thread.join()
 
 
 def _is_copy(copy: Path, fingerprint: str) -> bool:
     """Whether the folder is a complete copy of the source as it is now."""
-    if _recorded(copy) != fingerprint:
+    if _read_fingerprint(copy) != fingerprint:
         return False
     try:
         Checkpoint.open(copy)
@@ -318,7 +329,7 @@ def _is_copy(copy: Path, fingerprint: str) -> bool:
     return True
 
 
-def _recorded(copy: Path) -> str | None:
+def _read_fingerprint(copy: Path) -> str | None:
     """The fingerprint that a copy was made of; None where the folder is no copy."""
     try:
         return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
@@ -326,10 +337,10 @@ def _recorded(copy: Path) -> str | None:
         return None
 
 
-def _resumes(copy: Path, run: Run) -> bool:
+def _has_training_state(copy: Path, run: RunConfig) -> bool:
     """Whether the copy has the optimizer's state that the run needs, and counts of the run it is of."""
     checkpoint = Checkpoint.open(copy)
-    spaces = STATE[run.optimizer.name]
+    spaces = STATE_NAMESPACES[run.optimizer.name]
     return set(spaces) <= set(checkpoint.tensors) and checkpoint.iteration > 0
 
 
@@ -343,9 +354,9 @@ def _compute_fingerprint(source: Path) -> str:
     return digest.hexdigest()
 
 
-def _partial(copy: Path) -> Path:
+def _partial_folder(copy: Path) -> Path:
     return copy.with_name(f".{copy.name}.partial")
 
 
-def _command(source: Path, form: str, target: Path) -> str:
-    return f"mega-ckpt convert --from {form} --to mega --load {source} --save {target}"
+def _convert_command(source: Path, format_name: str, target: Path) -> str:
+    return f"mega-ckpt convert --from {format_name} --to mega --load {source} --save {target}"

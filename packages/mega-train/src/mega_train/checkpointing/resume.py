@@ -17,22 +17,22 @@ from mega_schema.checkpoint.checkpoint_dir import LATEST, MANIFEST, TRAINER, ite
 from mega_schema.checkpoint.reader import MODEL, Checkpoint, Piece, Tensor
 from mega_schema.checkpoint.tracker import latest, latest_iteration
 from mega_schema.errors import ConfigError, DamageError, FormatError
-from mega_train.checkpointing.save_dir import find_superseded, list_iterations, same_folder
-from mega_train.checkpointing.state_dict import weights_space
-from mega_train.config import Run
-from mega_train.optim.adamw import STATE, Name
-from mega_train.optim.loss_scaler import LossScale
-from mega_train.resolve.run_mode import takes_optimizer
-from mega_train.schedules.lr import Courses
+from mega_train.checkpointing.save_dir import find_superseded, is_same_folder, list_iterations
+from mega_train.checkpointing.state_dict import best_weights_namespace
+from mega_train.config import RunConfig
+from mega_train.optim.adamw import STATE_NAMESPACES, OptimizerName
+from mega_train.optim.loss_scaler import DynamicLossScaler
+from mega_train.resolve.run_mode import loads_optimizer
+from mega_train.schedules.lr import ParamSchedules
 
-_HINT = "--finetune begins anew with its weights"
-_CHUNK = 1 << 24  # bytes
+_FINETUNE_HINT = "--finetune begins anew with its weights"
+_CHUNK_BYTES = 1 << 24  # bytes
 
 log = logging.getLogger("mega.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResumePoint:
     """What a run begins with.
 
     Attributes:
@@ -42,14 +42,14 @@ class Found:
         refusal: why the run may not write into --save.
     """
 
-    run: Run
+    run: RunConfig
     checkpoint: Checkpoint | None
-    courses: Courses | None
+    schedules: ParamSchedules | None
     superseded: tuple[int, ...] = ()
     refusal: ConfigError | None = None
 
 
-def found(run: Run, world: World, before: int | None = None) -> Found:
+def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None = None) -> ResumePoint:
     """What the run begins with.
 
     Args:
@@ -59,7 +59,7 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         FormatError: there is none that is sound.
     """
     load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
-    if load is not None and same_folder(load, save) and _is_new(load):
+    if load is not None and is_same_folder(load, save) and _is_empty(load):
         if run.checkpoint.exit_on_missing:
             flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
             raise FormatError(load, f"holds no checkpoint, and {flag} is given", hint=hint)
@@ -71,32 +71,34 @@ def found(run: Run, world: World, before: int | None = None) -> Found:
         load = pretrained
         run = replace(run, checkpoint=replace(run.checkpoint, load=pretrained, finetune=True))
     if load is None:
-        superseded, refusal = _superseded(run, None, None)
-        _say_superseded(run, superseded, world)
-        return Found(run, None, None, superseded, refusal)
-    first: FormatError | None = None
-    candidates = _candidates(load, before)
+        superseded, refusal = _find_superseded(run, None, None)
+        _warn_superseded(run, superseded, world)
+        return ResumePoint(run, None, None, superseded, refusal)
+    first_damage: FormatError | None = None
+    candidates = _list_candidates(load, before_iteration)
     for folder in candidates.folders:
         try:
             checkpoint = Checkpoint(folder)
-            courses = _checked(run, checkpoint)
+            schedules = _check_training_state(run, checkpoint)
         except DamageError as error:
-            first = first or error
+            first_damage = first_damage or error
             continue
-        superseded, refusal = _superseded(run, checkpoint, candidates.newest)
-        if world.rank == 0 and candidates.problem is not None and before is None:
-            _warn(candidates.problem, checkpoint.iteration, "the newest sound checkpoint")
-        elif world.rank == 0 and first is not None:
-            _warn(first, checkpoint.iteration)
+        superseded, refusal = _find_superseded(run, checkpoint, candidates.newest)
+        if world.rank == 0 and candidates.tracker_error is not None and before_iteration is None:
+            _warn_damage(candidates.tracker_error, checkpoint.iteration, "the newest sound checkpoint")
+        elif world.rank == 0 and first_damage is not None:
+            _warn_damage(first_damage, checkpoint.iteration)
         if candidates.newest == checkpoint.iteration or run.checkpoint.overwrite:
-            _say_superseded(run, superseded, world)
-        return Found(run, checkpoint, courses, superseded, refusal)
-    problem = candidates.problem or first
-    assert problem is not None, f"{load}: nothing before {before}"
+            _warn_superseded(run, superseded, world)
+        return ResumePoint(run, checkpoint, schedules, superseded, refusal)
+    problem = candidates.tracker_error or first_damage
+    assert problem is not None, f"{load}: nothing before {before_iteration}"
     raise problem
 
 
-def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Checkpoint]) -> Checkpoint:
+def agree_on_checkpoint(
+    checkpoint: Checkpoint, mesh: Mesh, run: RunConfig, open_older: Callable[[int], Checkpoint]
+) -> Checkpoint:
     """The newest checkpoint that every rank can open and whose bytes are those that were written.
 
     Args:
@@ -106,33 +108,35 @@ def agreed(found: Checkpoint, mesh: Mesh, run: Run, older: Callable[[int], Check
     Raises:
         DamageError: there is none; on every rank alike.
     """
-    first: DamageError | None = None
+    first_damage: DamageError | None = None
     while True:
-        oldest = -mesh.largest(-found.iteration)
-        if mesh.largest(found.iteration) != oldest:  # what one rank cannot open none goes on from
-            if found.iteration > oldest:
-                found = older(oldest + 1)
+        oldest = -mesh.largest(-checkpoint.iteration)
+        if mesh.largest(checkpoint.iteration) != oldest:  # what one rank cannot open none goes on from
+            if checkpoint.iteration > oldest:
+                checkpoint = open_older(oldest + 1)
                 if mesh.rank == 0:
-                    log.warning("%s: newer ones cannot be read by every rank", found.folder)
+                    log.warning("%s: newer ones cannot be read by every rank", checkpoint.folder)
             continue
-        pieces = list(_read(found, run))
-        mine = range(mesh.rank, len(pieces), mesh.layout.world)
-        worst = mesh.largest(max((n for n in mine if _changed(found, pieces[n][-1])), default=-1))
-        if worst < 0:
-            return found
-        space, name, _, piece = pieces[worst]
+        pieces = list(_needed_pieces(checkpoint, run))
+        own_numbers = range(mesh.rank, len(pieces), mesh.layout.world)
+        corrupt_number = mesh.largest(
+            max((n for n in own_numbers if _is_corrupt(checkpoint, pieces[n][-1])), default=-1)
+        )
+        if corrupt_number < 0:
+            return checkpoint
+        space, name, _, piece = pieces[corrupt_number]
         damage = DamageError(
-            f"{found.folder / piece.file}: {space} {name}",
+            f"{checkpoint.folder / piece.file}: {space} {name}",
             "values are not those that were written",
             hint="load another iteration: --load RUN/iter_NNNNNNN",
         )
-        first = first or damage
+        first_damage = first_damage or damage
         assert run.checkpoint.load is not None
-        if not any(iteration < found.iteration for iteration in iterations(run.checkpoint.load)):
-            raise first
-        found = older(found.iteration)
+        if not any(iteration < checkpoint.iteration for iteration in iterations(run.checkpoint.load)):
+            raise first_damage
+        checkpoint = open_older(checkpoint.iteration)
         if mesh.rank == 0:
-            _warn(damage, found.iteration)
+            _warn_damage(damage, checkpoint.iteration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,50 +151,57 @@ class _Candidates:
 
     folders: list[Path]
     newest: int | None
-    problem: FormatError | None = None
+    tracker_error: FormatError | None = None
 
 
-def _candidates(load: Path, before: int | None) -> _Candidates:
+def _list_candidates(load: Path, before_iteration: int | None) -> _Candidates:
     if (load / MANIFEST).is_file():
         return _Candidates([load], None)
     problem: FormatError | None = None
     try:
         newest = latest_iteration(load)
-        named = latest(load)
+        tracked_folder = latest(load)
     except DamageError as error:
-        named = iteration_folder(load, newest)
-        if not named.exists():  # what it names says nothing of the others
+        tracked_folder = iteration_folder(load, newest)
+        if not tracked_folder.exists():  # what it names says nothing of the others
             problem = error
     except FormatError as error:
         problem = error
     except OSError as error:
         problem = FormatError(load / LATEST, "cannot be read", found=error.strerror)
-    others = iterations(load)
+    on_disk = iterations(load)
     if problem is None:
         folders = [
             iteration_folder(load, i)
-            for i in reversed(others)
-            if i < newest and (before is None or i < before)
+            for i in reversed(on_disk)
+            if i < newest and (before_iteration is None or i < before_iteration)
         ]
-        return _Candidates([named, *folders] if before is None or newest < before else folders, newest)
-    if not others:
+        return _Candidates(
+            [tracked_folder, *folders] if before_iteration is None or newest < before_iteration else folders,
+            newest,
+        )
+    if not on_disk:
         raise problem
-    folders = [iteration_folder(load, i) for i in reversed(others) if before is None or i < before]
-    return _Candidates(folders, others[-1], problem)
+    folders = [
+        iteration_folder(load, i)
+        for i in reversed(on_disk)
+        if before_iteration is None or i < before_iteration
+    ]
+    return _Candidates(folders, on_disk[-1], problem)
 
 
-def _is_new(load: Path) -> bool:
+def _is_empty(load: Path) -> bool:
     """Whether a run's folder holds neither a tracker nor a checkpoint."""
     return not (load / LATEST).exists() and not iterations(load)
 
 
-def _warn(damage: FormatError, iteration: int, which: str = "the one before it") -> None:
+def _warn_damage(damage: FormatError, iteration: int, choice: str = "the one before it") -> None:
     words = str(damage).partition("; hint: ")[0]
-    log.warning("%s; the run resumes from iteration %d, %s", words, iteration, which)
+    log.warning("%s; the run resumes from iteration %d, %s", words, iteration, choice)
 
 
-def _superseded(
-    run: Run, checkpoint: Checkpoint | None, newest: int | None
+def _find_superseded(
+    run: RunConfig, checkpoint: Checkpoint | None, newest: int | None
 ) -> tuple[tuple[int, ...], ConfigError | None]:
     try:
         return find_superseded(run, checkpoint, newest), None
@@ -198,34 +209,34 @@ def _superseded(
         return (), error
 
 
-def _say_superseded(run: Run, superseded: Collection[int], world: World) -> None:
+def _warn_superseded(run: RunConfig, superseded: Collection[int], world: World) -> None:
     if superseded and world.rank == 0:
-        words = (
+        consequence = (
             "of --overwrite: they become iter_*.superseded once this run has saved, and it removes each as it"
         )
-        log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), words)
+        log.warning("%s: %s: %s passes them", run.checkpoint.save, list_iterations(superseded), consequence)
 
 
-def _read(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[str, str, Tensor, Piece]]:
+def _needed_pieces(checkpoint: Checkpoint, run: RunConfig) -> Iterator[tuple[str, str, Tensor, Piece]]:
     """The pieces whose values the run takes up."""
-    only = None if takes_optimizer(run) else weights_space(checkpoint)
-    return (piece for piece in checkpoint.pieces() if only in (None, piece[0]))
+    namespace = None if loads_optimizer(run) else best_weights_namespace(checkpoint)
+    return (piece for piece in checkpoint.pieces() if namespace in (None, piece[0]))
 
 
-def _changed(checkpoint: Checkpoint, piece: Piece) -> bool:
+def _is_corrupt(checkpoint: Checkpoint, piece: Piece) -> bool:
     """Whether a piece has another checksum than when it was written, or cannot be read."""
-    checksum, left = 0, piece.bytes
+    checksum, remaining = 0, piece.bytes
     try:
         with (checkpoint.folder / piece.file).open("rb") as file:
             file.seek(piece.offset)
-            while left and (chunk := file.read(min(left, _CHUNK))):
-                checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+            while remaining and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
+                checksum, remaining = zlib.crc32(chunk, checksum), remaining - len(chunk)
     except OSError:
         return True
-    return bool(left) or checksum != piece.crc32
+    return bool(remaining) or checksum != piece.crc32
 
 
-def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
+def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedules | None:
     """Whether there is what the run goes on with.
 
     Returns:
@@ -233,7 +244,7 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
     """
     if run.checkpoint.finetune:
         return None
-    optimizer = run.optimizer.name if takes_optimizer(run) else None
+    optimizer = run.optimizer.name if loads_optimizer(run) else None
     if optimizer:
         _check_optimizer(checkpoint, optimizer)
     trainer = checkpoint.trainer
@@ -242,12 +253,12 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
     for key, absent in (("consumed_samples", None), *of_optimizer):
         value = trainer.get(key, absent)
         if type(value) is not int or value < 0:
-            raise _told(checkpoint, key, "not a count", found=value, wanted="0 or more")
+            raise _trainer_error(checkpoint, key, "not a count", found=value, wanted="0 or more")
     if not optimizer:
         return None
-    if not LossScale.is_state(scale := trainer.get("loss_scale", {})):
+    if not DynamicLossScaler.is_valid_state(scale := trainer.get("loss_scale", {})):
         wanted = "a value above 0, and the counts good and patience"
-        raise _told(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
+        raise _trainer_error(checkpoint, "loss_scale", "not that of a run", found=scale, wanted=wanted)
     if trainer.get("courses") is None:
         if run.optimizer.checkpoint_schedule:
             flag = "--use-checkpoint-opt_param-scheduler"
@@ -256,26 +267,26 @@ def _checked(run: Run, checkpoint: Checkpoint) -> Courses | None:
             )
         return None
     try:
-        return Courses.of(trainer["courses"])
+        return ParamSchedules.from_state_dict(trainer["courses"])
     except (TypeError, KeyError) as error:
         what = "are not those of a learning rate and a weight decay"
-        raise _told(checkpoint, "courses", what, found=error) from error
+        raise _trainer_error(checkpoint, "courses", what, found=error) from error
 
 
-def _told(checkpoint: Checkpoint, key: str, what: str, **values: object) -> DamageError:
-    return DamageError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_HINT)
+def _trainer_error(checkpoint: Checkpoint, key: str, what: str, **values: object) -> DamageError:
+    return DamageError(f"{checkpoint.folder / TRAINER}: {key}", what, **values, hint=_FINETUNE_HINT)
 
 
-def _check_optimizer(checkpoint: Checkpoint, optimizer: Name) -> None:
-    found = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
-    if found != (wanted := STATE[optimizer]):
-        writer = next((name for name, spaces in STATE.items() if spaces == found), None)
+def _check_optimizer(checkpoint: Checkpoint, optimizer: OptimizerName) -> None:
+    namespaces = {space for space in checkpoint.tensors if space not in (MODEL, "optim.main")}
+    if namespaces != (required := STATE_NAMESPACES[optimizer]):
+        writer = next((name for name, spaces in STATE_NAMESPACES.items() if spaces == namespaces), None)
         raise FormatError(
             checkpoint.folder,
             f"holds the state of --optimizer {writer}"
             if writer
             else "holds no optimizer state to go on with",
-            found=", ".join(sorted(found) or checkpoint.tensors),
-            wanted=", ".join(sorted(wanted)),
-            hint=f"--optimizer {writer}, or {_HINT}" if writer else _HINT,
+            found=", ".join(sorted(namespaces) or checkpoint.tensors),
+            wanted=", ".join(sorted(required)),
+            hint=f"--optimizer {writer}, or {_FINETUNE_HINT}" if writer else _FINETUNE_HINT,
         )

@@ -17,16 +17,16 @@ from mega_train.compat.flag_translation import (
     DROPOUT_FLAGS,
     MEGATRON_DEFAULTS,
     Translation,
-    in_words,
+    format_skipped,
     translate_flags,
 )
 from mega_train.config.refusals import Refused
-from mega_train.fault_tolerance.error_reporting import own_rank
+from mega_train.fault_tolerance.error_reporting import current_rank
 
 _TRANSLATION = "mega_train.translation"
 
 
-class Familiar(Wordy):
+class MegatronCompatibleCommand(Wordy):
     """A command that knows what a Megatron user meant."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,15 +51,15 @@ class Familiar(Wordy):
         translation = translate_flags(args, options)
         ctx.meta[_TRANSLATION] = translation
         if not {"-h", "--help", "--help-all"} & set(args):
-            _refuse(translation.refused, list(_wrong_values(ctx, translation.words, options)))
+            _raise_refused(translation.refused, list(_wrong_values(ctx, translation.words, options)))
         return super().parse_args(ctx, translation.words)
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click does, after a line that says what was left out, and one of a default that differs."""
         translation: Translation = ctx.meta[_TRANSLATION]
-        if own_rank() == 0:
+        if current_rank() == 0:
             if translation.left_out:
-                click.echo(f"left out: {in_words(translation.left_out)}", err=True)
+                click.echo(f"left out: {format_skipped(translation.left_out)}", err=True)
             if missing := _missing_dropout(translation):
                 says = " and ".join(missing)
                 verb = "are" if len(missing) > 1 else "is"
@@ -76,30 +76,30 @@ def _names(option: click.Parameter) -> Sequence[str]:
 
 def _missing_dropout(translation: Translation) -> list[str]:
     """The dropout flags that a script of another program leaves to a default that differs from ours."""
-    given = {word.partition("=")[0] for word in translation.words}
+    given_flags = {word.partition("=")[0] for word in translation.words}
     # a model that flags describe with the longest position, as Megatron demands and we do not
-    foreign = translation.is_foreign or "--max-position-embeddings" in given
-    if not foreign or "--config" in given or MEGATRON_DEFAULTS in given:
+    foreign = translation.is_foreign or "--max-position-embeddings" in given_flags
+    if not foreign or "--config" in given_flags or MEGATRON_DEFAULTS in given_flags:
         return []
-    return [flag for flag in DROPOUT_FLAGS if flag not in given]
+    return [flag for flag in DROPOUT_FLAGS if flag not in given_flags]
 
 
 def _wrong_values(
     ctx: click.Context, words: Sequence[str], options: dict[str, click.Parameter]
 ) -> Iterator[MegaError]:
     """An error for every value that click will not take."""
-    for word, after in zip(words, [*words[1:], ""], strict=False):
+    for word, next_word in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         option = options.get(name)
         if not isinstance(option, click.Option) or option.is_flag or option.multiple or option.nargs != 1:
             continue
         try:
-            option.type.convert(value if equals else after, option, ctx)
+            option.type.convert(value if equals else next_word, option, ctx)
         except click.BadParameter as error:
             yield ConfigError(name, error.message)
 
 
-def _refuse(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
+def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
     """Raise what cannot be read; a single wrong value is left to click, which says the same.
 
     Raises:

@@ -56,18 +56,18 @@ class FlagTable:
 @functools.cache
 def flag_table() -> FlagTable:
     """The content of the file."""
-    told = tomllib.loads(FILE.read_text("utf-8"))
+    content = tomllib.loads(FILE.read_text("utf-8"))
     return FlagTable(
-        left_out=_by_flag(told["left_out"], lambda group: group["why"]),
-        refused=_by_flag(told["refused"], lambda group: Refusal(group["why"], group.get("instead", ""))),
-        read_as=MappingProxyType({flag: tuple(words) for flag, words in told["read_as"].items()}),
+        left_out=_by_flag(content["left_out"], lambda group: group["why"]),
+        refused=_by_flag(content["refused"], lambda group: Refusal(group["why"], group.get("instead", ""))),
+        read_as=MappingProxyType({flag: tuple(words) for flag, words in content["read_as"].items()}),
         values=MappingProxyType(
             {
                 flag: MappingProxyType({value: tuple(words) for value, words in values.items()})
-                for flag, values in told["values"].items()
+                for flag, values in content["values"].items()
             }
         ),
-        in_context=MappingProxyType(told["in_context"]),
+        in_context=MappingProxyType(content["in_context"]),
     )
 
 

@@ -10,7 +10,7 @@ from mega_schema.app.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class DataConfig:
     """What is read."""
 
     path: Words = words(
@@ -83,14 +83,14 @@ class Data:
     eod_mask_loss: bool = option("--eod-mask-loss", False, "no loss where the input is the end of a document")
 
     @property
-    def by_use(self) -> bool:
+    def has_dataset_per_split(self) -> bool:
         """Whether training, validation and test have datasets of their own, not shares of the same."""
-        said = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
-        return any(said)
+        values = self.train_path, self.split_paths_file, self.train_group, self.train_group_file
+        return any(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenizer:
+class TokenizerConfig:
     """Which tokenizer made the data; data that mega-data wrote says so itself."""
 
     type: str | None = option("--tokenizer-type", None, "Megatron's name of it, such as GPT2BPETokenizer")
@@ -109,7 +109,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationConfig:
     """Validation during training."""
 
     iterations: int = option("--eval-iters", 100, "batches of a validation; 0 for none")

@@ -10,7 +10,7 @@ from mega_schema.app.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class CheckpointConfig:
     """Where checkpoints go and come from."""
 
     save: Path | None = option("--save", None, "folder of the run's checkpoints and of its record")
@@ -68,7 +68,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class LoggingConfig:
     """What is shown."""
 
     interval: int = option("--log-interval", 100, "optimizer steps between lines of the log")
@@ -143,7 +143,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ProfileConfig:
     """Which steps are recorded call by call."""
 
     on: bool = option("--profile", False, "record some steps call by call")
@@ -155,6 +155,6 @@ class Profile:
     ranks: Words = words("--profile-ranks", "the ranks that do; the first if not given")
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def rank_numbers(self) -> tuple[int, ...]:
         """The ranks as numbers, -1 for a word that is none."""
         return tuple(int(word) if word.isdecimal() else -1 for word in self.ranks)

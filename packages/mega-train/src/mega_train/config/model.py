@@ -10,7 +10,7 @@ from mega_schema.spec import Activation, Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelConfig:
     """The model. With --load and none of these, the checkpoint says what it is."""
 
     family: Family | None = option(

@@ -9,7 +9,7 @@ from mega_schema.app.config import Words, option, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
+class ParallelConfig:
     """How the model is cut. Data parallel takes the ranks that remain."""
 
     tp: int = option("--tensor-model-parallel-size", 1, "ranks that share every layer")
@@ -90,7 +90,7 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputation:
+class RecomputeConfig:
     """What backward computes again, to keep less in memory (arXiv:2205.05198)."""
 
     selective: bool = option(

@@ -75,7 +75,7 @@ class Refusals:
 
     def _add(self, error: MegaError) -> None:
         where = str(error.where)
-        if where not in self.unknown and where not in {str(other.where) for other in self.errors}:
+        if where not in self.unknown and where not in {str(earlier.where) for earlier in self.errors}:
             self.errors.append(error)
 
 

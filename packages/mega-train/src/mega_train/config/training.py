@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from mega_schema.app.config import Words, option, words
-from mega_train.schedules.lr import AnnealStyle, IncreaseStyle, Style
+from mega_train.schedules.lr import AnnealStyle, DecayStyle, IncreaseStyle
 
 Kernels = Literal["auto", "reference", "compile", "triton", "liger", "apex", "flash-attn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchConfig:
     """How much is read at once."""
 
     micro: int = option("--micro-batch-size", 1, "samples in one forward pass of one rank")
@@ -39,7 +39,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curriculum:
+class CurriculumConfig:
     """Shorter samples first (arXiv:2108.06084); DeepSpeed's fixed_linear and fixed_root."""
 
     start: int | None = option(
@@ -55,7 +55,7 @@ class Curriculum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
+class TrainConfig:
     """How long, from which seed, in which arithmetic, on what."""
 
     iterations: int | None = option("--train-iters", None, "optimizer steps in all")
@@ -137,7 +137,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
+class OptimizerConfig:
     """Which, clipping, and the courses of learning rate and weight decay."""
 
     name: Literal["adam", "sgd", "muon"] = option(
@@ -153,7 +153,7 @@ class Optimizer:
     ends_min_lr: float | None = option(
         "--decoupled-min-lr", None, "their rate after the decay; --min-lr if not given"
     )
-    decay_style: Style = option("--lr-decay-style", "linear", "the course after the warm-up")
+    decay_style: DecayStyle = option("--lr-decay-style", "linear", "the course after the warm-up")
     decay_iterations: int | None = option(
         "--lr-decay-iters", None, "the rate reaches its minimum here; --train-iters if not given"
     )

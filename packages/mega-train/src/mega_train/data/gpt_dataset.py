@@ -40,7 +40,7 @@ class SampleIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class EpochPlan:
     """How often some sequences are gone through, and what samples that makes.
 
     Attributes:
@@ -60,7 +60,7 @@ class Passes:
     count: int
 
 
-def passes(
+def plan_epochs(
     tokens: int,
     *,
     length: int,
@@ -68,7 +68,7 @@ def passes(
     extra: int = 1,
     keep_partial: bool = False,
     separate_below: float = SEPARATE_BELOW,
-) -> Passes | None:
+) -> EpochPlan | None:
     """As many passes through so many tokens as the samples need; None where there is no sample in them.
 
     Args:
@@ -85,21 +85,23 @@ def passes(
     total = epochs * tokens - extra
     # Megatron rounds up in C's float32; so do we, for the same count
     count = int(np.ceil(np.float32(total) / np.float32(length))) if keep_partial else total // length
-    return Passes(length, extra, tokens, epochs, first if separate else None, count)
+    return EpochPlan(length, extra, tokens, epochs, first if separate else None, count)
 
 
-def too_few(found: str, wanted: int, flag: str, part: str) -> ConfigError:
+def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str) -> ConfigError:
     """The error of a part that has no sample."""
     return ConfigError(
         flag,
-        f"{part} holds too few tokens for one sample",
+        f"{split_name} holds too few tokens for one sample",
         found=found,
         wanted=f"at least {wanted}",
         hint="a shorter --seq-length, another --split or more data; for validation also --eval-iters 0",
     )
 
 
-def build_index(lengths: np.ndarray, sequences: np.ndarray, todo: Passes, seed: int) -> SampleIndex:
+def build_sample_index(
+    lengths: np.ndarray, sequences: np.ndarray, epoch_plan: EpochPlan, seed: int
+) -> SampleIndex:
     """The three arrays, as Megatron core builds them.
 
     Args:
@@ -107,30 +109,32 @@ def build_index(lengths: np.ndarray, sequences: np.ndarray, todo: Passes, seed: 
         sequences: int32 numbers of the sequences to use.
     """
     rng = np.random.RandomState(seed)
-    parts = (todo.epochs,) if todo.first is None else (todo.epochs - 1, 1)
-    document = np.concatenate([_shuffled(np.tile(sequences, times), rng) for times in parts])
-    sample = _cut(lengths, document, todo.length, todo.count, todo.extra)
-    bounds = (0, todo.count) if todo.first is None else (0, todo.first, todo.count)
+    parts = (epoch_plan.epochs,) if epoch_plan.first is None else (epoch_plan.epochs - 1, 1)
+    document = np.concatenate([_shuffle(np.tile(sequences, times), rng) for times in parts])
+    sample = _sample_starts(lengths, document, epoch_plan.length, epoch_plan.count, epoch_plan.extra)
+    bounds = (0, epoch_plan.count) if epoch_plan.first is None else (0, epoch_plan.first, epoch_plan.count)
     shuffle = np.concatenate(
         [
-            _shuffled(np.arange(a, b, dtype=order_type(todo.count)), rng)
+            _shuffle(np.arange(a, b, dtype=shuffle_dtype(epoch_plan.count)), rng)
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
     )
-    return SampleIndex(document, sample, shuffle, todo.epochs)
+    return SampleIndex(document, sample, shuffle, epoch_plan.epochs)
 
 
-def order_type(count: int) -> np.dtype[Any]:
+def shuffle_dtype(count: int) -> np.dtype[Any]:
     """Of the shuffled numbers of so many samples."""
     return np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
 
 
-def _shuffled(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _shuffle(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     rng.shuffle(numbers)
     return numbers
 
 
-def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int) -> np.ndarray:
+def _sample_starts(
+    lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int
+) -> np.ndarray:
     """Row r: the document and the token in it where sample r begins.
 
     Megatron walks document by document. The same rows follow from where each document of the stream ends:
@@ -139,26 +143,29 @@ def _cut(lengths: np.ndarray, document: np.ndarray, length: int, count: int, ext
     """
     ends = np.cumsum(lengths[document], dtype=np.int64)
     last_read = np.arange(1, count + 1, dtype=np.int64) * length - (1 - extra)
-    whole = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
-    place = np.searchsorted(ends, last_read[:whole], side="right")
-    begins = ends[place] - lengths[document[place]]
+    complete = int(np.searchsorted(last_read, ends[-1]))  # a short last sample ends with the stream
+    positions = np.searchsorted(ends, last_read[:complete], side="right")
+    document_starts = ends[positions] - lengths[document[positions]]
     rows = np.zeros((count + 1, 2), np.int64)
-    rows[1 : whole + 1, 0], rows[1 : whole + 1, 1] = place, last_read[:whole] - begins + (1 - extra)
-    rows[whole + 1 :] = len(document) - 1, lengths[document[-1]] - extra
+    rows[1 : complete + 1, 0], rows[1 : complete + 1, 1] = (
+        positions,
+        last_read[:complete] - document_starts + (1 - extra),
+    )
+    rows[complete + 1 :] = len(document) - 1, lengths[document[-1]] - extra
     return rows
 
 
-class Samples:
+class GPTDataset:
     """Samples of a corpus in the order of their index."""
 
     def __init__(
-        self, corpus: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
+        self, dataset: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
     ) -> None:
         """
         Args:
             copy: read the corpus's file rather than map it.
         """
-        self.corpus, self.index, self.extra, self.copy = corpus, index, extra, copy
+        self.dataset, self.index, self.extra, self.copy = dataset, index, extra, copy
 
     def __len__(self) -> int:
         return len(self.index)
@@ -175,4 +182,4 @@ class Samples:
         return np.concatenate(parts).astype(np.int64)
 
     def _read(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        return self.corpus.read(sequence, offset, length, copy=self.copy)
+        return self.dataset.read(sequence, offset, length, copy=self.copy)

@@ -42,8 +42,8 @@ class MockDataset(IndexedDataset):
         self.dtype = np.dtype(np.int64)
         generator = np.random.default_rng(seed=_SEED)
         self.lengths = generator.integers(low=1, high=_LONGEST, size=_DOCUMENTS, dtype=np.int32)
-        begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self.pointers = begins * self.dtype.itemsize
+        offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        self.pointers = offsets * self.dtype.itemsize
         self.documents = np.arange(_DOCUMENTS + 1, dtype=np.int64)
         self.tokens = int(self.lengths.sum(dtype=np.int64))
 
@@ -52,11 +52,13 @@ class MockDataset(IndexedDataset):
 
     def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
         """`length` tokens of document `i` from `offset` on, to its end where None."""
-        whole = int(self.lengths[i])
-        length = whole - offset if length is None else length
-        if not 0 <= offset <= offset + length <= whole:
-            raise IndexError(f"tokens {offset} to {offset + length} of document {i}, which has {whole}")
+        document_length = int(self.lengths[i])
+        length = document_length - offset if length is None else length
+        if not 0 <= offset <= offset + length <= document_length:
+            raise IndexError(
+                f"tokens {offset} to {offset + length} of document {i}, which has {document_length}"
+            )
         tokens = np.arange(offset + 1, offset + length + 1, dtype=np.int64) % self.vocab
-        if offset + length == whole and length:
+        if offset + length == document_length and length:
             tokens[-1] = self.eod
         return tokens

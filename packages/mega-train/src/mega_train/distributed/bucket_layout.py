@@ -15,7 +15,7 @@ ALIGNMENT = 64  # elements; a GPU reads a weight that begins at a multiple of 12
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ShardingConfig:
     """What a run asks of the replicas of its model.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sharing:
     """
 
     stage: int = 0
-    bucket: int = 40_000_000
+    bucket_elements: int = 40_000_000
     overlap_reduce: bool = False
     overlap_gather: bool = False
     reduce_bf16: bool = False
@@ -43,12 +43,12 @@ class Bucket:
         length: elements, with padding; every replica's share of it begins aligned.
     """
 
-    begins: tuple[tuple[int, int], ...]
+    param_offsets: tuple[tuple[int, int], ...]
     length: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ShardRange:
     """What a rank owns of a parameter's gradient, main weight and moments: a stretch of its local tensor,
     flattened. Empty where other replicas own it all."""
 
@@ -61,7 +61,9 @@ class Stretch:
         return self.end - self.begin
 
 
-def cut(sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int] = ()) -> tuple[Bucket, ...]:
+def assign_buckets(
+    sizes: Sequence[int], *, max_elements: int, replicas: int, separate: Collection[int] = ()
+) -> tuple[Bucket, ...]:
     """Deal parameters to buckets.
 
     Args:
@@ -71,29 +73,29 @@ def cut(sizes: Sequence[int], *, most: int, replicas: int, alone: Collection[int
             among different others then cut it alike.
     """
     buckets: list[Bucket] = []
-    begins: list[tuple[int, int]] = []
+    param_offsets: list[tuple[int, int]] = []
     length = 0
 
     def close() -> None:
         nonlocal length
-        if begins:
-            buckets.append(Bucket(tuple(begins), _up(length, ALIGNMENT * replicas)))
-        begins.clear()
+        if param_offsets:
+            buckets.append(Bucket(tuple(param_offsets), _round_up(length, ALIGNMENT * replicas)))
+        param_offsets.clear()
         length = 0
 
     for number in reversed(range(len(sizes))):
-        if number in alone:
+        if number in separate:
             close()
-        begins.append((number, length))
-        length = _up(length + sizes[number], ALIGNMENT)
-        if length >= most or number in alone:
+        param_offsets.append((number, length))
+        length = _round_up(length + sizes[number], ALIGNMENT)
+        if length >= max_elements or number in separate:
             close()
     close()
     return tuple(buckets)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParamSlot:
     """Where a parameter lies.
 
     Attributes:
@@ -103,36 +105,36 @@ class Place:
     """
 
     bucket: int
-    begin: int
-    stretch: Stretch
-    own: int
+    offset: int
+    shard: ShardRange
+    shard_offset: int
 
 
-def places(
+def param_slots(
     rows: Sequence[Param], sizes: Sequence[int], buckets: Sequence[Bucket], rank: int, replicas: int
-) -> list[Place]:
+) -> list[ParamSlot]:
     """Where every parameter lies, in the order of `rows`, as replica `rank` of `replicas` sees it."""
-    found: dict[int, Place] = {}
+    slots: dict[int, ParamSlot] = {}
     for bucket, layout in enumerate(buckets):
-        first, past = share(layout.length, rank, replicas)
-        for number, begin in layout.begins:
-            start, end = owned(begin, sizes[number], first, past)
-            own = begin + start - first if start < end else 0
-            found[number] = Place(bucket, begin, Stretch(rows[number], start, end), own)
-    return [found[number] for number in range(len(rows))]
+        start_of_shard, end_of_shard = shard_range(layout.length, rank, replicas)
+        for number, begin in layout.param_offsets:
+            start, stop = owned_range(begin, sizes[number], start_of_shard, end_of_shard)
+            shard_offset = begin + start - start_of_shard if start < stop else 0
+            slots[number] = ParamSlot(bucket, begin, ShardRange(rows[number], start, stop), shard_offset)
+    return [slots[number] for number in range(len(rows))]
 
 
-def share(length: int, rank: int, replicas: int) -> tuple[int, int]:
+def shard_range(length: int, rank: int, replicas: int) -> tuple[int, int]:
     """The stretch of a bucket that a replica owns."""
-    each = length // replicas
-    return rank * each, (rank + 1) * each
+    shard_elements = length // replicas
+    return rank * shard_elements, (rank + 1) * shard_elements
 
 
-def owned(begin: int, size: int, first: int, past: int) -> tuple[int, int]:
+def owned_range(begin: int, size: int, start_of_shard: int, end_of_shard: int) -> tuple[int, int]:
     """The stretch of a parameter at `begin` that lies within `first` up to `past` of its bucket."""
-    here, end = max(begin, first), min(begin + size, past)
-    return (here - begin, end - begin) if here < end else (0, 0)
+    start, end = max(begin, start_of_shard), min(begin + size, end_of_shard)
+    return (start - begin, end - begin) if start < end else (0, 0)
 
 
-def _up(n: int, multiple: int) -> int:
+def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple

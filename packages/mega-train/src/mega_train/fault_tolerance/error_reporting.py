@@ -19,15 +19,15 @@ from mega_schema.app.cli_runner import INTERRUPTED
 from mega_schema.errors import MegaError
 from mega_train.config.refusals import Refused, show_table
 
-PATIENCE = 10.0  # seconds
+REPORT_DELAY = 10.0  # seconds
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-class LostRank(MegaError):
+class RankLostError(MegaError):
     """Another rank is gone or does not answer."""
 
 
-class OneVoice(click.Group):
+class SingleRankErrors(click.Group):
     """Commands that leave it to the first rank to say what all ranks find.
 
     When it leaves, torchrun ends the others. A rank that found something by itself, such as a file its
@@ -38,20 +38,20 @@ class OneVoice(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            if own_rank():
+            if current_rank():
                 sys.exit(INTERRUPTED)
             raise
         except (MegaError, click.ClickException) as error:
-            if own_rank():
-                time.sleep(PATIENCE)
+            if current_rank():
+                time.sleep(REPORT_DELAY)
             elif isinstance(error, Refused):
                 show_table(error.errors)
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            tell_torchrun(f"error: {text}")
+            write_error_file(f"error: {text}")
             raise
 
 
-def own_rank() -> int:
+def current_rank() -> int:
     """This process's rank; torch is not imported for a mistake in the flags of a run that is alone."""
     if _ERROR_FILE not in os.environ and "mega_model.distributed.mesh" not in sys.modules:
         return 0
@@ -60,8 +60,8 @@ def own_rank() -> int:
     return World.from_env().rank
 
 
-def tell_torchrun(line: str) -> None:
+def write_error_file(line: str) -> None:
     """Leave the line where torchrun looks for the cause."""
     if file := os.environ.get(_ERROR_FILE):
-        told = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(file).write_text(json.dumps({"message": told}), "utf-8")
+        record = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": record}), "utf-8")

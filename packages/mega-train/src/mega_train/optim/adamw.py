@@ -13,15 +13,15 @@ from torch.autograd.profiler import record_function
 from torch.optim.adamw import adamw
 
 from mega_schema.params import is_embedding_or_output
-from mega_train.distributed.bucket_layout import Stretch
+from mega_train.distributed.bucket_layout import ShardRange
 
-Name = Literal["adam", "sgd", "muon"]
-Fill = Callable[[str, Stretch, Tensor], None]  # a namespace, a stretch and the values to set, flat
+OptimizerName = Literal["adam", "sgd", "muon"]
+LoadShard = Callable[[str, ShardRange, Tensor], None]  # a namespace, a stretch and the values to set, flat
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "optim.momentum"
 # the namespaces that hold an optimizer's state, beside the main weights
-STATE: Mapping[Name, frozenset[str]] = MappingProxyType(
+STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
     {
         "adam": frozenset({"optim.exp_avg", "optim.exp_avg_sq"}),
         "sgd": frozenset({MOMENTUM}),
@@ -38,7 +38,7 @@ class Optimizer(Protocol):
         """Updates done."""
 
     def step(
-        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
     ) -> None:
         """One update with these gradients of the stretches, this learning rate and this weight decay.
 
@@ -46,10 +46,10 @@ class Optimizer(Protocol):
             ends: the learning rate of embedding and output, where it is another.
         """
 
-    def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:
+    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
         """What is kept beside the main weights: namespace, stretch, and its values, flat."""
 
-    def load(self, fill: Fill, *, steps: int) -> None:
+    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
         """Take up the state of a run: `fill` sets every part of it. `steps` updates were done so far."""
 
 
@@ -63,9 +63,9 @@ class AdamWGroup:
         is_end: whether they are the embedding or the output, which can have a learning rate of their own.
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     decays: bool
-    is_end: bool
+    is_embedding_or_output: bool
 
 
 class AdamW:
@@ -81,36 +81,36 @@ class AdamW:
 
     def __init__(
         self,
-        stretches: Sequence[Stretch],
-        main: Sequence[Tensor],
+        shard_ranges: Sequence[ShardRange],
+        main_params: Sequence[Tensor],
         *,
         betas: tuple[float, float],
         eps: float,
     ) -> None:
-        self.stretches, self.main, self._betas, self._eps = stretches, main, betas, eps
-        kinds = [(stretch.row.decay, is_embedding_or_output(stretch.row)) for stretch in stretches]
-        places = {kind: tuple(i for i, k in enumerate(kinds) if k == kind) for kind in sorted(set(kinds))}
-        self._groups = [AdamWGroup(places[kind], *kind) for kind in places]
+        self.shard_ranges, self.main_params, self._betas, self._eps = shard_ranges, main_params, betas, eps
+        kinds = [(shard.row.decay, is_embedding_or_output(shard.row)) for shard in shard_ranges]
+        indices = {kind: tuple(i for i, k in enumerate(kinds) if k == kind) for kind in sorted(set(kinds))}
+        self._groups = [AdamWGroup(indices[kind], *kind) for kind in indices]
         self._reset(steps=0)
 
     def step(
-        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
     ) -> None:
         self.steps += 1
         with record_function("Optimizer.step#AdamW.step"):  # torch.optim's name in a profile
             for group in self._groups:
-                own_rate = rate if ends is None or not group.is_end else ends
-                own_gradients = [gradients[place] for place in group.places]
-                self._update(group, own_gradients, own_rate, weight_decay if group.decays else 0.0)
+                group_lr = lr if decoupled_lr is None or not group.is_embedding_or_output else decoupled_lr
+                group_gradients = [gradients[index] for index in group.indices]
+                self._update(group, group_gradients, group_lr, weight_decay if group.decays else 0.0)
 
     @torch.no_grad()
     def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
-        mains, first, second, steps = (
-            [tensors[place] for place in group.places]
-            for tensors in (self.main, *(self.moments[name] for name in MOMENTS), self._steps)
+        main_params, first, second, steps = (
+            [tensors[index] for index in group.indices]
+            for tensors in (self.main_params, *(self.moments[name] for name in MOMENTS), self._steps)
         )
         adamw(
-            mains,
+            main_params,
             gradients,
             first,
             second,
@@ -126,22 +126,26 @@ class AdamW:
             maximize=False,
         )
 
-    def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:
-        for place, stretch in enumerate(self.stretches):
+    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
+        for index, shard in enumerate(self.shard_ranges):
             for moment in MOMENTS:
-                yield f"optim.{moment}", stretch, self.moments[moment][place]
+                yield f"optim.{moment}", shard, self.moments[moment][index]
 
     @torch.no_grad()
-    def load(self, fill: Fill, *, steps: int) -> None:
+    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
         self._reset(steps=steps)
-        for space, stretch, values in self.state():
-            fill(space, stretch, values)
+        for namespace, shard, values in self.state_shards():
+            load_shard(namespace, shard, values)
 
     def _reset(self, *, steps: int) -> None:
         self.steps = steps
-        self.moments = {moment: [torch.zeros_like(main) for main in self.main] for moment in MOMENTS}
+        self.moments = {
+            moment: [torch.zeros_like(main_param) for main_param in self.main_params] for moment in MOMENTS
+        }
         # torch's kernel counts the steps of each parameter on its device
-        self._steps = [torch.tensor(float(steps), device=main.device) for main in self.main]
+        self._steps = [
+            torch.tensor(float(steps), device=main_param.device) for main_param in self.main_params
+        ]
 
 
 class SGD:
@@ -149,34 +153,38 @@ class SGD:
     w -= rate · b, as apex's FusedSGD and torch's.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], main: Sequence[Tensor], *, momentum: float) -> None:
-        self.stretches, self.main, self.momentum = stretches, list(main), momentum
+    def __init__(
+        self, shard_ranges: Sequence[ShardRange], main_params: Sequence[Tensor], *, momentum: float
+    ) -> None:
+        self.shard_ranges, self.main_params, self.momentum = shard_ranges, list(main_params), momentum
         self.steps = 0
-        self._buffers = [torch.zeros_like(each) for each in main]
+        self._buffers = [torch.zeros_like(main_param) for main_param in main_params]
 
     @torch.no_grad()
     def step(
-        self, gradients: Sequence[Tensor], rate: float, weight_decay: float, ends: float | None = None
+        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
     ) -> None:
         torch._foreach_mul_(self._buffers, self.momentum)
         torch._foreach_add_(self._buffers, list(gradients))
-        decaying = [number for number, stretch in enumerate(self.stretches) if stretch.row.decay]
+        decaying = [index for index, shard in enumerate(self.shard_ranges) if shard.row.decay]
         if decaying and weight_decay:
-            buffers, main = ([of[number] for number in decaying] for of in (self._buffers, self.main))
-            torch._foreach_add_(buffers, main, alpha=weight_decay)
-        for end, its_rate in ((False, rate), (True, rate if ends is None else ends)):
-            pairs = zip(self.main, self._buffers, self.stretches, strict=True)
-            these = [(m, b) for m, b, stretch in pairs if is_embedding_or_output(stretch.row) == end]
-            if these:
-                torch._foreach_add_([m for m, _ in these], [b for _, b in these], alpha=-its_rate)
+            buffers, main_params = (
+                [tensors[index] for index in decaying] for tensors in (self._buffers, self.main_params)
+            )
+            torch._foreach_add_(buffers, main_params, alpha=weight_decay)
+        for is_embedding, group_lr in ((False, lr), (True, lr if decoupled_lr is None else decoupled_lr)):
+            pairs = zip(self.main_params, self._buffers, self.shard_ranges, strict=True)
+            selected = [(m, b) for m, b, shard in pairs if is_embedding_or_output(shard.row) == is_embedding]
+            if selected:
+                torch._foreach_add_([m for m, _ in selected], [b for _, b in selected], alpha=-group_lr)
         self.steps += 1
 
-    def state(self) -> Iterator[tuple[str, Stretch, Tensor]]:
-        for stretch, buffer in zip(self.stretches, self._buffers, strict=True):
-            yield MOMENTUM, stretch, buffer
+    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
+        for shard, buffer in zip(self.shard_ranges, self._buffers, strict=True):
+            yield MOMENTUM, shard, buffer
 
     @torch.no_grad()
-    def load(self, fill: Fill, *, steps: int) -> None:
+    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
         self.steps = steps
-        for space, stretch, values in self.state():
-            fill(space, stretch, values)
+        for namespace, shard, values in self.state_shards():
+            load_shard(namespace, shard, values)

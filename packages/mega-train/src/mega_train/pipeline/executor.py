@@ -29,12 +29,12 @@ from mega_train.pipeline.schedules import (
     SendGradient,
     SendOutput,
 )
-from mega_train.telemetry.timers import Timed, untimed
+from mega_train.telemetry.timers import TimerFactory, no_timer
 
-Pass = tuple[int, int]  # chunk and micro-batch
+PassKey = tuple[int, int]  # chunk and micro-batch
 
 
-class Work(Protocol):
+class PipelineWork(Protocol):
     """What a rank does with a micro-batch."""
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
@@ -48,16 +48,16 @@ class Work(Protocol):
         """(T, D) of what crosses between stages, as this rank holds it."""
 
 
-def run(
+def execute(
     table: Sequence[Action],
-    work: Work,
-    lines: Lines,
+    work: PipelineWork,
+    channels: Lines,
     weights: WeightGradients,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    done: Callable[[], object] = lambda: None,
-    timed: Timed = untimed,
+    on_action: Callable[[], object] = lambda: None,
+    timer: TimerFactory = no_timer,
 ) -> list[Tensor]:
     """Carry out the table.
 
@@ -70,14 +70,14 @@ def run(
         on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere
         nothing.
     """
-    execution = _Execution(table, work, lines, weights, dtype, device, timed)
+    executor = _Executor(table, work, channels, weights, dtype, device, timer)
     for action in table:
-        execution.do(action)
-        done()
-    return execution.end()
+        executor.run_action(action)
+        on_action()
+    return executor.finish()
 
 
-class _Execution:
+class _Executor:
     """One rank on its way through its table.
 
     Attributes:
@@ -87,105 +87,108 @@ class _Execution:
     def __init__(
         self,
         table: Sequence[Action],
-        work: Work,
-        lines: Lines,
+        work: PipelineWork,
+        channels: Lines,
         weights: WeightGradients,
         dtype: torch.dtype,
         device: torch.device,
-        timed: Timed,
+        timer: TimerFactory,
     ) -> None:
-        self.timed = timed
+        self.timer = timer
         self.work, self.weights, self.dtype, self.device = work, weights, dtype, device
         self.training = any(isinstance(action, Backward | BackwardInput) for action in table)
-        self.passed_on = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
-        self.inputs: dict[Pass, Tensor] = {}
-        self.outputs: dict[Pass, Tensor] = {}
+        self.sent_outputs = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
+        self.inputs: dict[PassKey, Tensor] = {}
+        self.outputs: dict[PassKey, Tensor] = {}
         self.losses: list[Tensor] = []
-        self.output, self.input_gradient = _End(lines.output), _End(lines.input_gradient)
-        self.input, self.output_gradient = _End(lines.input), _End(lines.output_gradient)
-        self.coming: dict[Action, Message] = {}
+        self.output, self.input_gradient = _ChannelEnd(channels.output), _ChannelEnd(channels.input_gradient)
+        self.input, self.output_gradient = _ChannelEnd(channels.input), _ChannelEnd(channels.output_gradient)
+        self.pending: dict[Action, Message] = {}
 
-    def do(self, action: Action) -> None:
-        which = action.chunk, action.micro
+    def run_action(self, action: Action) -> None:
+        key = action.chunk, action.micro
         match action:
             case ReceiveInput():
-                self.coming[action] = self.input.begin(self._room())
+                self.pending[action] = self.input.begin(self._empty_buffer())
             case ReceiveGradient():
-                self.coming[action] = self.output_gradient.begin(self._room())
+                self.pending[action] = self.output_gradient.begin(self._empty_buffer())
             case SendOutput():
-                output = self.outputs[which] if self.training else self.outputs.pop(which)
-                self.output.begin(output.detach(), emptied=self.training)
+                output = self.outputs[key] if self.training else self.outputs.pop(key)
+                self.output.begin(output.detach(), free_after_send=self.training)
             case SendGradient():
-                gradient = self.inputs.pop(which).grad
+                gradient = self.inputs.pop(key).grad
                 assert gradient is not None
                 self.input_gradient.begin(gradient)
             case Forward():
-                self._forward(which)
+                self._forward(key)
             case Backward():
-                self._backward(which)
+                self._backward(key)
             case BackwardInput():
-                with self.weights.deferred(which):
-                    self._backward(which)
+                with self.weights.deferred(key):
+                    self._backward(key)
             case BackwardWeight():
-                with self.timed("backward-compute"):
-                    self.weights.run(which)
+                with self.timer("backward-compute"):
+                    self.weights.run(key)
 
-    def end(self) -> list[Tensor]:
+    def finish(self) -> list[Tensor]:
         """Wait until all is sent; the losses."""
-        self.output.end()
-        self.input_gradient.end()
+        self.output.wait()
+        self.input_gradient.wait()
         return self.losses
 
-    def _room(self) -> Tensor:
+    def _empty_buffer(self) -> Tensor:
         return torch.empty(self.work.boundary, dtype=self.dtype, device=self.device)
 
-    def _forward(self, which: Pass) -> None:
-        message = self.coming.pop(ReceiveInput(*which), None)
-        received = None if message is None else self._arrived(message, "forward-recv")
+    def _forward(self, key: PassKey) -> None:
+        message = self.pending.pop(ReceiveInput(*key), None)
+        received = None if message is None else self._wait_message(message, "forward-recv")
         if received is not None and self.training:
-            self.inputs[which] = received.requires_grad_()
-        with self.timed("forward-compute"):
-            output = self.work.forward(*which, received)
-        if which not in self.passed_on:
+            self.inputs[key] = received.requires_grad_()
+        with self.timer("forward-compute"):
+            output = self.work.forward(*key, received)
+        if key not in self.sent_outputs:
             self.losses.append(output.detach())
-        if self.training or which in self.passed_on:
-            self.outputs[which] = output
+        if self.training or key in self.sent_outputs:
+            self.outputs[key] = output
 
-    def _backward(self, which: Pass) -> None:
-        message = self.coming.pop(ReceiveGradient(*which), None)
-        gradient = None if message is None else self._arrived(message, "backward-recv")
-        with self.timed("backward-compute"):
-            self.outputs.pop(which).backward(gradient)
+    def _backward(self, key: PassKey) -> None:
+        message = self.pending.pop(ReceiveGradient(*key), None)
+        gradient = None if message is None else self._wait_message(message, "backward-recv")
+        with self.timer("backward-compute"):
+            self.outputs.pop(key).backward(gradient)
 
-    def _arrived(self, message: Message, phase: str) -> Tensor:
-        with self.timed(phase):
+    def _wait_message(self, message: Message, phase: str) -> Tensor:
+        with self.timer(phase):
             return message.wait()
 
 
-class _End:
+class _ChannelEnd:
     """An end of a line on which one message at a time is on its way."""
 
-    def __init__(self, line: Line | None) -> None:
-        self.line = line
-        self.now: Message | None = None
-        self.emptied: Tensor | None = None
+    def __init__(self, channel: Line | None) -> None:
+        self.channel = channel
+        self.in_flight: Message | None = None
+        self.freed_after_send: Tensor | None = None
 
-    def begin(self, x: Tensor, *, emptied: bool = False) -> Message:
+    def begin(self, x: Tensor, *, free_after_send: bool = False) -> Message:
         """Send `x`, or receive into it, once the message before has arrived.
 
         Args:
             emptied: give its memory back when it has, though a graph still holds the tensor (Megatron's
                 deallocate_output_tensor).
         """
-        self.end()
-        assert self.line is not None
-        self.now, self.emptied = self.line.begin(x.contiguous()), x if emptied else None
-        return self.now
+        self.wait()
+        assert self.channel is not None
+        self.in_flight, self.freed_after_send = (
+            self.channel.begin(x.contiguous()),
+            x if free_after_send else None,
+        )
+        return self.in_flight
 
-    def end(self) -> None:
+    def wait(self) -> None:
         """Wait until the last message has arrived."""
-        if self.now is not None:
-            self.now.wait()
-        if self.emptied is not None:
-            self.emptied.untyped_storage().resize_(0)
-        self.now = self.emptied = None
+        if self.in_flight is not None:
+            self.in_flight.wait()
+        if self.freed_after_send is not None:
+            self.freed_after_send.untyped_storage().resize_(0)
+        self.in_flight = self.freed_after_send = None

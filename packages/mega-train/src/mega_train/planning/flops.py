@@ -10,7 +10,7 @@ from __future__ import annotations
 from mega_schema.arch import table
 from mega_schema.params import count
 from mega_schema.spec import ModelSpec
-from mega_train.planning.workload import Job
+from mega_train.planning.workload import Workload
 
 
 def parameters(spec: ModelSpec) -> int:
@@ -18,34 +18,36 @@ def parameters(spec: ModelSpec) -> int:
     return count(table(spec))
 
 
-def model_flops(job: Job) -> float:
+def model_flops(workload: Workload) -> float:
     """What the model needs, however it is computed: the numerator of MFU."""
-    return job.global_samples * job.length * per_token(job.spec, job.length)
+    return (
+        workload.global_batch_size * workload.seq_length * flops_per_token(workload.spec, workload.seq_length)
+    )
 
 
-def per_token(spec: ModelSpec, length: int) -> float:
+def flops_per_token(spec: ModelSpec, length: int) -> float:
     """The same for one token of a sequence of `length`."""
-    return 6.0 * (_layers(spec) + _head(spec)) + 3.0 * _attention(spec, length)
+    return 6.0 * (_layer_elements(spec) + _head_elements(spec)) + 3.0 * _attention_flops(spec, length)
 
 
-def hardware_flops(job: Job) -> float:
+def hardware_flops(workload: Workload) -> float:
     """With what recomputation repeats: the numerator of HFU."""
-    m, forward = job.spec, _attention(job.spec, job.length)
-    if job.recompute.granularity == "full":
-        forward += 2.0 * _layers(m)
-    again = sum(job.again(stages) for stages in job.cut.stages) / m.layers
-    return model_flops(job) + job.global_samples * job.length * again * forward
+    spec, forward = workload.spec, _attention_flops(workload.spec, workload.seq_length)
+    if workload.recompute.granularity == "full":
+        forward += 2.0 * _layer_elements(spec)
+    recomputed = sum(workload.recomputed_layers(stages) for stages in workload.model.stages) / spec.layers
+    return model_flops(workload) + workload.global_batch_size * workload.seq_length * recomputed * forward
 
 
-def _layers(spec: ModelSpec) -> int:
+def _layer_elements(spec: ModelSpec) -> int:
     """Elements of the layers' matrices."""
     return sum(row.size for row in table(spec) if isinstance(row.stage, int) and len(row.shape) == 2)
 
 
-def _head(spec: ModelSpec) -> int:
+def _head_elements(spec: ModelSpec) -> int:
     return spec.vocab * spec.hidden
 
 
-def _attention(spec: ModelSpec, length: int) -> float:
+def _attention_flops(spec: ModelSpec, length: int) -> float:
     """Per token, forward."""
     return 4.0 * length * spec.q_rows * spec.layers

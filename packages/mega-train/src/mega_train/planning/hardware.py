@@ -50,7 +50,7 @@ class Hardware:
     stream: float = 0.80
     link: float = 0.75
 
-    def product_peak(self, factor: int) -> float:
+    def gemm_peak(self, factor: int) -> float:
         """FLOP/s of a matrix product whose factors' elements have this many bytes: 1, 2 or 4.
 
         Raises:
@@ -63,7 +63,7 @@ class Hardware:
             raise ConfigError("--fp8-format", "these GPUs have no FP8 products", found=self.name, wanted=have)
         return self.peak_fp8
 
-    def reach(self, ranks: int, stride: int) -> float:
+    def link_bandwidth(self, ranks: int, stride: int) -> float:
         """Bytes/s at which each rank of a ring sends, where neighbours are `stride` ranks apart.
 
         Inside a node that is NVLink. Past it every node that the ring passes adds its ports: with g of its

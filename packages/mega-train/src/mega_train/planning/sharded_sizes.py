@@ -16,7 +16,7 @@ Stages = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ParamShares:
     """Elements of one tensor-parallel rank's share of the model, padding included.
 
     Attributes:
@@ -38,7 +38,7 @@ class Shares:
     head: tuple[int, int]
 
     @classmethod
-    def of(cls, spec: ModelSpec, tp: int) -> Shares:
+    def from_spec(cls, spec: ModelSpec, tp: int) -> ParamShares:
         """
         Raises:
             LayoutError: a dimension does not divide over tp.
@@ -70,7 +70,7 @@ class Shares:
             head,
         )
 
-    def held(self, stages: Sequence[Stage]) -> int:
+    def elements_on(self, stages: Sequence[Stage]) -> int:
         """Elements that the rank with these stages holds."""
         first, last = stages[0].first, stages[-1].last
         ends = first * self.first + last * (self.last + (0 if first else self.tied))
@@ -78,7 +78,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedModel:
     """A model on a layout.
 
     Attributes:
@@ -87,45 +87,46 @@ class Cut:
 
     spec: ModelSpec
     layout: Layout
-    shares: Shares
+    shares: ParamShares
     stages: tuple[Stages, ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, layout: Layout) -> Cut:
+    def from_layout(cls, spec: ModelSpec, layout: Layout) -> ShardedModel:
         """
         Raises:
             LayoutError: the model cannot be cut this way.
         """
-        return cls(spec, layout, Shares.of(spec, layout.tp), stages(spec.layers, layout))
+        return cls(spec, layout, ParamShares.from_spec(spec, layout.tp), stages_by_rank(spec.layers, layout))
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
+    def elements(self) -> tuple[int, ...]:
         """Elements on a rank, by place of pp."""
-        return tuple(self.shares.held(stages) for stages in self.stages)
+        return tuple(self.shares.elements_on(stages) for stages in self.stages)
 
     @cached_property
-    def depth(self) -> tuple[int, ...]:
+    def layers_per_rank(self) -> tuple[int, ...]:
         """Layers on a rank, by place of pp."""
         return tuple(sum(len(stage.layers) for stage in stages) for stages in self.stages)
 
     @cached_property
-    def kinds(self) -> tuple[int, ...]:
+    def distinct_ranks(self) -> tuple[int, ...]:
         """The first place of every kind there is: each other place holds and does what one of these does, and
         has no more micro-batches in flight.
         """
-        seen: dict[tuple[object, ...], int] = {}
-        for place, stages in enumerate(self.stages):
+        first_of_kind: dict[tuple[object, ...], int] = {}
+        for pp_rank, stages in enumerate(self.stages):
             kind = (stages[0].first, stages[-1].last, *(len(stage.layers) for stage in stages))
-            seen.setdefault(kind, place)
-        return tuple(seen.values())
+            first_of_kind.setdefault(kind, pp_rank)
+        return tuple(first_of_kind.values())
 
 
-def stages(layers: int, layout: Layout) -> tuple[Stages, ...]:
+def stages_by_rank(layers: int, layout: Layout) -> tuple[Stages, ...]:
     """The stages of every place of the pipeline.
 
     Raises:
         LayoutError: a stage would have no layer.
     """
     return tuple(
-        tuple(layout.stage(place, layers, chunk) for chunk in range(layout.vp)) for place in range(layout.pp)
+        tuple(layout.stage(pp_rank, layers, chunk) for chunk in range(layout.vp))
+        for pp_rank in range(layout.pp)
     )

@@ -10,7 +10,7 @@ from mega_schema.errors import ConfigError, LayoutError
 from mega_schema.parallel_layout import Layout, Stage
 from mega_schema.recompute_policy import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
-from mega_train.planning.sharded_sizes import Cut
+from mega_train.planning.sharded_sizes import ShardedModel
 
 Schedule = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
@@ -34,14 +34,14 @@ class Precision:
     gradient: int
     main: int
     moments: float = 8
-    products: int | None = None
+    gemm_factor: int | None = None
 
     @property
-    def factor(self) -> int:
+    def factor_bytes(self) -> int:
         """Bytes of an element of the factors of a layer's matrix products."""
-        return self.products or self.weight
+        return self.gemm_factor or self.weight
 
-    def kept(self, zero: int, ranks: int) -> tuple[float, float, float]:
+    def bytes_per_param(self, zero: int, ranks: int) -> tuple[float, float, float]:
         """Bytes per parameter on each of `ranks` data-parallel ranks: weight, gradient, optimizer.
 
         ZeRO's stage 1 shares out what the optimizer keeps, 2 the gradients too, 3 the weights too
@@ -56,11 +56,11 @@ class Precision:
 FLOAT32 = Precision(name="fp32", weight=4, gradient=4, main=0)
 BF16 = Precision(name="bf16", weight=2, gradient=4, main=4)
 FLOAT16 = Precision(name="fp16", weight=2, gradient=4, main=4)
-FP8 = Precision(name="fp8", weight=2, gradient=4, main=4, products=1)
+FP8 = Precision(name="fp8", weight=2, gradient=4, main=4, gemm_factor=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
+class Implementation:
     """What the program that trains does, where programs differ; by default what ours does.
 
     Attributes:
@@ -115,7 +115,7 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Workload:
     """One optimizer step of a model on a layout.
 
     Attributes:
@@ -127,43 +127,43 @@ class Job:
         bucket: gradients that are summed over the replicas at once, in elements.
     """
 
-    cut: Cut
-    length: int
-    micro: int
-    global_samples: int
+    model: ShardedModel
+    seq_length: int
+    micro_batch_size: int
+    global_batch_size: int
     precision: Precision = BF16
     sequence: bool = False
     recompute: Recompute = KEEP_ALL
     zero: int = 0
     schedule: Schedule = "1f1b"
-    bucket: int = 40_000_000
-    software: Software = Software()
+    bucket_elements: int = 40_000_000
+    implementation: Implementation = Implementation()
 
     @property
     def spec(self) -> ModelSpec:
-        return self.cut.spec
+        return self.model.spec
 
     @property
     def layout(self) -> Layout:
-        return self.cut.layout
+        return self.model.layout
 
     @property
-    def micros(self) -> int:
+    def num_micro_batches(self) -> int:
         """Micro-batches of one step."""
-        return self.global_samples // (self.micro * self.layout.dp)
+        return self.global_batch_size // (self.micro_batch_size * self.layout.dp)
 
     @property
     def reductions(self) -> int:
         """Times that a step reduces each gradient over the replicas."""
         if self.zero < 2:
             return 1
-        by_round = self.zero == 2 and self.layout.vp > 1 and self.software.reduces_by_round
-        return max(1, self.micros // self.layout.pp) if by_round else self.micros
+        by_round = self.zero == 2 and self.layout.vp > 1 and self.implementation.reduces_by_round
+        return max(1, self.num_micro_batches // self.layout.pp) if by_round else self.num_micro_batches
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch inside the tensor-parallel regions of one rank."""
-        return self.micro * self.length // self.layout.cp
+        return self.micro_batch_size * self.seq_length // self.layout.cp
 
     @property
     def outer_tokens(self) -> int:
@@ -175,7 +175,7 @@ class Job:
         """Ranks that hold the same weights, among which ZeRO shares."""
         return self.layout.dp * self.layout.cp
 
-    def again(self, stages: Sequence[Stage]) -> int:
+    def recomputed_layers(self, stages: Sequence[Stage]) -> int:
         """Layers of these stages whose forward pass, or their attention's alone, is computed again."""
         if self.recompute.granularity == "selective":
             return sum(len(stage.layers) for stage in stages)
@@ -183,31 +183,36 @@ class Job:
         return sum(len(layers) for layers, recomputed in groups if recomputed)
 
 
-def check(job: Job) -> None:
+def check_batch(workload: Workload) -> None:
     """
     Raises:
         ConfigError, LayoutError: the batch cannot be cut this way.
     """
-    layout = job.layout
-    if job.micro < 1 or job.global_samples < 1 or job.global_samples % (job.micro * layout.dp):
+    layout = workload.layout
+    if (
+        workload.micro_batch_size < 1
+        or workload.global_batch_size < 1
+        or workload.global_batch_size % (workload.micro_batch_size * layout.dp)
+    ):
         raise ConfigError(
             "--global-batch-size",
             "is not a multiple of micro-batch size x data-parallel size",
-            found=job.global_samples,
-            wanted=f"a multiple of {job.micro} x {layout.dp} = {job.micro * layout.dp}",
+            found=workload.global_batch_size,
+            wanted=f"a multiple of {workload.micro_batch_size} x {layout.dp} = "
+            f"{workload.micro_batch_size * layout.dp}",
         )
-    if layout.cp > 1 and job.length % (2 * layout.cp):
+    if layout.cp > 1 and workload.seq_length % (2 * layout.cp):
         raise LayoutError(
             "--context-parallel-size",
             "the tokens of a sample cannot be shared evenly",
-            found=f"{job.length} tokens over cp={layout.cp}",
+            found=f"{workload.seq_length} tokens over cp={layout.cp}",
             wanted=f"a sequence length that is a multiple of {2 * layout.cp}",
         )
-    if job.sequence and job.tokens % layout.tp:
+    if workload.sequence and workload.tokens % layout.tp:
         raise LayoutError(
             "--sequence-parallel",
             "the tokens of a micro-batch cannot be shared evenly",
-            found=f"{job.tokens} tokens over tp={layout.tp}",
+            found=f"{workload.tokens} tokens over tp={layout.tp}",
             wanted=f"micro-batch size x sequence length a multiple of {layout.tp}",
         )
     if layout.vp > 1 and layout.pp == 1:

@@ -13,11 +13,11 @@ from mega_train.reports.run_names import is_test, name_runs
 from mega_train.telemetry.event_log import read_events
 
 _TRAINING = "training"
-_MARKERS = ("o", "*")  # of a validation, of the test
-_FEW = 60  # points of a line up to which each is marked
+_EVAL_MARKERS = ("o", "*")  # of a validation, of the test
+_MAX_MARKED_POINTS = 60  # points of a line up to which each is marked
 
 
-def draw(runs: Sequence[Path], output: Path) -> None:
+def draw_loss(runs: Sequence[Path], output: Path) -> None:
     """Training, validation and test loss over the iterations of all runs, in one set of axes, as a PNG.
 
     Raises:
@@ -36,9 +36,9 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     axes = figure.subplots()
     for run, name in zip(runs, name_runs(runs), strict=True):
         color = None  # the next of the cycle for the run's first line, and then that one
-        for group, points in _series(run).items():
-            line_style = ".-" if len(points) <= _FEW else "-"
-            style = line_style if group == _TRAINING else _MARKERS[is_test(group)]
+        for group, points in _loss_series(run).items():
+            line_style = ".-" if len(points) <= _MAX_MARKED_POINTS else "-"
+            style = line_style if group == _TRAINING else _EVAL_MARKERS[is_test(group)]
             size = 9 if is_test(group) else 4
             label = f"{name}: {group}"
             line, *_ = axes.plot(*zip(*points, strict=True), style, markersize=size, color=color, label=label)
@@ -50,7 +50,7 @@ def draw(runs: Sequence[Path], output: Path) -> None:
         FigureCanvasAgg(figure).print_png(partial)
 
 
-def _series(run: Path) -> dict[str, list[tuple[int, float]]]:
+def _loss_series(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Iterations and losses of training, of every group of validation samples, and of the test.
 
     Raises:

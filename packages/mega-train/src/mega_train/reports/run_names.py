@@ -13,8 +13,8 @@ def name_runs(folders: Sequence[Path]) -> list[str]:
     paths = [folder.resolve() for folder in folders]
     names = [_name(path, paths) for path in paths]
     return [
-        f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name
-        for at, name in enumerate(names)
+        f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
     ]
 
 
@@ -24,9 +24,9 @@ def is_test(group: str) -> bool:
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
-    others = {other for other in paths if other != path}
+    other_paths = {other_path for other_path in paths if other_path != path}
     for parts in range(1, len(path.parts)):
-        end = path.parts[-parts:]
-        if not any(other.parts[-parts:] == end for other in others):
-            return "/".join(end)
+        suffix = path.parts[-parts:]
+        if not any(other_path.parts[-parts:] == suffix for other_path in other_paths):
+            return "/".join(suffix)
     return str(path)

@@ -10,15 +10,15 @@ from html import escape
 
 WIDTH, HEIGHT = 940, 260
 _LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # so wide that a label under the last tick is whole
-_MOST = 400  # points of a line that are drawn; more are put together
-_FEW = 40  # points of a line up to which each is marked
-_COLUMNS = 120  # places where a pointer reads
+_MAX_POINTS = 400  # points of a line that are drawn; more are put together
+_MAX_MARKED_POINTS = 40  # points of a line up to which each is marked
+_HOVER_COLUMNS = 120  # places where a pointer reads
 
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """Points of one run, in the order of `xs`.
 
     Attributes:
@@ -46,7 +46,7 @@ class Chart:
         shown: how a value is written.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     x_name: str
     caption: str
     marks: Sequence[tuple[float, str, str]] = ()  # place, words, colour
@@ -63,15 +63,15 @@ class Chart:
         ys = [y for line in lines for y in line.ys]
         log = self.log and min(ys) > 1e-200  # below it powers of ten run out
         first = 0.0 if 0 <= min(xs) <= max(xs) / 10 else min(xs)
-        across = _Axis.of(first, max(xs), _LEFT, WIDTH - _RIGHT)
+        across = _Axis.fit(first, max(xs), _LEFT, WIDTH - _RIGHT)
         low = min(0.0, *ys) if self.zero else min(ys)
-        upright = _Axis.of(low, max(ys), HEIGHT - _FOOT, _TOP, log=log, wide=True)
-        parts = [_grid(across, upright, self.shown)]
-        parts += [_mark(across(x), words, color) for x, words, color in self.marks]
-        parts += [_drawn(line, across, upright) for line in lines]
-        parts.append(_pointer(lines, across, self))
+        upright = _Axis.fit(low, max(ys), HEIGHT - _FOOT, _TOP, log=log, wide=True)
+        parts = [_draw_grid(across, upright, self.shown)]
+        parts += [_draw_mark(across(x), words, color) for x, words, color in self.marks]
+        parts += [_draw_curve(line, across, upright) for line in lines]
+        parts.append(_draw_hover(lines, across, self))
         legend = "".join(
-            f'<span class="key{" dots" * line.dots}"><span style="{_swatch(line)}"></span>'
+            f'<span class="key{" dots" * line.dots}"><span style="{_swatch_style(line)}"></span>'
             f"{escape(line.name)}</span>"
             for line in lines
         )
@@ -93,7 +93,7 @@ class _Axis:
     log: bool
 
     @classmethod
-    def of(
+    def fit(
         cls, low: float, high: float, begin: float, end: float, *, log: bool = False, wide: bool = False
     ) -> _Axis:
         """With room for the values; `wide` leaves some above them."""
@@ -128,7 +128,7 @@ class _Axis:
         return [step * number for number in range(first, last + 1)]
 
 
-def _grid(across: _Axis, upright: _Axis, shown: Format) -> str:
+def _draw_grid(across: _Axis, upright: _Axis, shown: Format) -> str:
     parts = []
     for value in upright.ticks():
         y = upright(value)
@@ -142,12 +142,12 @@ def _grid(across: _Axis, upright: _Axis, shown: Format) -> str:
         x = across(value)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#59636e"/>'
-            f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{count(value)}</text>'
+            f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{format_count(value)}</text>'
         )
     return "".join(parts)
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """A large number short: 12,500 is 12.5k."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
@@ -155,75 +155,77 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _mark(x: float, words: str, color: str) -> str:
+def _draw_mark(x: float, words: str, color: str) -> str:
     return (
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _FOOT}" stroke="{color}">'
         f"<title>{escape(words)}</title></line>"
     )
 
 
-def _drawn(line: Line, across: _Axis, upright: _Axis) -> str:
+def _draw_curve(line: Curve, across: _Axis, upright: _Axis) -> str:
     """A line; where there were too many points, of means, in a band from the least to the most."""
-    size = math.ceil(len(line.xs) / _MOST)
+    size = math.ceil(len(line.xs) / _MAX_POINTS)
     parts = [
         (line.xs[i : i + size], [upright(y) for y in line.ys[i : i + size]])
         for i in range(0, len(line.xs), size)
     ]
-    places = [across(sum(xs) / len(xs)) for xs, _ in parts]
+    x_positions = [across(sum(xs) / len(xs)) for xs, _ in parts]
     means = [sum(ys) / len(ys) for _, ys in parts]
-    drawn = ""
+    svg = ""
     if size > 1:
-        above = [(x, min(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
-        below = [(x, max(ys)) for x, (_, ys) in zip(places, parts, strict=True)]
-        drawn += f'<polygon points="{_points([*above, *reversed(below)])}" fill="{line.color}" opacity=".2"/>'
-    path = _points(list(zip(places, means, strict=True)))
+        above = [(x, min(ys)) for x, (_, ys) in zip(x_positions, parts, strict=True)]
+        below = [(x, max(ys)) for x, (_, ys) in zip(x_positions, parts, strict=True)]
+        band = _format_points([*above, *reversed(below)])
+        svg += f'<polygon points="{band}" fill="{line.color}" opacity=".2"/>'
+    path = _format_points(list(zip(x_positions, means, strict=True)))
     style = 'stroke-width="1" stroke-dasharray="3 3"' if line.dots else 'stroke-width="1.6"'
-    drawn += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
-    if line.dots or len(places) <= _FEW:
-        radius = 3 if len(places) <= _FEW else 1.5
+    svg += f'<polyline points="{path}" fill="none" stroke="{line.color}" {style}/>'
+    if line.dots or len(x_positions) <= _MAX_MARKED_POINTS:
+        radius = 3 if len(x_positions) <= _MAX_MARKED_POINTS else 1.5
         fill = (
             f'fill="#fff" stroke="{line.color}" stroke-width="2"' if line.hollow else f'fill="{line.color}"'
         )
-        drawn += "".join(
+        svg += "".join(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius + 2 * line.hollow}" {fill}/>'
-            for x, y in zip(places, means, strict=True)
+            for x, y in zip(x_positions, means, strict=True)
         )
-    return drawn
+    return svg
 
 
-def _swatch(line: Line) -> str:
+def _swatch_style(line: Curve) -> str:
     """The style of a line's mark in the legend."""
     return f"background:#fff;border:2px solid {line.color}" if line.hollow else f"background:{line.color}"
 
 
-def _points(places: Sequence[tuple[float, float]]) -> str:
+def _format_points(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
-def _pointer(lines: Sequence[Line], across: _Axis, chart: Chart) -> str:
+def _draw_hover(lines: Sequence[Curve], across: _Axis, chart: Chart) -> str:
     """Columns that say, where a pointer rests, the values nearest to it."""
     longest = max(lines, key=lambda line: len(line.xs)).xs
-    columns = min(_COLUMNS, len(longest))
-    wide = (WIDTH - _RIGHT - _LEFT) / columns
+    columns = min(_HOVER_COLUMNS, len(longest))
+    column_width = (WIDTH - _RIGHT - _LEFT) / columns
     parts = []
     for column in range(columns):
-        left = _LEFT + column * wide
+        left = _LEFT + column * column_width
         middle = across.low + (column + 0.5) / columns * (across.high - across.low)
-        at = _nearest(longest, middle)
-        words = [f"{chart.x_name} {longest[at]:,.6g}"]
+        index = _nearest_index(longest, middle)
+        lines_of_text = [f"{chart.x_name} {longest[index]:,.6g}"]
         for line in lines:
-            nearest = _nearest(line.xs, longest[at])
-            if line.xs[nearest] == longest[at] or not line.dots:
-                words.append(f"{line.name}: {chart.shown(line.ys[nearest])}")
+            nearest = _nearest_index(line.xs, longest[index])
+            if line.xs[nearest] == longest[index] or not line.dots:
+                lines_of_text.append(f"{line.name}: {chart.shown(line.ys[nearest])}")
         parts.append(
-            f'<rect class="at" x="{left:.1f}" width="{wide:.1f}" y="{_TOP}" height="{HEIGHT - _FOOT - _TOP}">'
-            f"<title>{escape(chr(10).join(words))}</title></rect>"
+            f'<rect class="at" x="{left:.1f}" width="{column_width:.1f}" '
+            f'y="{_TOP}" height="{HEIGHT - _FOOT - _TOP}">'
+            f"<title>{escape(chr(10).join(lines_of_text))}</title></rect>"
         )
     return "".join(parts)
 
 
-def _nearest(xs: Sequence[float], x: float) -> int:
-    at = bisect_left(xs, x)
-    if at in (0, len(xs)):
-        return min(at, len(xs) - 1)
-    return at if xs[at] - x < x - xs[at - 1] else at - 1
+def _nearest_index(xs: Sequence[float], x: float) -> int:
+    index = bisect_left(xs, x)
+    if index in (0, len(xs)):
+        return min(index, len(xs) - 1)
+    return index if xs[index] - x < x - xs[index - 1] else index - 1

@@ -8,12 +8,12 @@ from mega_schema.fp8_recipe import MULTIPLE, Recipe
 from mega_schema.parallel_layout import Layout
 from mega_schema.params import is_layers_matrix
 from mega_schema.spec import ModelSpec
-from mega_train.config import Run
+from mega_train.config import RunConfig
 
 _FLAG = "--fp8-format"
 
 
-def fp8_recipe(run: Run, spec: ModelSpec, layout: Layout) -> Recipe | None:
+def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Recipe | None:
     """How the products of every layer are made in FP8; None where that is not asked for.
 
     Raises:

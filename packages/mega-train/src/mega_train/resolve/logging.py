@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from mega_schema.errors import ConfigError, MegaError
-from mega_train.config import Log, Profile
+from mega_train.config import LoggingConfig, ProfileConfig
 
 
-def check_log(log: Log) -> Iterator[MegaError]:
+def check_log(log: LoggingConfig) -> Iterator[MegaError]:
     """Levels, rates, sizes and addresses.
 
     Yields:
@@ -44,7 +44,7 @@ def check_log(log: Log) -> Iterator[MegaError]:
         yield ConfigError(flag, "not a size", found=log.tensorboard_queue, wanted="1 or more")
 
 
-def check_profile(profile: Profile) -> Iterator[MegaError]:
+def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:
     """Steps and ranks.
 
     Yields:
@@ -57,6 +57,6 @@ def check_profile(profile: Profile) -> Iterator[MegaError]:
             found=f"{profile.start} to {profile.end}",
             wanted="an end after --profile-step-start",
         )
-    if -1 in profile.numbers:
+    if -1 in profile.rank_numbers:
         found = " ".join(profile.ranks)
         yield ConfigError("--profile-ranks", "not numbers of ranks", found=found, wanted="such as 0 8")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from mega_schema.errors import ConfigError
 from mega_schema.spec import PRESETS, ModelSpec
-from mega_train.config import Model, Run
+from mega_train.config import ModelConfig, RunConfig
 from mega_train.resolve.model import model_spec
 
 
-def recorded_model(run: Run, spec: ModelSpec, loaded: ModelSpec | None) -> Model:
+def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | None) -> ModelConfig:
     """What a person said of the model; where that is a checkpoint's, the keys that describe it.
 
     Only the family is recorded of a model that no keys describe, such as one with tied weights that no preset
@@ -21,29 +21,33 @@ def recorded_model(run: Run, spec: ModelSpec, loaded: ModelSpec | None) -> Model
         spec: the run's model.
         loaded: the checkpoint's.
     """
-    said = replace(run.model, family=spec.family)
-    if loaded is None or said.preset is not None or {said.layers, said.hidden, said.heads} != {None}:
-        return said
+    config = replace(run.model, family=spec.family)
+    if (
+        loaded_spec is None
+        or config.preset is not None
+        or {config.layers, config.hidden, config.heads} != {None}
+    ):
+        return config
     for model in _candidates(spec):
         try:
-            if model_spec(replace(run, model=model), spec.family, vocab=None, loaded=None) == spec:
+            if model_spec(replace(run, model=model), spec.family, vocab=None, loaded_spec=None) == spec:
                 return model
         except ConfigError:  # a preset of another family
             continue
-    return said
+    return config
 
 
-def _candidates(spec: ModelSpec) -> Iterator[Model]:
+def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
     """Model sections that may describe the model, the shortest first."""
-    yield from (Model(family=spec.family, preset=name) for name in PRESETS)
-    complete = _complete(spec)
+    yield from (ModelConfig(family=spec.family, preset=name) for name in PRESETS)
+    complete = _all_model_keys(spec)
     yield complete
     yield from (replace(complete, preset=name) for name in PRESETS)
 
 
-def _complete(spec: ModelSpec) -> Model:
+def _all_model_keys(spec: ModelSpec) -> ModelConfig:
     """Every key that a model has in common with the flags."""
-    return Model(
+    return ModelConfig(
         family=spec.family,
         layers=spec.layers,
         hidden=spec.hidden,

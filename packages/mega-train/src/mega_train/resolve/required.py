@@ -10,7 +10,7 @@ from mega_schema.errors import ConfigError
 N = TypeVar("N", int, float)
 
 
-def wanted(value: N | None, flag: str, what: str, hint: str) -> N:
+def require_positive(value: N | None, flag: str, what: str, hint: str) -> N:
     """The value, which must be given and above 0.
 
     Raises:

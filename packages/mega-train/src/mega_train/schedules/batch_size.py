@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSizes:
+class BatchSizeRampup:
     """Samples of a step, of all ranks together.
 
     Attributes:
@@ -23,12 +23,12 @@ class BatchSizes:
     ramp: int = 0
     multiple: int = 1
 
-    def at(self, consumed: int) -> int:
+    def size_at(self, consumed_samples: int) -> int:
         """Samples of the step that begins when so many were consumed."""
         size = self.full
-        if self.ramp and consumed <= self.ramp:
-            each = self.ramp / ((self.full - self.start) // self.increment)
-            size = self.start + int(consumed / each) * self.increment
+        if self.ramp and consumed_samples <= self.ramp:
+            samples_per_size = self.ramp / ((self.full - self.start) // self.increment)
+            size = self.start + int(consumed_samples / samples_per_size) * self.increment
         return size // self.multiple * self.multiple
 
     @property
@@ -38,23 +38,23 @@ class BatchSizes:
 
     def steps(self, samples: int) -> int:
         """Whole steps that so many samples are enough for, from the start."""
-        steps, consumed = 0, 0
-        for consumed in self._ramped(0):
+        steps, consumed_samples = 0, 0
+        for consumed_samples in self._ramp_steps(0):
             steps += 1
-            if consumed > samples:
+            if consumed_samples > samples:
                 return steps  # Megatron's: the ramp's last step may pass the end
-        return steps + max(0, samples - consumed) // self.at(self.ramp + 1)
+        return steps + max(0, samples - consumed_samples) // self.size_at(self.ramp + 1)
 
-    def after(self, consumed: int, steps: int) -> int:
+    def samples_after(self, consumed_samples: int, steps: int) -> int:
         """Samples consumed when so many steps more are done."""
-        for reached in self._ramped(consumed):
+        for next_consumed in self._ramp_steps(consumed_samples):
             if steps == 0:
-                return consumed
-            consumed, steps = reached, steps - 1
-        return consumed + steps * self.at(self.ramp + 1)
+                return consumed_samples
+            consumed_samples, steps = next_consumed, steps - 1
+        return consumed_samples + steps * self.size_at(self.ramp + 1)
 
-    def _ramped(self, consumed: int) -> Iterator[int]:
+    def _ramp_steps(self, consumed_samples: int) -> Iterator[int]:
         """Samples consumed after each step that begins on the ramp."""
-        while self.ramp and consumed <= self.ramp:
-            consumed += self.at(consumed)
-            yield consumed
+        while self.ramp and consumed_samples <= self.ramp:
+            consumed_samples += self.size_at(consumed_samples)
+            yield consumed_samples

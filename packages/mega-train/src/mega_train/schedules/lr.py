@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-Style = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 AnnealStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRate:
+class LRSchedule:
     """The rate after `samples` samples; the first step uses that of 0 samples.
 
     Attributes:
@@ -28,12 +28,12 @@ class LearningRate:
     least: float
     warmup: float
     decay: int
-    style: Style
+    style: DecayStyle
     initial: float = 0.0
     anneal: int = 0
     anneal_style: AnnealStyle = "exponential"
 
-    def at(self, samples: int) -> float:
+    def lr_at(self, samples: int) -> float:
         if self.warmup > 0 and samples <= self.warmup:
             return self.initial + (self.peak - self.initial) * samples / self.warmup
         if self.style == "constant":
@@ -42,28 +42,28 @@ class LearningRate:
             return self.least
         if self.style == "inverse-square-root":
             return max(self.least, self.peak * max(self.warmup, 1) ** 0.5 / max(samples, 1) ** 0.5)
-        return self.least + self._left(samples) * (self.peak - self.least)
+        return self.least + self._remaining_fraction(samples) * (self.peak - self.least)
 
-    def _left(self, samples: int) -> float:
+    def _remaining_fraction(self, samples: int) -> float:
         """The share of the way from least to peak that is left."""
         if self.style == "WSD":
-            begun = samples - (self.decay - self.anneal)
-            if begun <= 0:
+            decay_samples = samples - (self.decay - self.anneal)
+            if decay_samples <= 0:
                 return 1.0
-            done = begun / self.anneal
+            progress = decay_samples / self.anneal
             if self.anneal_style == "exponential":
-                return float(2 * 0.5**done - 1)
+                return float(2 * 0.5**progress - 1)
             if self.anneal_style == "minus_sqrt":
-                return 1.0 - math.sqrt(done)
-            cosine = self.anneal_style == "cosine"
+                return 1.0 - math.sqrt(progress)
+            is_cosine = self.anneal_style == "cosine"
         else:
-            done = (samples - self.warmup) / (self.decay - self.warmup)
-            cosine = self.style == "cosine"
-        return 0.5 * (math.cos(math.pi * done) + 1.0) if cosine else 1.0 - done
+            progress = (samples - self.warmup) / (self.decay - self.warmup)
+            is_cosine = self.style == "cosine"
+        return 0.5 * (math.cos(math.pi * progress) + 1.0) if is_cosine else 1.0 - progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightDecay:
+class WeightDecaySchedule:
     """The weight decay after `samples` samples.
 
     Attributes:
@@ -75,75 +75,83 @@ class WeightDecay:
     samples: int
     style: IncreaseStyle = "constant"
 
-    def at(self, samples: int) -> float:
+    def value_at(self, samples: int) -> float:
         if self.style == "constant":
             return self.end
-        done = samples / self.samples
-        if done > 1:
+        progress = samples / self.samples
+        if progress > 1:
             return self.end
-        share = done if self.style == "linear" else 0.5 * (math.cos(math.pi * (1 - done)) + 1.0)
-        return self.start + share * (self.end - self.start)
+        fraction = progress if self.style == "linear" else 0.5 * (math.cos(math.pi * (1 - progress)) + 1.0)
+        return self.start + fraction * (self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
-class Courses:
+class ParamSchedules:
     """All of them, as a run has them and a checkpoint says them."""
 
-    rate: LearningRate
-    decay: WeightDecay
-    ends: LearningRate | None = None  # of embedding and output, where theirs is another
+    lr: LRSchedule
+    weight_decay: WeightDecaySchedule
+    decoupled_lr: LRSchedule | None = None  # of embedding and output, where theirs is another
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: what `of` reads back."""
-        said = {"learning_rate": asdict(self.rate), "weight_decay": asdict(self.decay)}
-        return said if self.ends is None else said | {"decoupled_learning_rate": asdict(self.ends)}
+        state = {"learning_rate": asdict(self.lr), "weight_decay": asdict(self.weight_decay)}
+        return (
+            state
+            if self.decoupled_lr is None
+            else state | {"decoupled_learning_rate": asdict(self.decoupled_lr)}
+        )
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Courses:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> ParamSchedules:
         """Courses that a checkpoint says.
 
         Raises:
             TypeError, KeyError: it says something else.
         """
-        rate, decay = LearningRate(**state["learning_rate"]), WeightDecay(**state["weight_decay"])
-        ends = state.get("decoupled_learning_rate")
-        found = cls(rate, decay, None if ends is None else LearningRate(**ends))
-        for part in (found.rate, found.decay, *([] if found.ends is None else [found.ends])):
-            for name, kind in get_type_hints(type(part)).items():
-                value = getattr(part, name)
-                if not _fits(value, kind):
+        lr, weight_decay = LRSchedule(**state["learning_rate"]), WeightDecaySchedule(**state["weight_decay"])
+        decoupled_lr = state.get("decoupled_learning_rate")
+        schedules = cls(lr, weight_decay, None if decoupled_lr is None else LRSchedule(**decoupled_lr))
+        for schedule in (
+            schedules.lr,
+            schedules.weight_decay,
+            *([] if schedules.decoupled_lr is None else [schedules.decoupled_lr]),
+        ):
+            for name, kind in get_type_hints(type(schedule)).items():
+                value = getattr(schedule, name)
+                if not _has_type(value, kind):
                     raise TypeError(f"{name} {value!r}")
-        return found
+        return schedules
 
-    def matters(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
+    def resume_fields(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
         """What decides the numbers, by the flags of a run that counts in this unit; lengths in samples."""
-        rate, decay = self.rate, self.decay
-        found: dict[str, Any] = {
-            "--lr": rate.peak,
-            "--lr-decay-style": rate.style,
-            f"--lr-warmup-{unit}": rate.warmup,
+        lr, weight_decay = self.lr, self.weight_decay
+        fields: dict[str, Any] = {
+            "--lr": lr.peak,
+            "--lr-decay-style": lr.style,
+            f"--lr-warmup-{unit}": lr.warmup,
         }
-        if rate.warmup:
-            found["--lr-warmup-init"] = rate.initial
-        if rate.style != "constant":
-            found |= {"--min-lr": rate.least, f"--lr-decay-{unit}": rate.decay}
-        if rate.style == "WSD":
-            found[f"--lr-wsd-decay-{unit}"] = rate.anneal
-            found["--lr-wsd-decay-style"] = rate.anneal_style
-        found["--decoupled-lr"] = None if self.ends is None else self.ends.peak
-        if self.ends is not None and rate.style != "constant":
-            found["--decoupled-min-lr"] = self.ends.least
-        if decay.style == "constant":
-            return found | {"--weight-decay": decay.end}
-        return found | {
-            "--weight-decay-incr-style": decay.style,
-            "--start-weight-decay": decay.start,
-            "--end-weight-decay": decay.end,
-            f"--train-{unit}": decay.samples,
+        if lr.warmup:
+            fields["--lr-warmup-init"] = lr.initial
+        if lr.style != "constant":
+            fields |= {"--min-lr": lr.least, f"--lr-decay-{unit}": lr.decay}
+        if lr.style == "WSD":
+            fields[f"--lr-wsd-decay-{unit}"] = lr.anneal
+            fields["--lr-wsd-decay-style"] = lr.anneal_style
+        fields["--decoupled-lr"] = None if self.decoupled_lr is None else self.decoupled_lr.peak
+        if self.decoupled_lr is not None and lr.style != "constant":
+            fields["--decoupled-min-lr"] = self.decoupled_lr.least
+        if weight_decay.style == "constant":
+            return fields | {"--weight-decay": weight_decay.end}
+        return fields | {
+            "--weight-decay-incr-style": weight_decay.style,
+            "--start-weight-decay": weight_decay.start,
+            "--end-weight-decay": weight_decay.end,
+            f"--train-{unit}": weight_decay.samples,
         }
 
 
-def _fits(value: object, kind: Any) -> bool:
+def _has_type(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     return type(value) is int or (kind is float and isinstance(value, float) and math.isfinite(value))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class SeqLengthSchedule:
     """Tokens of a sample, by step. What of a sample lies behind them is left out.
 
     Attributes:
@@ -24,15 +24,15 @@ class Lengths:
     multiple: int = 1
     root: float = 1.0
 
-    def at(self, step: int) -> int:
+    def length_at(self, step: int) -> int:
         """Of this step, counted from 1."""
         if step >= self.steps:
             return self.full
-        way = math.floor((step / self.steps) ** (1 / self.root) * (self.full - self.start))
-        return max(self.start, (self.start + way) // self.multiple * self.multiple)
+        growth = math.floor((step / self.steps) ** (1 / self.root) * (self.full - self.start))
+        return max(self.start, (self.start + growth) // self.multiple * self.multiple)
 
     @property
-    def all(self) -> list[int]:
+    def all_lengths(self) -> list[int]:
         """Every length there may be."""
         if not self.steps:
             return [self.full]

@@ -7,8 +7,8 @@ from typing import Any
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
-from mega_train.telemetry.events import Began, Event, Saved
+from mega_train.config import LoggingConfig
+from mega_train.telemetry.events import CheckpointSaved, Event, TrainStart
 
 
 class CodeCarbon:
@@ -18,13 +18,13 @@ class CodeCarbon:
     of --codecarbon-country.
     """
 
-    def __init__(self, log: Log, rank: int) -> None:
+    def __init__(self, log: LoggingConfig, rank: int) -> None:
         """
         Raises:
             ConfigError: codecarbon is not installed.
         """
         try:
-            self._make: Any = import_module("codecarbon").OfflineEmissionsTracker
+            self._tracker_class: Any = import_module("codecarbon").OfflineEmissionsTracker
         except ImportError:
             hint = install_hint("mega-train", "codecarbon")
             raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
@@ -32,11 +32,11 @@ class CodeCarbon:
         self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country
         self._tracker: Any = None
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Began():
+            case TrainStart():
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._tracker = self._make(
+                self._tracker = self._tracker_class(
                     project_name="mega-train",
                     country_iso_code=self._country,
                     output_dir=str(self._folder),
@@ -45,7 +45,7 @@ class CodeCarbon:
                     allow_multiple_runs=True,  # of other runs on this machine
                 )
                 self._tracker.start()
-            case Saved() if self._tracker is not None:
+            case CheckpointSaved() if self._tracker is not None:
                 self._tracker.flush()  # a run that is killed later has measured this much
 
     def close(self) -> None:

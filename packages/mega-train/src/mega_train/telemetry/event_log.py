@@ -13,15 +13,15 @@ from typing import Any
 from mega_schema.checkpoint.checkpoint_dir import EVENTS as EVENTS
 from mega_schema.checkpoint.run_lock import hold_run_folder
 from mega_schema.errors import FormatError
-from mega_train.telemetry.events import Event, Said, Stepped
+from mega_train.telemetry.events import Event, Message, StepEnd
 
-Line = dict[str, Any]
-_LONGEST = 1 << 20  # bytes of a first line; one of ours has some thousand
+EventDict = dict[str, Any]
+_MAX_LINE_BYTES = 1 << 20  # bytes of a first line; one of ours has some thousand
 
 log = logging.getLogger("mega.train")
 
 
-class Record:
+class EventLog:
     """Appends one JSON object a line to a run's `events.jsonl`.
 
     A resumed run goes on in the same file, beginning with an event "start" that has its first iteration: what
@@ -32,35 +32,35 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self._path = folder / EVENTS
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._torn = self._path.is_file() and not (b"\n" + _tail(self._path)).endswith(b"\n")
-        self._told = False
+        self._ends_mid_line = self._path.is_file() and not (b"\n" + _last_byte(self._path)).endswith(b"\n")
+        self._has_warned = False
 
-    def see(self, event: Event) -> None:
-        if isinstance(event, Stepped | Said):
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StepEnd | Message):
             return
         line = json.dumps({"event": event.name, **asdict(event)}, default=str) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as out:
-                out.write("\n" * self._torn + line)  # ends a line that a crash cut
-            self._torn = False
+                out.write("\n" * self._ends_mid_line + line)  # ends a line that a crash cut
+            self._ends_mid_line = False
         except OSError as error:
-            self._torn = True
-            if not self._told:
+            self._ends_mid_line = True
+            if not self._has_warned:
                 log.warning("%s: events are missing from it: %s", self._path, error.strerror)
-            self._told = True
+            self._has_warned = True
 
     def close(self) -> None:
         """Every event is in the file already."""
 
 
-def _tail(path: Path) -> bytes:
+def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 1))
         return file.read()
 
 
 @contextmanager
-def only_run(folder: Path | None) -> Iterator[None]:
+def lock_run(folder: Path | None) -> Iterator[None]:
     """Hold a run's folder, so that nobody else writes its record and its checkpoints there meanwhile.
 
     Raises:
@@ -75,13 +75,13 @@ def only_run(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def read_events(folder: Path) -> list[Line]:
+def read_events(folder: Path) -> list[EventDict]:
     """The events of a run in the order they were written, without those of steps that a resume did again.
 
     Raises:
         FormatError: the folder holds no record of a run.
     """
-    events: list[Line] = []
+    events: list[EventDict] = []
     for event in read_lines(folder):
         if event["event"] == "start":
             events = [earlier for earlier in events if earlier["iteration"] <= event["iteration"]]
@@ -89,7 +89,7 @@ def read_events(folder: Path) -> list[Line]:
     return events
 
 
-def check_record(folder: Path) -> None:
+def check_event_log(folder: Path) -> None:
     """Look at the first line of the record in a folder, if there is one.
 
     Raises:
@@ -97,10 +97,10 @@ def check_record(folder: Path) -> None:
     """
     if (folder / EVENTS).is_file():
         with (folder / EVENTS).open("rb") as file:
-            _parse(folder / EVENTS, 1, file.readline(_LONGEST))
+            _parse_line(folder / EVENTS, 1, file.readline(_MAX_LINE_BYTES))
 
 
-def read_lines(folder: Path) -> list[Line]:
+def read_lines(folder: Path) -> list[EventDict]:
     """All that was ever written there. A line that a crash cut is left out.
 
     Raises:
@@ -109,11 +109,13 @@ def read_lines(folder: Path) -> list[Line]:
     path = folder / EVENTS
     if not path.is_file():
         raise FormatError(folder, "holds no record of a run", wanted=EVENTS)
-    parsed = (_parse(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1))
+    parsed = (
+        _parse_line(path, number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1)
+    )
     return [event for event in parsed if event is not None]
 
 
-def _parse(path: Path, number: int, line: bytes) -> Line | None:
+def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:
     """One line of a record; None for one that a crash cut."""
     try:
         event = json.loads(line)

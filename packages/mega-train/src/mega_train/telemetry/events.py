@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
+class TrainStart:
     """A process begins to train, anew or from a checkpoint.
 
     Attributes:
@@ -43,7 +43,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepEnd:
     """An optimizer step was done.
 
     Attributes:
@@ -77,7 +77,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class LogLine:
     """Where a run stands, every --log-interval steps.
 
     Attributes:
@@ -130,7 +130,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
+class ValidationEnd:
     """Validation batches were scored.
 
     Attributes:
@@ -149,7 +149,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class CheckpointSaved:
     """A checkpoint was written, or could not be.
 
     Attributes:
@@ -168,7 +168,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class TrainExit:
     """A run leaves before its end."""
 
     name: ClassVar[str] = "leave"
@@ -177,10 +177,10 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Message:
     """Words for a person."""
 
     text: str
 
 
-Event = Began | Stepped | Progress | Validated | Saved | Left | Said
+Event = TrainStart | StepEnd | LogLine | ValidationEnd | CheckpointSaved | TrainExit | Message

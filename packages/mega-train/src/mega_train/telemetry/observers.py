@@ -14,8 +14,8 @@ from typing import Protocol
 
 from mega_train.telemetry.events import Event
 
-ROOM = 4096  # events that wait for a slow observer
-PATIENCE = 10.0  # seconds that the end of a run waits for it
+QUEUE_SIZE = 4096  # events that wait for a slow observer
+CLOSE_TIMEOUT = 10.0  # seconds that the end of a run waits for it
 
 log = logging.getLogger("mega.train")
 
@@ -23,7 +23,7 @@ log = logging.getLogger("mega.train")
 class Observer(Protocol):
     """Who is told what happens to a run."""
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Called in order, by one thread."""
 
     def close(self) -> None:
@@ -36,75 +36,79 @@ class Observers:
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         for observer in list(self._observers):
             try:
-                observer.see(event)
+                observer.on_event(event)
             except Exception as error:
                 self._observers.remove(observer)
-                _gave_up(observer, error)
+                _log_failure(observer, error)
 
     def close(self) -> None:
         for observer in reversed(self._observers):
             try:
                 observer.close()
             except Exception as error:
-                _gave_up(observer, error)
+                _log_failure(observer, error)
 
 
-class Behind:
+class AsyncObserver:
     """An observer that is told by a thread of its own, so that the run never waits for it.
 
     What it has not seen when `ROOM` events wait for it is lost, and so is what it cannot take in `PATIENCE`
     seconds once the run has ended.
     """
 
-    def __init__(self, observer: Observer, *, room: int = ROOM, patience: float = PATIENCE) -> None:
-        self._observer, self._patience = observer, patience
-        self._waiting: queue.Queue[Event | None] = queue.Queue(room)
-        self._lost = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name=name_of(observer), daemon=True)
+    def __init__(
+        self, observer: Observer, *, queue_size: int = QUEUE_SIZE, close_timeout: float = CLOSE_TIMEOUT
+    ) -> None:
+        self._observer, self._close_timeout = observer, close_timeout
+        self._queue: queue.Queue[Event | None] = queue.Queue(queue_size)
+        self._dropped = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._deliver, name=observer_name(observer), daemon=True)
         self._thread.start()
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         try:
-            self._waiting.put_nowait(event)
+            self._queue.put_nowait(event)
         except queue.Full:
-            if not self._lost:
-                log.warning("%s is too slow: events are lost to it", name_of(self._observer))
-            self._lost += 1
+            if not self._dropped:
+                log.warning("%s is too slow: events are lost to it", observer_name(self._observer))
+            self._dropped += 1
 
     def close(self) -> None:
-        self._ended.set()
+        self._closing.set()
         with suppress(queue.Full):  # it is awake
-            self._waiting.put_nowait(None)
-        self._thread.join(self._patience)
+            self._queue.put_nowait(None)
+        self._thread.join(self._close_timeout)
         if self._thread.is_alive():
-            log.warning("%s did not end in %g s and is left", name_of(self._observer), self._patience)
+            log.warning(
+                "%s did not end in %g s and is left", observer_name(self._observer), self._close_timeout
+            )
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         failed = False
-        while not (self._ended.is_set() and self._waiting.empty()):
-            event = self._waiting.get()
+        while not (self._closing.is_set() and self._queue.empty()):
+            event = self._queue.get()
             if event is None or failed:
                 continue
             try:
-                self._observer.see(event)
+                self._observer.on_event(event)
             except Exception as error:
                 failed = True
-                _gave_up(self._observer, error)
+                _log_failure(self._observer, error)
         try:
             self._observer.close()
         except Exception as error:
-            _gave_up(self._observer, error)
+            _log_failure(self._observer, error)
 
 
-def name_of(observer: Observer) -> str:
+def observer_name(observer: Observer) -> str:
     """What a person is told of it by."""
     return type(observer).__name__
 
 
-def _gave_up(observer: Observer, error: Exception) -> None:
+def _log_failure(observer: Observer, error: Exception) -> None:
     words = " ".join(f"{type(error).__name__}: {error}".split())
-    log.warning("%s failed and is told nothing more (%s); the run goes on", name_of(observer), words)
+    log.warning("%s failed and is told nothing more (%s); the run goes on", observer_name(observer), words)

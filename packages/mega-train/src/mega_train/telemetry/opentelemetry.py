@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
+from mega_train.config import LoggingConfig
 from mega_train.telemetry.events import Event
-from mega_train.telemetry.gauges import GAUGES, LABEL, readings
+from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -30,7 +30,7 @@ class OpenTelemetry:
         self._gauges = {name: meter.create_gauge(PREFIX + name, description=GAUGES[name]) for name in GAUGES}
 
     @classmethod
-    def to(cls, log: Log) -> OpenTelemetry:
+    def from_config(cls, log: LoggingConfig) -> OpenTelemetry:
         """To the collector of --opentelemetry-endpoint.
 
         Raises:
@@ -45,9 +45,9 @@ class OpenTelemetry:
         where = f"{log.opentelemetry_endpoint}".rstrip("/") + "/v1/metrics"
         return cls(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=where)))
 
-    def see(self, event: Event) -> None:
-        for name, value, label in readings(event, time.time()):
-            self._gauges[name].set(value, {LABEL[name]: label} if label else {})
+    def on_event(self, event: Event) -> None:
+        for name, value, label in gauge_values(event, time.time()):
+            self._gauges[name].set(value, {LABELS[name]: label} if label else {})
 
     def close(self) -> None:
         """Send what was not sent yet."""

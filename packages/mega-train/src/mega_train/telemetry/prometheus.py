@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Log
+from mega_train.config import LoggingConfig
 from mega_train.telemetry.events import Event
-from mega_train.telemetry.gauges import GAUGES, LABEL, readings
+from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge
@@ -26,7 +26,7 @@ class Prometheus:
         port, address: where it listens.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LoggingConfig) -> None:
         """
         Raises:
             ConfigError: prometheus-client is not installed, or host and port cannot be listened on.
@@ -54,8 +54,8 @@ class Prometheus:
         self.port = self._server.server_port
         self.address = f"http://{log.prometheus_host}:{self.port}/metrics"
 
-    def see(self, event: Event) -> None:
-        for name, value, label in readings(event, time.time()):
+    def on_event(self, event: Event) -> None:
+        for name, value, label in gauge_values(event, time.time()):
             gauge = self._gauge(name)
             (gauge.labels(label) if label else gauge).set(value)
 
@@ -68,6 +68,6 @@ class Prometheus:
         if name not in self._gauges:
             from prometheus_client import Gauge
 
-            labels = [LABEL[name]] if name in LABEL else []
+            labels = [LABELS[name]] if name in LABELS else []
             self._gauges[name] = Gauge(PREFIX + name, GAUGES[name], labels, registry=self._registry)
         return self._gauges[name]

@@ -8,9 +8,9 @@ from typing import Any
 
 from mega_schema.app.install_hint import install_hint
 from mega_schema.errors import ConfigError
-from mega_train.config import Run
-from mega_train.telemetry.events import Began, Event, Progress, Stepped, Validated
-from mega_train.telemetry.megatron_tags import OVER_SAMPLES, Names
+from mega_train.config import RunConfig
+from mega_train.telemetry.events import Event, LogLine, StepEnd, TrainStart, ValidationEnd
+from mega_train.telemetry.megatron_tags import SAMPLES_SUFFIX, MegatronTags
 
 
 class WeightsAndBiases:
@@ -20,7 +20,7 @@ class WeightsAndBiases:
     says: WANDB_MODE, WANDB_RUN_ID, WANDB_RESUME.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunConfig) -> None:
         """
         Raises:
             ConfigError: wandb is not installed.
@@ -30,33 +30,35 @@ class WeightsAndBiases:
         except ImportError:
             hint = install_hint("mega-train", "wandb")
             raise ConfigError("--wandb-project", "needs wandb", hint=hint) from None
-        self._run, self._names = run, Names(run.log)
-        self._remote: Any = None
+        self._run, self._tags = run, MegatronTags(run.log)
+        self._wandb_run: Any = None
 
-    def see(self, event: Event) -> None:
-        if isinstance(event, Began):
-            self._begin(event)
-        values = {name: value for name, value, _ in self._names.of(event) if not name.endswith(OVER_SAMPLES)}
-        if values and isinstance(event, Stepped | Progress | Validated):
-            if isinstance(event, Stepped):
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, TrainStart):
+            self._start_run(event)
+        values = {
+            name: value for name, value, _ in self._tags.tags(event) if not name.endswith(SAMPLES_SUFFIX)
+        }
+        if values and isinstance(event, StepEnd | LogLine | ValidationEnd):
+            if isinstance(event, StepEnd):
                 values["samples vs steps"] = event.consumed_samples
-            self._remote.log(values, step=event.iteration)
+            self._wandb_run.log(values, step=event.iteration)
 
     def close(self) -> None:
-        if self._remote is not None:
-            self._remote.finish()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
 
-    def _begin(self, event: Began) -> None:
+    def _start_run(self, event: TrainStart) -> None:
         log, save = self._run.log, self._run.checkpoint.save
         folder = log.wandb_save_dir or (save / "wandb" if save is not None else Path("wandb"))
         folder.mkdir(parents=True, exist_ok=True)
-        self._remote = self._module.init(
+        self._wandb_run = self._module.init(
             project=log.wandb_project,
             entity=log.wandb_entity,
             name=log.wandb_exp_name or (save.name if save is not None else None),
             dir=str(folder),
             config={
-                **{key: _plain(value) for key, value in event.config.items()},
+                **{key: _to_json(value) for key, value in event.config.items()},
                 "parameters": event.parameters,
                 "layout": dict(event.layout),
                 "world_size": event.world,
@@ -65,10 +67,10 @@ class WeightsAndBiases:
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """As JSON has it: paths are text."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _to_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(inner) for inner in value]
+        return [_to_json(inner) for inner in value]
     return str(value) if isinstance(value, Path) else value

@@ -12,8 +12,9 @@ from mega_model.distributed.mesh import Axis
 from mega_schema.params import ONES, Param
 from mega_schema.sharding import Split
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.optim.adamw import SGD, STATE_NAMESPACES, Optimizer
+from mega_train.optim.base import STATE_NAMESPACES, Optimizer
 from mega_train.optim.muon import Muon, matrix_shards, orthogonalize
+from mega_train.optim.sgd import SGD
 
 ROWS = (
     Param("embed.weight", (6, 4), "first", ONES),

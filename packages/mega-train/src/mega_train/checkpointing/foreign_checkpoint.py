@@ -34,7 +34,7 @@ from mega_train.checkpointing.save_dir import is_same_folder
 from mega_train.config import CheckpointConfig, RunConfig
 from mega_train.data.datasets import Datasets
 from mega_train.data.sft import PromptResponsePairs
-from mega_train.optim.adamw import STATE_NAMESPACES
+from mega_train.optim.base import STATE_NAMESPACES
 
 RECORD = "converted.json"  # in the copy: what it was made of
 _CONVERTER = "mega_ckpt"

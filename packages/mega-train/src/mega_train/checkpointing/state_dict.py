@@ -21,7 +21,7 @@ from mega_schema.checkpoint.reader import MODEL, Box, Checkpoint
 from mega_schema.sharding import Slab
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.grad_sync import ShardingStrategy
-from mega_train.optim.adamw import Optimizer
+from mega_train.optim.base import Optimizer
 
 ReadBox = Callable[[str, Slab], np.ndarray | Tensor]  # a box of a parameter, by name
 

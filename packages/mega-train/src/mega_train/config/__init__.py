@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mega_train.config.checkpoint import CheckpointConfig
 from mega_train.config.data import DataConfig, EvaluationConfig, TokenizerConfig
-from mega_train.config.keeping import CheckpointConfig, LoggingConfig, ProfileConfig
+from mega_train.config.logging import LoggingConfig, ProfileConfig
 from mega_train.config.model import ModelConfig
 from mega_train.config.parallel import ParallelConfig, RecomputeConfig
 from mega_train.config.training import BatchConfig, CurriculumConfig, OptimizerConfig, TrainConfig

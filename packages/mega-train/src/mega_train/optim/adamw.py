@@ -1,11 +1,9 @@
-"""Optimizers over the float32 main weights that a rank keeps, and their state as named stretches."""
+"""AdamW by torch's fused kernel, over the float32 main weights that a rank owns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,43 +12,7 @@ from torch.optim.adamw import adamw
 
 from mega_schema.params import is_embedding_or_output
 from mega_train.distributed.bucket_layout import ShardRange
-
-OptimizerName = Literal["adam", "sgd", "muon"]
-LoadShard = Callable[[str, ShardRange, Tensor], None]  # a namespace, a stretch and the values to set, flat
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-MOMENTUM = "optim.momentum"
-# the namespaces that hold an optimizer's state, beside the main weights
-STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
-    {
-        "adam": frozenset({"optim.exp_avg", "optim.exp_avg_sq"}),
-        "sgd": frozenset({MOMENTUM}),
-        "muon": frozenset({MOMENTUM, "optim.exp_avg", "optim.exp_avg_sq"}),
-    }
-)
-
-
-class Optimizer(Protocol):
-    """What a trainer asks of one."""
-
-    @property
-    def steps(self) -> int:
-        """Updates done."""
-
-    def step(
-        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
-    ) -> None:
-        """One update with these gradients of the stretches, this learning rate and this weight decay.
-
-        Args:
-            ends: the learning rate of embedding and output, where it is another.
-        """
-
-    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
-        """What is kept beside the main weights: namespace, stretch, and its values, flat."""
-
-    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
-        """Take up the state of a run: `fill` sets every part of it. `steps` updates were done so far."""
+from mega_train.optim.base import MOMENTS, LoadShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,45 +108,3 @@ class AdamW:
         self._steps = [
             torch.tensor(float(steps), device=main_param.device) for main_param in self.main_params
         ]
-
-
-class SGD:
-    """Momentum (Sutskever et al. 2013), the decay added to the gradient: b = momentum · b + g + decay · w,
-    w -= rate · b, as apex's FusedSGD and torch's.
-    """
-
-    def __init__(
-        self, shard_ranges: Sequence[ShardRange], main_params: Sequence[Tensor], *, momentum: float
-    ) -> None:
-        self.shard_ranges, self.main_params, self.momentum = shard_ranges, list(main_params), momentum
-        self.steps = 0
-        self._buffers = [torch.zeros_like(main_param) for main_param in main_params]
-
-    @torch.no_grad()
-    def step(
-        self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
-    ) -> None:
-        torch._foreach_mul_(self._buffers, self.momentum)
-        torch._foreach_add_(self._buffers, list(gradients))
-        decaying = [index for index, shard in enumerate(self.shard_ranges) if shard.row.decay]
-        if decaying and weight_decay:
-            buffers, main_params = (
-                [tensors[index] for index in decaying] for tensors in (self._buffers, self.main_params)
-            )
-            torch._foreach_add_(buffers, main_params, alpha=weight_decay)
-        for is_embedding, group_lr in ((False, lr), (True, lr if decoupled_lr is None else decoupled_lr)):
-            pairs = zip(self.main_params, self._buffers, self.shard_ranges, strict=True)
-            selected = [(m, b) for m, b, shard in pairs if is_embedding_or_output(shard.row) == is_embedding]
-            if selected:
-                torch._foreach_add_([m for m, _ in selected], [b for _, b in selected], alpha=-group_lr)
-        self.steps += 1
-
-    def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
-        for shard, buffer in zip(self.shard_ranges, self._buffers, strict=True):
-            yield MOMENTUM, shard, buffer
-
-    @torch.no_grad()
-    def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
-        self.steps = steps
-        for namespace, shard, values in self.state_shards():
-            load_shard(namespace, shard, values)

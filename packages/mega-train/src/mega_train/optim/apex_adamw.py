@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.optim.adamw import MOMENTS, AdamW, AdamWGroup
+from mega_train.optim.adamw import AdamW, AdamWGroup
+from mega_train.optim.base import MOMENTS
 
 _DECOUPLED, _BIAS_CORRECTION = 1, 1  # its AdamW mode, and bias correction
 _MAX_ELEMENTS = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits

@@ -16,9 +16,11 @@ from mega_train.config import RunConfig
 from mega_train.config.training import Kernels
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.grad_sync import ShardingStrategy
-from mega_train.optim.adamw import SGD, AdamW, Optimizer
+from mega_train.optim.adamw import AdamW
 from mega_train.optim.apex_adamw import ApexAdamW
+from mega_train.optim.base import Optimizer
 from mega_train.optim.muon import Muon
+from mega_train.optim.sgd import SGD
 
 _TOLERANCE = 16.0  # roundings of the largest weight, over all steps of a check
 

@@ -22,7 +22,8 @@ from mega_schema.checkpoint.flat_ranges import Fragment, fragments
 from mega_schema.params import is_layers_matrix
 from mega_schema.sharding import Slab
 from mega_train.distributed.bucket_layout import ShardRange
-from mega_train.optim.adamw import MOMENTUM, AdamW, LoadShard
+from mega_train.optim.adamw import AdamW
+from mega_train.optim.base import MOMENTUM, LoadShard
 
 T = TypeVar("T")
 NEWTON_SCHULZ_STEPS = 5

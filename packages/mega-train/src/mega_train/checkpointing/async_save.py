@@ -51,10 +51,15 @@ class CheckpointSaver:
         Args:
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
-        self._superseded, self._saved_iterations = list(superseded), set[int]()
-        self._config, self._mesh, self._clock = config, mesh, clock
+        self._superseded = list(superseded)
+        self._saved_iterations = set[int]()
+        self._config = config
+        self._mesh = mesh
+        self._clock = clock
         self._memory = Memory() if config.background else None
-        self.saved_at, self.heartbeat, self.last_error = saved_at, 0, ""
+        self.saved_at = saved_at
+        self.heartbeat = 0
+        self.last_error = ""
         self.finished: list[CheckpointSaved] = []
         self.iteration: int | None = None  # of the one being written
         self._writer: Writing | None = None
@@ -79,13 +84,11 @@ class CheckpointSaver:
         self.finish()
         self._wait_seconds = self._clock() - start_time
         assert self._config.save is not None
-        self.iteration, self._start_time, self._command, self._written_bytes, self._start_errno = (
-            iteration,
-            start_time,
-            "",
-            0,
-            0,
-        )
+        self.iteration = iteration
+        self._start_time = start_time
+        self._command = ""
+        self._written_bytes = 0
+        self._start_errno = 0
         order = {
             "run": str(self._config.save),
             "iteration": iteration,
@@ -140,7 +143,8 @@ class CheckpointSaver:
                 time.sleep(_POLL_SECONDS)
 
     def _stage(self, memory: Memory, order: dict[str, Any], shards: Sequence[ShardToWrite]) -> dict[str, Any]:
-        end, placed = 0, {}
+        end = 0
+        placed = {}
         for namespace, boxes in order["spaces"].items():
             placed[namespace], end = memory.lay_out(boxes, end)
         order = order | {"spaces": placed}
@@ -180,17 +184,20 @@ class CheckpointSaver:
     def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        self._writer, self._start_errno = None, 0
+        self._writer = None
+        self._start_errno = 0
 
     def _complete(self, max_state: int, own_state: int) -> None:
         assert self.iteration is not None
-        iteration, note = self.iteration, self._writer.note if self._writer is not None else ""
+        iteration = self.iteration
+        note = self._writer.note if self._writer is not None else ""
         if self._command == COMMIT:
             self.last_error = self._describe_error(max_state, own_state) if max_state else ""
         self._close_writer()
         self.iteration = None
         if not self.last_error:
-            self.saved_at, self._superseded = iteration, []
+            self.saved_at = iteration
+            self._superseded = []
         if self._mesh.rank == 0 and self.last_error:
             log.warning("%s", self._warning(iteration))
         if note:

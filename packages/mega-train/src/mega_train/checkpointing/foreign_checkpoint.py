@@ -77,9 +77,11 @@ def find_conversion(run: RunConfig) -> Conversion | None:
         ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
     """
     save = run.checkpoint
-    source, flag = save.load, "--load"
+    source = save.load
+    flag = "--load"
     if source is None or _is_new_run(save):
-        source, flag = save.pretrained, "--pretrained-checkpoint"
+        source = save.pretrained
+        flag = "--pretrained-checkpoint"
     if source is None:
         return None
     _check_is_folder(source, flag)
@@ -217,7 +219,9 @@ def _vocab_option(run: RunConfig, format_name: str) -> Sequence[str]:
 
 
 def _convert(conversion: Conversion, run: RunConfig) -> None:
-    source, format_name, copy = conversion.source, conversion.format_name, conversion.copy
+    source = conversion.source
+    format_name = conversion.format_name
+    copy = conversion.copy
     arguments = ["convert", "--from", format_name, "--to", "mega", "--no-check-logits", "--load", str(source)]
     arguments += _vocab_option(run, format_name)
     _check_converter(conversion)
@@ -289,7 +293,8 @@ def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
         except OSError:
             current_beat = 0
         if current_beat != last_beat:
-            last_beat, last_seen = current_beat, time.monotonic()
+            last_beat = current_beat
+            last_seen = time.monotonic()
         if time.monotonic() - last_seen > timeout:
             raise MegaError(
                 copy,

@@ -58,7 +58,9 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
     Raises:
         FormatError: there is none that is sound.
     """
-    load, save, pretrained = run.checkpoint.load, run.checkpoint.save, run.checkpoint.pretrained
+    load = run.checkpoint.load
+    save = run.checkpoint.save
+    pretrained = run.checkpoint.pretrained
     if load is not None and is_same_folder(load, save) and _is_empty(load):
         if run.checkpoint.exit_on_missing:
             flag, hint = "--exit-on-missing-checkpoint", "leave it out to begin anew"
@@ -225,7 +227,8 @@ def _needed_pieces(checkpoint: Checkpoint, run: RunConfig) -> Iterator[tuple[str
 
 def _is_corrupt(checkpoint: Checkpoint, piece: Piece) -> bool:
     """Whether a piece has another checksum than when it was written, or cannot be read."""
-    checksum, remaining = 0, piece.bytes
+    checksum = 0
+    remaining = piece.bytes
     try:
         with (checkpoint.folder / piece.file).open("rb") as file:
             file.seek(piece.offset)

@@ -59,7 +59,8 @@ def resolve_for_display(run: RunConfig, world: int) -> Validation:
         run = replace(run, checkpoint=replace(run.checkpoint, load=None, pretrained=None))
         start = f"with {conversion.source}, which mega-ckpt converts to {conversion.copy}"
     preset_family = preset(run.model.preset).family if run.model.preset is not None else None
-    family, data = run.model.family or preset_family, run.data
+    family = run.model.family or preset_family
+    data = run.data
     if any((data.path, data.path_file, data.has_dataset_per_split, data.mock)):
         prepared_run = prepare(run, family, World(world), unconverted_spec=unconverted_spec, may_write=False)
         start = start or _describe_start(
@@ -172,7 +173,8 @@ def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSid
     file = path
     if path.is_dir():
         checkpoint = Checkpoint.open(path)
-        spec, file = checkpoint.spec, checkpoint.folder / RUN_CONFIG
+        spec = checkpoint.spec
+        file = checkpoint.folder / RUN_CONFIG
         if not file.is_file():
             raise ConfigError(path, "holds no configuration", wanted=RUN_CONFIG)
         world = world or math.prod(checkpoint.written_by.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))

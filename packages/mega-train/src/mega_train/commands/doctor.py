@@ -32,7 +32,8 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    start_time, torch_device = time.perf_counter(), torch.device(device)
+    start_time = time.perf_counter()
+    torch_device = torch.device(device)
     kernel_choice = choose(kernels, torch_device)
     adamw_choice = choose_adamw(kernels, torch_device)
     results = [

@@ -44,7 +44,8 @@ def search_layouts(run: RunConfig, family: Family | None, world: int | None, har
     Raises:
         MegaError: the batch is not said, or no layout fits.
     """
-    machine, size = HARDWARE[hardware], world or model_ranks(run)
+    machine = HARDWARE[hardware]
+    size = world or model_ranks(run)
     fastest = search(search_template(run, family), size, machine)
     if not fastest:
         raise LayoutError(

@@ -82,7 +82,9 @@ class _Translator:
     """One pass over the words, front to back."""
 
     def __init__(self, args: Sequence[str], known_flags: frozenset[str]) -> None:
-        self.args, self.known_flags, self.table = list(args), known_flags, flag_table()
+        self.args = list(args)
+        self.known_flags = known_flags
+        self.table = flag_table()
         self.remaining = list(args)
         self.given = {word.partition("=")[0] for word in args if _FLAG.match(word)}
         # beside a kind of positions without a table, Megatron's --no-position-embedding adds nothing

@@ -60,7 +60,8 @@ def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = No
     assert 0 < len(shares) <= MAX_DATASETS
     warmup = 8 * len(shares) + 64
     max_steps, columns = max(4096, 4 * warmup), max(8, min(2048, _TABLE_CELLS // len(shares)))
-    counts, first = np.zeros(len(shares)), 0
+    counts = np.zeros(len(shares))
+    first = 0
     while (remaining := size - first) >= 8 * warmup and len(shares) <= _LOOP_DATASETS:
         columns = min(columns, remaining // (4 * warmup))
         steps = min(max_steps, remaining // columns)
@@ -134,16 +135,18 @@ def _run_columns(
     """
     corpora, columns = counts.shape
     small = np.uint8 if corpora < np.iinfo(np.uint8).max else np.uint16
-    name, x = np.arange(corpora, dtype=small)[:, None], np.maximum(first, 1)
+    name = np.arange(corpora, dtype=small)[:, None]
+    x = np.maximum(first, 1)
     share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as a column that numpy spreads
-    lag, largest = np.empty_like(counts), np.empty(columns)
+    lag = np.empty_like(counts)
+    largest = np.empty(columns)
     mask, candidate = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
-    best, cell, column = np.empty(columns, small), np.empty(columns, np.intp), np.arange(columns)
-    flat, chosen, numbers = (
-        counts.reshape(-1),
-        np.empty((steps, columns), np.int16),
-        np.empty((steps, columns)),
-    )
+    best = np.empty(columns, small)
+    cell = np.empty(columns, np.intp)
+    column = np.arange(columns)
+    flat = counts.reshape(-1)
+    chosen = np.empty((steps, columns), np.int16)
+    numbers = np.empty((steps, columns))
     assert np.shares_memory(flat, counts)
     for step in range(steps):
         np.multiply(share, x, out=lag)

@@ -176,7 +176,8 @@ def _require_training(training: SplitSource | None, flag: str) -> SplitSource:
 
 
 def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    file, words_of_splits = data.split_paths_file, (data.train_path, data.valid_path, data.test_path)
+    file = data.split_paths_file
+    words_of_splits = (data.train_path, data.valid_path, data.test_path)
     if file is None:
         return words_of_splits
     if any(words_of_splits):

@@ -85,7 +85,8 @@ def build_data_splits(
         return _build_sft_splits(config, datasets, samples, tell=mesh.rank == 0)
     if isinstance(datasets, IndexedDataset):
         datasets = Datasets.from_dataset(datasets, config.run.data)
-    spec, is_evaluated = datasets.spec, config.run.evaluation.iterations > 0
+    spec = datasets.spec
+    is_evaluated = config.run.evaluation.iterations > 0
     training = _index_spec(config, datasets, spec.training, samples)
     validation, test = (
         {
@@ -126,7 +127,8 @@ def _build_sft_splits(
             pairs, ranges[index], length=config.seq_length, rows=rows, seed=config.run.train.seed, name=name
         )
         if packed.too_long and tell:
-            count, examples = packed.too_long, ranges[index][1] - ranges[index][0]
+            count = packed.too_long
+            examples = ranges[index][1] - ranges[index][0]
             log.warning("%s: %d of %d examples are longer than a sample and left out", name, count, examples)
         return packed
 
@@ -145,7 +147,8 @@ def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> S
     Raises:
         ConfigError: a cyclic order has too few of them.
     """
-    data, sizes = config.run.data, (len(reader), config.micro_batch_size, mesh.dp.size, mesh.dp.rank)
+    data = config.run.data
+    sizes = (len(reader), config.micro_batch_size, mesh.dp.size, mesh.dp.rank)
     return (
         CyclicSampler(*sizes, is_sharded=not data.no_sharding)
         if data.order == "cyclic"

@@ -165,7 +165,10 @@ class GPTDataset:
         Args:
             copy: read the corpus's file rather than map it.
         """
-        self.dataset, self.index, self.extra, self.copy = dataset, index, extra, copy
+        self.dataset = dataset
+        self.index = index
+        self.extra = extra
+        self.copy = copy
 
     def __len__(self) -> int:
         return len(self.index)

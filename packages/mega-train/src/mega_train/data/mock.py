@@ -37,8 +37,13 @@ class MockDataset(IndexedDataset):
         """
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
-        self.prefix, self.form, self.shift, self.modes, self.info = PREFIX, "mock", 0, None, None
-        self.vocab, self.eod = vocab, eod
+        self.prefix = PREFIX
+        self.form = "mock"
+        self.shift = 0
+        self.modes = None
+        self.info = None
+        self.vocab = vocab
+        self.eod = eod
         self.dtype = np.dtype(np.int64)
         generator = np.random.default_rng(seed=_SEED)
         self.lengths = generator.integers(low=1, high=_LONGEST, size=_DOCUMENTS, dtype=np.int32)

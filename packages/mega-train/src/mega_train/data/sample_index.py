@@ -52,7 +52,8 @@ class DatasetSlice:
 
     def cache_key(self) -> dict[str, object]:
         """All that its index follows from beside the seed."""
-        digest, lengths = blake2b(digest_size=16), self.dataset.lengths[slice(*self.sequences)]
+        digest = blake2b(digest_size=16)
+        lengths = self.dataset.lengths[slice(*self.sequences)]
         for offset in range(0, len(lengths), _CHUNK):
             digest.update(lengths[offset : offset + _CHUNK].tobytes())
         return {"lengths": digest.hexdigest(), "from": self.sequences[0], **asdict(self.epoch_plan)}
@@ -120,12 +121,14 @@ class SampleIndexSpec:
             added, counts = zip(*counts_of_parts, strict=True)
         slices = _dataset_slices(source, datasets, counts, length)
         if weights is not None:
-            size, is_exhaustive = sum(added), False
+            size = sum(added)
+            is_exhaustive = False
             # normalised anew: Megatron does it twice, and the second may change a last bit, and so an order
             weights = normalize(added if renormalize else weights)
         elif len(slices) > 1:
             sizes = [dataset_slice.epoch_plan.count for dataset_slice in slices]
-            size, is_exhaustive = min(sum(sizes), samples or sum(sizes)), samples is None
+            size = min(sum(sizes), samples or sum(sizes))
+            is_exhaustive = samples is None
             weights = normalize(sizes)
         return cls(slices, None if weights is None else BlendWeights(weights, size, is_exhaustive), seed)
 
@@ -196,7 +199,8 @@ class BlendedDataset:
     def __init__(
         self, parts: Sequence[GPTDataset], order: tuple[np.ndarray, np.ndarray] | None = None
     ) -> None:
-        self.parts, self.order = parts, order
+        self.parts = parts
+        self.order = order
 
     def __len__(self) -> int:
         return len(self.parts[0]) if self.order is None else len(self.order[0])

@@ -51,7 +51,11 @@ class CyclicSampler:
         Raises:
             ConfigError: there are fewer samples than one micro-batch of all ranks takes.
         """
-        self.total, self.micro, self.dp, self.rank, self.is_sharded = total, micro, dp, rank, is_sharded
+        self.total = total
+        self.micro = micro
+        self.dp = dp
+        self.rank = rank
+        self.is_sharded = is_sharded
         self.step_samples = micro * dp
         self.epoch_samples = total - total % self.step_samples
         if not self.epoch_samples:

@@ -158,7 +158,8 @@ class PackedSftDataset:
         Raises:
             ConfigError: there is no example that fits a row.
         """
-        self.pairs, self.length = pairs, length
+        self.pairs = pairs
+        self.length = length
         lengths = sum(pairs.lengths)[example_range[0] : example_range[1]]  # type: ignore[index]
         fits = np.flatnonzero(lengths <= length + 1) + example_range[0]
         if not len(fits):
@@ -173,14 +174,17 @@ class PackedSftDataset:
             )
         self.too_long = len(lengths) - len(fits)
         rng = np.random.RandomState(seed)
-        orders, ends, count = list[Ints](), list[Ints](), 0
+        orders = list[Ints]()
+        ends = list[Ints]()
+        count = 0
         while count < rows:
             order = rng.permutation(fits)
             row_ends = _row_ends(lengths[order - example_range[0]], length + 1)
             ends.append(row_ends + sum(map(len, orders)))
             orders.append(order)
             count += len(row_ends)
-        self.order, self.ends = np.concatenate(orders), np.concatenate(ends)
+        self.order = np.concatenate(orders)
+        self.ends = np.concatenate(ends)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -196,7 +200,8 @@ class PackedSftDataset:
         """
         row = np.zeros((4, self.length + 1), np.int64)
         row[TOKEN] = self.pairs.eod
-        position, begin = 0, int(self.ends[i - 1]) if i else 0
+        position = 0
+        begin = int(self.ends[i - 1]) if i else 0
         for number, example in enumerate(self.order[begin : self.ends[i]]):
             ids, prompt = self.pairs.read(int(example))
             end = position + len(ids)
@@ -211,7 +216,9 @@ class PackedSftDataset:
 
 def _row_ends(lengths: Ints, row_tokens: int) -> Ints:
     """Where each row ends, when whole examples of these lengths go into rows with so much room, in turn."""
-    total, ends, row_start = np.cumsum(lengths), list[int](), 0
+    total = np.cumsum(lengths)
+    ends = list[int]()
+    row_start = 0
     while not ends or ends[-1] < len(lengths):
         ends.append(int(np.searchsorted(total, row_start + row_tokens, "right")))
         row_start = int(total[ends[-1] - 1])

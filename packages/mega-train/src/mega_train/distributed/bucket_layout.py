@@ -132,7 +132,8 @@ def shard_range(length: int, rank: int, replicas: int) -> tuple[int, int]:
 
 def owned_range(begin: int, size: int, start_of_shard: int, end_of_shard: int) -> tuple[int, int]:
     """The stretch of a parameter at `begin` that lies within `first` up to `past` of its bucket."""
-    start, end = max(begin, start_of_shard), min(begin + size, end_of_shard)
+    start = max(begin, start_of_shard)
+    end = min(begin + size, end_of_shard)
     return (start - begin, end - begin) if start < end else (0, 0)
 
 

@@ -64,7 +64,8 @@ class BucketedDataParallel:
             alone: names of parameters that are cut alike on another pipeline stage.
             models: their units wait for the weights they need, where these are gathered meanwhile.
         """
-        self.params, self.models = params, models
+        self.params = params
+        self.models = models
         rows, sizes = [row for row, _ in params], [weight.numel() for _, weight in params]
         separate = [i for i, row in enumerate(rows) if (row.tied_to or row.name) in separate_names]
         self.is_sharded = config.stage > 0 and replicas.size > 1
@@ -118,7 +119,8 @@ class _WeightBuckets:
         *,
         overlap: bool,
     ) -> None:
-        self._replicas, self._overlap = replicas, overlap
+        self._replicas = replicas
+        self._overlap = overlap
         self._sharded = owners != (0, 1)
         self._bucket_of = {weight: slot.bucket for (_, weight), slot in zip(params, slots, strict=True)}
         self._pending: dict[int, Awaited] = {}
@@ -178,7 +180,10 @@ class _GradientBuckets:
         stage: int,
         config: ShardingConfig,
     ) -> None:
-        self._buckets, self._replicas, self._owners, self._stage = buckets, replicas, owners, stage
+        self._buckets = buckets
+        self._replicas = replicas
+        self._owners = owners
+        self._stage = stage
         self._device = params[0][1].device
         self._dtype = torch.bfloat16 if config.reduce_bf16 else torch.float32  # between replicas
         self._reduces_early = stage == 2 or config.overlap_reduce

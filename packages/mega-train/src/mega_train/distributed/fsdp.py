@@ -98,7 +98,8 @@ def _local_tensor(weight: Tensor) -> Tensor:
 
 def _shard_range(row: Param, shape: tuple[int, ...], replicas: Axis) -> ShardRange:
     """FSDP's cut: whole rows of the first dimension, the last replicas may have fewer or none."""
-    rows, width = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+    rows = shape[0]
+    width = int(np.prod(shape[1:], dtype=np.int64))
     rows_per_rank = -(-rows // replicas.size)
     first_row, end_row = (
         min(replicas.rank * rows_per_rank, rows),

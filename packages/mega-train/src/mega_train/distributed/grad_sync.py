@@ -73,11 +73,9 @@ class GradientSync:
         Args:
             table: every parameter of the model, in the order of the forward pass.
         """
-        self.sharding, self.mesh, self.rows = (
-            sharding,
-            mesh,
-            [stretch.row for stretch in sharding.shard_ranges],
-        )
+        self.sharding = sharding
+        self.mesh = mesh
+        self.rows = [stretch.row for stretch in sharding.shard_ranges]
         self.names = [row.name for row in table]
         self.num_elements = count(table)
         self.tied_names = tied_across_stages(table, mesh)
@@ -203,7 +201,8 @@ class GradientSync:
         pp = self.mesh.pp
         for row, gradient in zip(self.rows, self.shards, strict=True):
             if (row.tied_to or row.name) in self.tied_names:
-                received, peer = torch.empty_like(gradient), pp.size - 1 - pp.rank
+                received = torch.empty_like(gradient)
+                peer = pp.size - 1 - pp.rank
                 pp.exchange([(gradient, peer)], [(received, peer)])
                 gradient.add_(received)
 

@@ -49,13 +49,11 @@ class ForwardStep:
             samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
                 nothing, as in a validation.
         """
-        self.models, self.config, self.mesh, self.batches, self.loss_scale = (
-            models,
-            config,
-            mesh,
-            batches,
-            loss_scale,
-        )
+        self.models = models
+        self.config = config
+        self.mesh = mesh
+        self.batches = batches
+        self.loss_scale = loss_scale
         self.sample_numbers = sample_numbers
         self.seq_length = batches[0].shape[-1] - 1
         self.position_s = places(self.seq_length, mesh.cp, device=mesh.device)
@@ -73,7 +71,8 @@ class ForwardStep:
 
     @property
     def boundary(self) -> tuple[int, int]:
-        tp, tokens = self.mesh.tp, self.config.micro_batch_size * self.seq_length // self.mesh.cp.size
+        tp = self.mesh.tp
+        tokens = self.config.micro_batch_size * self.seq_length // self.mesh.cp.size
         return tokens // tp.size if tp.sequence else tokens, self.config.spec.hidden
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:

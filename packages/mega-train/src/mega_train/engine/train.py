@@ -227,7 +227,8 @@ def train(prepared: PreparedRun, world: World, out: TextIO, init_method: str = "
 
 
 def _train(prepared: PreparedRun, world: World, observers: Observers, init_method: str) -> int:
-    config, start_time = prepared.config, time.perf_counter()
+    config = prepared.config
+    start_time = time.perf_counter()
     if config.device == "cpu":
         tune_malloc()
     mesh = Mesh.join(

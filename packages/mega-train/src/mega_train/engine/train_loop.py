@@ -48,7 +48,10 @@ class TrainLoop:
             clock: seconds from any beginning.
             today: seconds since 1970.
         """
-        self.trainer, self.observers, self.clock, self.wall_clock = trainer, observers, clock, wall_clock
+        self.trainer = trainer
+        self.observers = observers
+        self.clock = clock
+        self.wall_clock = wall_clock
         self.exit_conditions = exit_conditions or ExitConditions(trainer.config, trainer.mesh, clock=clock)
         self.start_time = clock()
         self.steps_since_log: list[StepEnd] = []
@@ -63,7 +66,8 @@ class TrainLoop:
     def run(self) -> ExitReason:
         """Train until there is a reason to leave; the last step is saved whatever it is."""
         trainer, config = self.trainer, self.trainer.config.run
-        first_iteration, reason = trainer.iteration, self.exit_conditions.check_before_run(trainer.iteration)
+        first_iteration = trainer.iteration
+        reason = self.exit_conditions.check_before_run(trainer.iteration)
         if reason is EVAL_ONLY:
             self._evaluate_only()
         if reason is LAST_ITERATION:
@@ -103,7 +107,9 @@ class TrainLoop:
         Raises:
             MegaError: there is none.
         """
-        trainer, saves, run = self.trainer, self.trainer.saver, self.trainer.config.run.checkpoint.save
+        trainer = self.trainer
+        saves = self.trainer.saver
+        run = self.trainer.config.run.checkpoint.save
         saves.finish()
         if run is not None and always and saves.saved_at != trainer.iteration:
             trainer.save()
@@ -147,7 +153,9 @@ class TrainLoop:
 
     def _step(self) -> None:
         """A step, or those at once that are to be passed over."""
-        trainer, lr, consumed_before = self.trainer, self.trainer.lr, self.trainer.consumed_samples
+        trainer = self.trainer
+        lr = self.trainer.lr
+        consumed_before = self.trainer.consumed_samples
         for steps in trainer.config.skipped_iterations:
             if trainer.iteration + 1 in steps:
                 trainer.skip_to(min(steps[-1], trainer.config.iterations))
@@ -156,7 +164,8 @@ class TrainLoop:
                     Message(f"passed over iterations {steps[0]} to {steps[-1]} ({amount})")
                 )
                 return
-        start_time, seq_length = self.clock(), trainer.seq_length
+        start_time = self.clock()
+        seq_length = trainer.seq_length
         try:
             loss, norm = trainer.step(lr)
         except NonFiniteLossError:
@@ -180,8 +189,11 @@ class TrainLoop:
         self.observers.on_event(step_end)
 
     def _log(self) -> None:
-        trainer, config, log = self.trainer, self.trainer.config, self.trainer.config.run.log
-        last_step, steps = self.steps_since_log[-1], len(self.steps_since_log)
+        trainer = self.trainer
+        config = self.trainer.config
+        log = self.trainer.config.run.log
+        last_step = self.steps_since_log[-1]
+        steps = len(self.steps_since_log)
         seconds = sum(step.seconds for step in self.steps_since_log)
         updates = [step for step in self.steps_since_log if step.gradient_norm is not None]
         losses = [step.loss for step in updates if step.loss is not None]
@@ -217,7 +229,8 @@ class TrainLoop:
         self.steps_since_log = []
 
     def _validate(self, name: str, reader: SampleReader) -> None:
-        trainer, start_time = self.trainer, self.clock()
+        trainer = self.trainer
+        start_time = self.clock()
         loss = trainer.evaluate(reader)
         self.observers.on_event(
             ValidationEnd(

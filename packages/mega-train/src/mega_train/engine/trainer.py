@@ -84,12 +84,12 @@ class Trainer:
             tokenizer: folder of the tokenizer that goes with every checkpoint.
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
-        self.config, self.mesh, self.tokenizer = config, mesh, tokenizer
+        self.config = config
+        self.mesh = mesh
+        self.tokenizer = tokenizer
         self.loaded_from = None if checkpoint is None else checkpoint.folder
-        self.dtype, self.loss_scaler = (
-            param_dtype(config.run.train),
-            DynamicLossScaler.from_config(config.run.train),
-        )
+        self.dtype = param_dtype(config.run.train)
+        self.loss_scaler = DynamicLossScaler.from_config(config.run.train)
         self.kernel_choice = choose(config.run.train.kernels, mesh.device)
         self.rt = Runtime.on(
             mesh,
@@ -130,11 +130,14 @@ class Trainer:
                 saved_at = self.iteration
         self.saver = CheckpointSaver(config.run.checkpoint, mesh, saved_at, superseded)
         self.pipeline_schedules: dict[tuple[int, bool], Table] = {}
-        self._datasets, self._identities = datasets, dict[str, str]()
+        self._datasets = datasets
+        self._identities = dict[str, str]()
         data_splits = build_data_splits(
             config, datasets, mesh, iteration=self.iteration, consumed_samples=self.consumed_samples
         )
-        self.train, self.valid, self.test = data_splits.training, data_splits.validation, data_splits.test
+        self.train = data_splits.training
+        self.valid = data_splits.validation
+        self.test = data_splits.test
         self.samplers = {reader: build_sampler(config, mesh, reader) for reader in data_splits}
 
     def step(self, lr: float) -> tuple[float, float]:
@@ -158,7 +161,8 @@ class Trainer:
             self.grad_sync.reduce(self.loss_scaler.value)
         # read only now: a number read from a GPU waits for all that was asked of it before
         with self.timers("optimizer-unscale-and-check-inf"):
-            norm, loss = self.grad_sync.norm(), float(mean)
+            norm = self.grad_sync.norm()
+            loss = float(mean)
         finite = math.isfinite(loss) and math.isfinite(norm)
         overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: the scale mends it
         if not finite and not overflow and train.on_non_finite == "stop":
@@ -196,7 +200,8 @@ class Trainer:
         with timer("optimizer-clip-main-grad"):
             self.grad_sync.clip(norm, self.config.run.optimizer.clip)
         with timer("optimizer-inner-step"):
-            schedules, samples_done = self.config.schedules, self.consumed_samples - self.skipped_samples
+            schedules = self.config.schedules
+            samples_done = self.consumed_samples - self.skipped_samples
             decoupled_lr = (
                 None if schedules.decoupled_lr is None else schedules.decoupled_lr.lr_at(samples_done)
             )

@@ -64,8 +64,12 @@ class ExitConditions:
             began: when the run's time began, on `clock`; now, if not given.
         """
         train = config.run.train
-        self._mesh, self._received_signal, self._clock = mesh, received_signal or _never, clock
-        self._last, self._interval, self._minutes = config.iterations, train.exit_interval, train.exit_minutes
+        self._mesh = mesh
+        self._received_signal = received_signal or _never
+        self._clock = clock
+        self._last = config.iterations
+        self._interval = train.exit_interval
+        self._minutes = train.exit_minutes
         self._kill_switch = train.kill_switch if mesh.rank == 0 else None
         self._is_eval_only = config.is_eval_only
         self._start_time = clock() if start_time is None else start_time

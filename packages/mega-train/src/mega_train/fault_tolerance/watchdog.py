@@ -101,10 +101,16 @@ class Watchdog:
             PrefixStore("watchdog", store.clone())  # type: ignore[attr-defined]
             for _ in range(2)
         )
-        self.rank, self.world, self.limit, self.reply_timeout = rank, world, limit, reply_timeout
+        self.rank = rank
+        self.world = world
+        self.limit = limit
+        self.reply_timeout = reply_timeout
         self._sigterm_grace = sigterm_grace
-        self._progress, self._status = progress, status
-        self._out, self._tick, self._exit = out, tick, exit
+        self._progress = progress
+        self._status = status
+        self._out = out
+        self._tick = tick
+        self._exit = exit
         self._main = threading.main_thread().ident
         self._peer_error: Exception | None = None
         self._was_called = threading.Event()
@@ -170,11 +176,10 @@ class Watchdog:
             return  # nobody can call any more; what happens to this rank itself is still seen
 
     def _watch(self) -> None:
-        last_progress, progress_time, signal_time = (
-            self._progress(),
-            time.monotonic(),
-            0.0,
-        )  # since when the process is told to end
+        # since when the process is told to end
+        last_progress = self._progress()
+        progress_time = time.monotonic()
+        signal_time = 0.0
         while True:
             readable, _, _ = select.select([self._wake_reader], [], [], self._tick)
             if readable and not EXIT_SIGNALS.isdisjoint(self._wake_reader.recv(64)):
@@ -183,7 +188,8 @@ class Watchdog:
                 return
             progress = self._progress()
             if progress != last_progress:
-                last_progress, progress_time = progress, time.monotonic()
+                last_progress = progress
+                progress_time = time.monotonic()
             idle = time.monotonic() - progress_time
             if signal_time and min(idle, time.monotonic() - signal_time) >= self._sigterm_grace:
                 delay = f", and made no progress for {idle:.0f} s" if self._sigterm_grace else ""

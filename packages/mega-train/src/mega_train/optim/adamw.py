@@ -49,7 +49,10 @@ class AdamW:
         betas: tuple[float, float],
         eps: float,
     ) -> None:
-        self.shard_ranges, self.main_params, self._betas, self._eps = shard_ranges, main_params, betas, eps
+        self.shard_ranges = shard_ranges
+        self.main_params = main_params
+        self._betas = betas
+        self._eps = eps
         kinds = [(shard.row.decay, is_embedding_or_output(shard.row)) for shard in shard_ranges]
         indices = {kind: tuple(i for i, k in enumerate(kinds) if k == kind) for kind in sorted(set(kinds))}
         self._groups = [AdamWGroup(indices[kind], *kind) for kind in indices]

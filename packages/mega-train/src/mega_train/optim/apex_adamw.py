@@ -39,7 +39,8 @@ class ApexAdamW(AdamW):
         from apex.multi_tensor_apply import multi_tensor_applier
 
         super().__init__(shard_ranges, main_params, betas=betas, eps=eps)
-        self._apply, self._kernel = multi_tensor_applier, multi_tensor_adam
+        self._apply = multi_tensor_applier
+        self._kernel = multi_tensor_adam
         self._skipped = torch.zeros(
             1, dtype=torch.int32, device=main_params[0].device
         )  # asked for and not read

@@ -45,11 +45,10 @@ def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
 
 def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> Optimizer:
     """That of --optimizer, its state zero."""
-    config, tensors = run.optimizer, (sharding.shard_ranges, sharding.main_params)
-    betas, adamw_class = (
-        (config.beta1, config.beta2),
-        choose_adamw(run.train.kernels, mesh.device).optimizer_class,
-    )
+    config = run.optimizer
+    tensors = (sharding.shard_ranges, sharding.main_params)
+    betas = (config.beta1, config.beta2)
+    adamw_class = choose_adamw(run.train.kernels, mesh.device).optimizer_class
     if config.name == "sgd":
         return SGD(*tensors, momentum=config.sgd_momentum)
     if config.name == "adam":
@@ -69,7 +68,8 @@ def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> O
 
 def check_adamw(adamw_class: type[AdamW], device: torch.device) -> Checked:
     """Three steps of it against arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
-    random, start_time = torch.Generator().manual_seed(1), time.perf_counter()
+    random = torch.Generator().manual_seed(1)
+    start_time = time.perf_counter()
     rows = (Param("matrix", (33, 65), 0, ONES), Param("norm", (65,), 0, ONES, decay=False))
     initial = [torch.randn(row.shape, generator=random).flatten() for row in rows]
     gradient_steps = [[torch.randn(len(tensor), generator=random) for tensor in initial] for _ in range(3)]
@@ -83,7 +83,8 @@ def check_adamw(adamw_class: type[AdamW], device: torch.device) -> Checked:
     except Exception as error:  # whatever a package's kernel can raise is the answer
         failure = f"{type(error).__name__}: {error}"
         return Checked("adamw", time.perf_counter() - start_time, float("inf"), failure)
-    seconds, worst = time.perf_counter() - start_time, 0.0
+    seconds = time.perf_counter() - start_time
+    worst = 0.0
     for index, (row, main_param) in enumerate(zip(rows, initial, strict=True)):
         expected = _reference_adamw(
             main_param.double(), [tensor[index].double() for tensor in gradient_steps], 0.1 * row.decay

@@ -89,7 +89,8 @@ class DynamicLossScaler:
         """Whether a checkpoint says what `load` reads."""
         if not isinstance(state, dict) or not state:
             return state == {}
-        value, counts = state.get("value"), (state.get("good"), state.get("patience"))
+        value = state.get("value")
+        counts = (state.get("good"), state.get("patience"))
         number = isinstance(value, int | float) and 0 < value < math.inf
         return number and all(type(count) is int for count in counts)
 
@@ -97,7 +98,8 @@ class DynamicLossScaler:
         """Take up the state of a run, where both have a scale that moves."""
         if self.growth_interval and state:
             self.value = float(state["value"])
-            self.growth_tracker, self.hysteresis_tracker = int(state["good"]), int(state["patience"])
+            self.growth_tracker = int(state["good"])
+            self.hysteresis_tracker = int(state["patience"])
 
 
 def scale_loss(loss: Tensor, scale: float) -> Tensor:

@@ -83,7 +83,8 @@ def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[Matr
         row = shard.row
         rows, columns = row.shape
         blocks = row.split.blocks if row.split and row.split.blocks else (rows,)
-        shape, shard_range = row.local_shape(tp.size), (shard.begin, shard.end)
+        shape = row.local_shape(tp.size)
+        shard_range = (shard.begin, shard.end)
         owned = list(fragments(row.owned(tp.rank, tp.size), shape, *shard_range))
         stored = list(fragments(row.slabs(tp.rank, tp.size), shape, *shard_range))
         first_row = 0
@@ -135,8 +136,12 @@ class Muon:
             dtype: of the Newton-Schulz iteration.
             adam: whose AdamW.
         """
-        self.momentum, self.tp, self.replicas, self.is_sharded = momentum, tp, replicas, is_sharded
-        self.dtype, self.steps = dtype, 0
+        self.momentum = momentum
+        self.tp = tp
+        self.replicas = replicas
+        self.is_sharded = is_sharded
+        self.dtype = dtype
+        self.steps = 0
         self._matrix_indices = [
             index for index, shard in enumerate(shard_ranges) if is_layers_matrix(shard.row)
         ]

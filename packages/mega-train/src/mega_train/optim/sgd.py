@@ -20,7 +20,9 @@ class SGD:
     def __init__(
         self, shard_ranges: Sequence[ShardRange], main_params: Sequence[Tensor], *, momentum: float
     ) -> None:
-        self.shard_ranges, self.main_params, self.momentum = shard_ranges, list(main_params), momentum
+        self.shard_ranges = shard_ranges
+        self.main_params = list(main_params)
+        self.momentum = momentum
         self.steps = 0
         self._buffers = [torch.zeros_like(main_param) for main_param in main_params]
 

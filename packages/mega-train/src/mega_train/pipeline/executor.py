@@ -95,14 +95,19 @@ class _Executor:
         timer: TimerFactory,
     ) -> None:
         self.timer = timer
-        self.work, self.weights, self.dtype, self.device = work, weights, dtype, device
+        self.work = work
+        self.weights = weights
+        self.dtype = dtype
+        self.device = device
         self.training = any(isinstance(action, Backward | BackwardInput) for action in table)
         self.sent_outputs = {(a.chunk, a.micro) for a in table if isinstance(a, SendOutput)}
         self.inputs: dict[PassKey, Tensor] = {}
         self.outputs: dict[PassKey, Tensor] = {}
         self.losses: list[Tensor] = []
-        self.output, self.input_gradient = _ChannelEnd(channels.output), _ChannelEnd(channels.input_gradient)
-        self.input, self.output_gradient = _ChannelEnd(channels.input), _ChannelEnd(channels.output_gradient)
+        self.output = _ChannelEnd(channels.output)
+        self.input_gradient = _ChannelEnd(channels.input_gradient)
+        self.input = _ChannelEnd(channels.input)
+        self.output_gradient = _ChannelEnd(channels.output_gradient)
         self.pending: dict[Action, Message] = {}
 
     def run_action(self, action: Action) -> None:

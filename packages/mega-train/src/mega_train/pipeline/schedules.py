@@ -142,7 +142,8 @@ def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
 
 def _passes(shape: PipelineShape) -> tuple[list[Forward], list[Backward]]:
     """All passes of a rank, each kind in the order in which every rank does it."""
-    rounds, chunks = _micro_batch_rounds(shape), range(shape.chunks)
+    rounds = _micro_batch_rounds(shape)
+    chunks = range(shape.chunks)
     forwards = [
         Forward(chunk, micro) for micro_batches in rounds for chunk in chunks for micro in micro_batches
     ]

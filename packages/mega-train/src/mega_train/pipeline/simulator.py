@@ -128,18 +128,19 @@ class _Rank:
     def __init__(
         self, table: Table, rank: int, shape: PipelineShape, channels: dict[tuple[str, int], _Channel]
     ) -> None:
-        self.table, self.rank, self.pipe = table, rank, shape
+        self.table = table
+        self.rank = rank
+        self.pipe = shape
         self.passes: list[ScheduledPass] = []
         self.clock = 0.0
         self.waiting_for: Action | None = None
         self._open_receives: dict[PipelineStep, tuple[_Channel, int]] = {}
         self._done: set[PipelineStep] = set()
         previous_rank, next_rank = (rank - 1) % shape.ranks, (rank + 1) % shape.ranks
-        self._inputs, self._outputs = channels["output", previous_rank], channels["output", rank]
-        self._output_gradients, self._input_gradients = (
-            channels["gradient", next_rank],
-            channels["gradient", rank],
-        )
+        self._inputs = channels["output", previous_rank]
+        self._outputs = channels["output", rank]
+        self._output_gradients = channels["gradient", next_rank]
+        self._input_gradients = channels["gradient", rank]
 
     def run(self, costs: PassCosts, max_unreceived: int) -> Iterator[None]:
         """Go on as far as possible; yields where it must wait for another rank."""

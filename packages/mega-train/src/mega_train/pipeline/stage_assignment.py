@@ -43,11 +43,9 @@ def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layo
 
 def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:
     """Stages of each rank."""
-    layers_per_stage, count, flag = (
-        parallel.layers_per_virtual,
-        parallel.virtual,
-        "--num-layers-per-virtual-pipeline-stage",
-    )
+    layers_per_stage = parallel.layers_per_virtual
+    count = parallel.virtual
+    flag = "--num-layers-per-virtual-pipeline-stage"
     counts = {f: n for f, n in ((flag, layers_per_stage), (VIRTUAL, count)) if n is not None}
     for name, number in counts.items():
         if number < 1:

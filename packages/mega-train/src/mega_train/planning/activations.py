@@ -50,7 +50,8 @@ def mask_bytes(workload: Workload) -> float:
     """Of what the layers' attention shares, whatever is computed again: what ALiBi adds to the scores of each
     head, or the switches of a window.
     """
-    m, pairs = workload.spec, workload.seq_length // workload.layout.cp * workload.seq_length
+    m = workload.spec
+    pairs = workload.seq_length // workload.layout.cp * workload.seq_length
     if m.positions == "alibi":
         return (
             pairs
@@ -63,7 +64,9 @@ def mask_bytes(workload: Workload) -> float:
 
 def layer_bytes(workload: Workload) -> float:
     """Of one layer that is not computed again as a whole."""
-    m, e, t = workload.spec, workload.precision.weight, workload.layout.tp
+    m = workload.spec
+    e = workload.precision.weight
+    t = workload.layout.tp
     norm = _norm_bytes(workload)
     masks = 2 * m.hidden if workload.implementation.keeps_masks else 0
     # a float32 copy of the input is each RMSNorm's own
@@ -95,7 +98,8 @@ def _qkv_bytes(workload: Workload) -> float:
     """Queries, keys and values as attention is given them, and its output."""
     e, sizes = workload.precision.weight, workload.model.shares
     is_rotated = workload.spec.qk_norm or (workload.spec.turning and not workload.implementation.fused)
-    qkv_width, rotated = sizes.queries + 2 * sizes.keys, sizes.queries + sizes.keys if is_rotated else 0
+    qkv_width = sizes.queries + 2 * sizes.keys
+    rotated = sizes.queries + sizes.keys if is_rotated else 0
     normed = 0.0
     if workload.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
         rows = sizes.queries + sizes.keys
@@ -107,7 +111,8 @@ def _qkv_bytes(workload: Workload) -> float:
         if _is_copied(workload):
             qkv_width = rotated = 0
         elif workload.layout.cp > 1 and is_rotated:
-            qkv_width, rotated = 0, sizes.queries
+            qkv_width = 0
+            rotated = sizes.queries
     return workload.tokens * ((qkv_width + rotated + sizes.queries) * e + normed)
 
 
@@ -115,7 +120,9 @@ def core_bytes(workload: Workload) -> float:
     """What attention keeps of its own: a sum per head and token; copies of another width; with cp whole rows
     of keys and values, and the outputs of two chunks; or the scores.
     """
-    e, sizes, cp = workload.precision.weight, workload.model.shares, workload.layout.cp
+    e = workload.precision.weight
+    sizes = workload.model.shares
+    cp = workload.layout.cp
     heads = workload.spec.heads // workload.layout.tp
     width = workload.implementation.attention_width or e
     if workload.implementation.attention != "scores":
@@ -133,7 +140,9 @@ def core_bytes(workload: Workload) -> float:
 
 def _recomputed_bytes(workload: Workload) -> float:
     """Of the outputs that selective recomputation makes anew while one layer's backward pass needs them."""
-    m, e, recompute = workload.spec, workload.precision.weight, workload.recompute
+    m = workload.spec
+    e = workload.precision.weight
+    recompute = workload.recompute
     core = core_bytes(workload) if recompute.recomputes("core_attn") else 0
     normed = workload.outer_tokens * m.hidden * e if recompute.recomputes("layernorm") else 0
     activated = workload.tokens * m.ffn * e / workload.layout.tp if recompute.recomputes("mlp_act") else 0
@@ -161,7 +170,9 @@ def working_bytes(workload: Workload, *, last: bool) -> float:
     """Of the gradients on their way through one layer, and of the layers computed again for them; or of the
     logits' gradients or a chunk of logits, where they are more.
     """
-    m, e, t = workload.spec, workload.precision.weight, workload.layout.tp
+    m = workload.spec
+    e = workload.precision.weight
+    t = workload.layout.tp
     inner = workload.tokens * ((3 if m.gated else 2) * m.ffn) * e / t
     outer = 2 * workload.outer_tokens * m.hidden * e + (
         workload.tokens * m.hidden * e if workload.sequence else 0

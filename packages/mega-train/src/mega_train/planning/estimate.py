@@ -99,7 +99,8 @@ def estimate(workload: Workload, hardware: Hardware) -> Estimate:
         ConfigError, LayoutError: the batch cannot be cut this way.
     """
     check_batch(workload)
-    cut, cost = workload.model, MicroBatchCost.from_workload(workload, hardware)
+    cut = workload.model
+    cost = MicroBatchCost.from_workload(workload, hardware)
     p2p_seconds = _p2p_seconds(workload, hardware)
     kinds = {
         _stage_kind(workload, pp_rank): _pass_costs(workload, cost, pp_rank) for pp_rank in cut.distinct_ranks
@@ -215,7 +216,8 @@ def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_secon
     """
     if workload.zero > 1:  # while any micro-batch is computed
         return max(0.0, transfer_seconds - workload.num_micro_batches * compute_seconds)
-    vp, stage_seconds = workload.layout.vp, compute_seconds / workload.layout.vp
+    vp = workload.layout.vp
+    stage_seconds = compute_seconds / workload.layout.vp
     rounds = (vp - 1) * min(workload.layout.pp, workload.num_micro_batches) * stage_seconds
     return max(0.0, transfer_seconds / vp - stage_seconds, transfer_seconds - rounds - stage_seconds)
 

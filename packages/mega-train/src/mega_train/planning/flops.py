@@ -32,7 +32,8 @@ def flops_per_token(spec: ModelSpec, length: int) -> float:
 
 def hardware_flops(workload: Workload) -> float:
     """With what recomputation repeats: the numerator of HFU."""
-    spec, forward = workload.spec, _attention_flops(workload.spec, workload.seq_length)
+    spec = workload.spec
+    forward = _attention_flops(workload.spec, workload.seq_length)
     if workload.recompute.granularity == "full":
         forward += 2.0 * _layer_elements(spec)
     recomputed = sum(workload.recomputed_layers(stages) for stages in workload.model.stages) / spec.layers

@@ -60,11 +60,9 @@ def _gathered_bytes(workload: Workload, pp_rank: int) -> float:
     """
     if workload.zero < 2 or workload.replicas == 1 or _reduces_by_round(workload):
         return 0
-    precision, elements, layer = (
-        workload.precision,
-        workload.model.elements[pp_rank],
-        workload.model.shares.layers[0],
-    )
+    precision = workload.precision
+    elements = workload.model.elements[pp_rank]
+    layer = workload.model.shares.layers[0]
     if workload.zero == 2:
         buckets = 2 if workload.implementation.overlaps_reduce else 1
         return min(elements, buckets * workload.bucket_elements) * precision.gradient
@@ -102,11 +100,14 @@ def micro_batches_in_flight(workload: Workload, pp_rank: int) -> tuple[int, ...]
     does not divide them, until the first backward pass reaches it (arXiv:2104.04473 §2.2). Zero-bubble puts
     off the weight gradients of one pass for every place before it (arXiv:2401.10241 §2).
     """
-    pp, vp, micros = workload.layout.pp, workload.layout.vp, workload.num_micro_batches
+    pp = workload.layout.pp
+    vp = workload.layout.vp
+    micros = workload.num_micro_batches
     if workload.schedule == "gpipe":
         return (micros,) * vp
     rounds = max(1, micros // pp)
-    longest, stages_after = math.ceil(micros / rounds), pp - pp_rank - 1
+    longest = math.ceil(micros / rounds)
+    stages_after = pp - pp_rank - 1
     started = 1 + (stages_after if vp == 1 else (vp - 1) * longest + 2 * stages_after)
     started += pp_rank if workload.schedule == "zero-bubble" else 0
     if vp == 1:

@@ -61,7 +61,9 @@ def write_estimates(estimates: Sequence[Estimate], out: TextIO, *, searched: boo
 
 def show_estimate(estimate: Estimate, console: Console) -> None:
     """Everything of one estimate."""
-    workload, hardware, seconds = estimate.workload, estimate.hardware, estimate.seconds
+    workload = estimate.workload
+    hardware = estimate.hardware
+    seconds = estimate.seconds
     print_line(console, format_model(workload) + f" on {workload.layout.world} x {hardware.name}")
     print_line(console, f"{format_layout(workload)} | {format_batch(workload)}")
     console.print(_memory_table(estimate))
@@ -91,7 +93,9 @@ def show_search(estimates: Sequence[Estimate], console: Console) -> None:
         side: Literal["left", "right"] = "left" if name in ("schedule", "recompute") else "right"
         table.add_column(name, justify=side, no_wrap=True)
     for estimate in estimates:
-        workload, layout, seconds = estimate.workload, estimate.workload.layout, estimate.seconds
+        workload = estimate.workload
+        layout = estimate.workload.layout
+        seconds = estimate.seconds
         degrees = (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, workload.micro_batch_size)
         table.add_row(
             *map(str, degrees),

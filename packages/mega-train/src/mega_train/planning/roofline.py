@@ -85,7 +85,8 @@ class MicroBatchCost:
         element_seconds = workload.precision.weight / (hardware.stream * hardware.bandwidth)
         loss = columns * workload.implementation.loss_traffic / (hardware.stream * hardware.bandwidth)
         gemm = _GemmCost(workload, hardware)
-        head, factor_bytes = (workload.model.shares.head,), workload.precision.weight
+        head = (workload.model.shares.head,)
+        factor_bytes = workload.precision.weight
         return cls(
             layer=forward,
             layer_back=_layer_backward(workload, hardware),
@@ -119,7 +120,8 @@ def _selective_recompute(workload: Workload, attention: PassCost, byte_seconds: 
         core: attention's.
         byte_seconds: to move an element of an activation to or from memory.
     """
-    recompute, elements = workload.recompute, 0.0
+    recompute = workload.recompute
+    elements = 0.0
     if recompute.recomputes("layernorm"):  # two norms, each reads and writes the stream
         elements += 4 * workload.outer_tokens * workload.spec.hidden
     if recompute.recomputes("mlp_act"):
@@ -186,7 +188,8 @@ class _GemmCost:
         Args:
             factor: bytes of an element of the factors; None: those of the layers' linears.
         """
-        workload, e = self.workload, factor or self.workload.precision.factor_bytes
+        workload = self.workload
+        e = factor or self.workload.precision.factor_bytes
         return sum(
             self.seconds(workload.tokens, n, k, workload.precision.weight, e)
             + self._quantization(workload.tokens * k, e)
@@ -195,7 +198,8 @@ class _GemmCost:
 
     def backward(self, weights: MatrixShapes, factor: int | None = None) -> float:
         """The gradient of the input, and that of the weight, which is added to what others left."""
-        workload, e = self.workload, factor or self.workload.precision.factor_bytes
+        workload = self.workload
+        e = factor or self.workload.precision.factor_bytes
         inputs = sum(
             self.seconds(workload.tokens, n, k, workload.precision.weight, e)
             + self._quantization(workload.tokens * n, e)
@@ -204,7 +208,8 @@ class _GemmCost:
         return inputs + self.weight_gradients(weights, factor)
 
     def weight_gradients(self, weights: MatrixShapes, factor: int | None = None) -> float:
-        workload, e = self.workload, factor or self.workload.precision.factor_bytes
+        workload = self.workload
+        e = factor or self.workload.precision.factor_bytes
         return sum(
             self.seconds(n, k, workload.tokens, workload.implementation.gradient_traffic, e)
             for n, k in weights
@@ -254,11 +259,9 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
             / (efficiency * hardware.gemm_peak(workload.precision.weight))
         )
     heads = workload.micro_batch_size * workload.spec.heads // workload.layout.tp
-    rows, width, e = (
-        workload.seq_length // workload.layout.cp,
-        workload.spec.head_width,
-        workload.precision.weight,
-    )
+    rows = workload.seq_length // workload.layout.cp
+    width = workload.spec.head_width
+    e = workload.precision.weight
     gemm = _GemmCost(workload, hardware)
     pair = gemm.seconds(rows, workload.seq_length, width, e, e) + gemm.seconds(
         rows, width, workload.seq_length, e, e
@@ -308,10 +311,8 @@ def _layer_forward(workload: Workload, hardware: Hardware) -> tuple[PassCost, Pa
     """A layer's forward pass, and the part of it that selective recomputation repeats."""
     layout = workload.layout
     collective_seconds = collective_bytes(workload) / hardware.link_bandwidth(layout.tp, 1)
-    tp_seconds, gemm_seconds = (
-        tp_collectives(workload).layer * collective_seconds,
-        _GemmCost(workload, hardware).forward(workload.model.shares.matrices),
-    )
+    tp_seconds = tp_collectives(workload).layer * collective_seconds
+    gemm_seconds = _GemmCost(workload, hardware).forward(workload.model.shares.matrices)
     if workload.implementation.overlaps_tp == "both":
         # in t pieces, of which the first has nothing to hide behind
         tp_seconds = tp_seconds / layout.tp + max(0.0, tp_seconds * (1 - 1 / layout.tp) - gemm_seconds)
@@ -327,10 +328,8 @@ def _layer_forward(workload: Workload, hardware: Hardware) -> tuple[PassCost, Pa
 def _layer_backward(workload: Workload, hardware: Hardware) -> PassCost:
     layout = workload.layout
     collective_seconds = collective_bytes(workload) / hardware.link_bandwidth(layout.tp, 1)
-    tp_seconds, gemm_seconds = (
-        tp_collectives(workload).layer_back * collective_seconds,
-        _GemmCost(workload, hardware).backward(workload.model.shares.matrices),
-    )
+    tp_seconds = tp_collectives(workload).layer_back * collective_seconds
+    gemm_seconds = _GemmCost(workload, hardware).backward(workload.model.shares.matrices)
     # a zero-bubble pipeline puts off the products that such transfers would hide behind
     if workload.implementation.overlaps_tp != "none" and workload.schedule != "zero-bubble":
         # the gradient of a column-cut linear's input is summed while that of its weight is computed, and an

@@ -110,7 +110,8 @@ def _least_recompute(workload: Workload, memory: float) -> Workload | None:
     for policy in (KEEP_ALL, Recompute("selective")):
         if (candidate := _if_it_fits(workload, policy, memory)) is not None:
             return candidate
-    fewest, fewest_fitting = 1, max(len(stage.layers) for stages in workload.model.stages for stage in stages)
+    fewest = 1
+    fewest_fitting = max(len(stage.layers) for stages in workload.model.stages for stage in stages)
     if (smallest := _if_it_fits(workload, _block_recompute(fewest_fitting), memory)) is None:
         return None
     while fewest < fewest_fitting:

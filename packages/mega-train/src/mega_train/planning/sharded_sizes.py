@@ -45,7 +45,10 @@ class ParamShares:
         """
         ends = {"first": 0, "last": 0, "tied": 0}
         layers = [0] * spec.layers
-        matrices, head, queries, keys = [], (0, 0), 0, 0
+        matrices = []
+        head = (0, 0)
+        queries = 0
+        keys = 0
         for row in table(spec):
             shape = row.local_shape(tp)
             if isinstance(row.stage, int):

@@ -83,7 +83,8 @@ def _overview_table(runs: Sequence[RunHistory]) -> list[str]:
 
 def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
     """What one wants to know first, in words."""
-    start, last = run.start, run.train[-1]
+    start = run.start
+    last = run.train[-1]
     if start:
         layout = " x ".join(f"{axis} {size}" for axis, size in start["layout"].items() if size > 1)
         family = f"{start['family']}, " if "family" in start else ""
@@ -153,7 +154,8 @@ def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) ->
             f"in the mean, at most {apart[widest]:.2%} (iteration {pairs[widest][0]:,}), at the last of them "
             f"{pairs[-1][1] / pairs[-1][2] - 1:+.2%} ({pairs[-1][1]:.4f}, {pairs[-1][2]:.4f})."
         )
-    pace, theirs_pace = run.median("tokens_per_second"), other.median("tokens_per_second")
+    pace = run.median("tokens_per_second")
+    theirs_pace = other.median("tokens_per_second")
     if pace and theirs_pace:
         sentences.append(f"{names[0]} has {pace / theirs_pace:.2f} times the tokens/s of {names[1]}.")
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)

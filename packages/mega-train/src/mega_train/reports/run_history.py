@@ -132,7 +132,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _find_restarts(lines: Sequence[EventDict]) -> list[Restart]:
-    restarts, last_iteration = [], None
+    restarts = []
+    last_iteration = None
     for event in lines:
         iteration = event["iteration"]
         if event["event"] == "start":

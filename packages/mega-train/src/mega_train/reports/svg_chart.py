@@ -124,7 +124,8 @@ class _Axis:
         rough = (self.high - self.low) / 7
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
         return [step * number for number in range(first, last + 1)]
 
 

@@ -38,7 +38,8 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
             wanted=f"a sequence length that is a multiple of 2 x {layout.cp} = {chunks}",
             hint=f"--seq-length {near}",
         )
-    tp, tokens = layout.tp, run.batch.micro * length // layout.cp
+    tp = layout.tp
+    tokens = run.batch.micro * length // layout.cp
     if run.parallel.sequence and tokens % tp:
         yield LayoutError(
             "--sequence-parallel",
@@ -218,7 +219,8 @@ def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
     Raises:
         ConfigError: a text is not a range of steps.
     """
-    flag, steps = "--skip-train-iteration-range", set[int]()
+    flag = "--skip-train-iteration-range"
+    steps = set[int]()
     for text in run.train.passed_over:
         first, dash, last = text.partition("-")
         if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):

@@ -170,7 +170,9 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> Recompute:
 
 
 def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module, ...]:
-    flag, words = "--recompute-modules", " ".join(run.recompute.modules).split()  # a file may have one text
+    # a file may have one text
+    flag = "--recompute-modules"
+    words = " ".join(run.recompute.modules).split()
     if not words:
         return Recompute().modules
     if granularity != "selective":

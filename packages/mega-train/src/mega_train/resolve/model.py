@@ -58,7 +58,9 @@ def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
     Raises:
         ConfigError: the ranks cannot share the padded vocabulary, or it is smaller than the vocabulary.
     """
-    flag, rows, tp = "--pad-vocab-size-to", run.model.padded_vocab or 0, run.parallel.tp
+    flag = "--pad-vocab-size-to"
+    rows = run.model.padded_vocab or 0
+    tp = run.parallel.tp
     if rows % (run.model.vocab_multiple or 1):
         multiple = f"a multiple of --make-vocab-size-divisible-by {run.model.vocab_multiple}"
         raise ConfigError(flag, "disagrees with another flag", found=rows, wanted=multiple)

@@ -80,7 +80,8 @@ def _check_resumed_schedules(
     schedules: ParamSchedules, loaded_schedules: ParamSchedules, run: RunConfig, full: int
 ) -> None:
     unit: Literal["iters", "samples"] = "iters" if run.train.samples is None else "samples"
-    current, recorded = schedules.resume_fields(unit), loaded_schedules.resume_fields(unit)
+    current = schedules.resume_fields(unit)
+    recorded = loaded_schedules.resume_fields(unit)
     different = [flag for flag, value in recorded.items() if current.get(flag, value) != value]
     decay, warmup = f"--lr-decay-{unit}", f"--lr-warmup-{unit}"
     warmup_fraction = run.optimizer.warmup_fraction
@@ -92,7 +93,8 @@ def _check_resumed_schedules(
         different.remove(warmup)  # it moved with the decay, of which it is the same share
     if not different:
         return
-    flag, what = different[0], "is not that of the run that goes on"
+    flag = different[0]
+    what = "is not that of the run that goes on"
     found, wanted = _format_value(current[flag]), _format_value(recorded[flag])
     if flag.endswith(f"-{unit}"):
         found, wanted = (_format_length(fields[flag], unit, full) for fields in (current, recorded))
@@ -130,7 +132,8 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
     Raises:
         ConfigError: two flags of it disagree, or a value is out of range.
     """
-    config, samples = run.optimizer, _samples_converter(run, full)
+    config = run.optimizer
+    samples = _samples_converter(run, full)
     peak = peak_lr(config)
     kind = "iters" if run.train.samples is None else "samples"
     decay = samples("--lr-decay", config.decay_iterations, config.decay_samples)
@@ -140,11 +143,13 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
         else require_positive(decay, f"--lr-decay-{kind}", kind, f"--lr-decay-{kind} 1000")
     )
     steps = samples("--lr-warmup", config.warmup_iterations, config.warmup_samples)
-    warmup, flag = float(steps or 0), f"--lr-warmup-{kind}"
+    warmup = float(steps or 0)
+    flag = f"--lr-warmup-{kind}"
     if config.warmup_fraction is not None and warmup:
         raise ConfigError("--lr-warmup-fraction", f"excludes {flag}", found="both", wanted="one of them")
     if config.warmup_fraction is not None:
-        warmup, flag = config.warmup_fraction * decay, "--lr-warmup-fraction"
+        warmup = config.warmup_fraction * decay
+        flag = "--lr-warmup-fraction"
     if not 0 <= warmup < decay:
         raise ConfigError(
             flag,

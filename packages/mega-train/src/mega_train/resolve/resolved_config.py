@@ -74,7 +74,8 @@ class ResolvedConfig:
     @property
     def sharding_config(self) -> ShardingConfig:
         """How the replicas of the model share the work of keeping it."""
-        parallel, replicas = self.run.parallel, self.layout.dp * self.layout.cp
+        parallel = self.run.parallel
+        replicas = self.layout.dp * self.layout.cp
         return ShardingConfig(
             stage=zero_stage(parallel),
             bucket_elements=parallel.bucket or max(40_000_000, 1_000_000 * replicas),  # Megatron's

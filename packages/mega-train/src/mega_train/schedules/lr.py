@@ -109,7 +109,8 @@ class ParamSchedules:
         Raises:
             TypeError, KeyError: it says something else.
         """
-        lr, weight_decay = LRSchedule(**state["learning_rate"]), WeightDecaySchedule(**state["weight_decay"])
+        lr = LRSchedule(**state["learning_rate"])
+        weight_decay = WeightDecaySchedule(**state["weight_decay"])
         decoupled_lr = state.get("decoupled_learning_rate")
         schedules = cls(lr, weight_decay, None if decoupled_lr is None else LRSchedule(**decoupled_lr))
         for schedule in (

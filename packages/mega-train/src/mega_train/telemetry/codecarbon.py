@@ -29,7 +29,9 @@ class CodeCarbon:
             hint = install_hint("mega-train", "codecarbon")
             raise ConfigError("--codecarbon-dir", "needs codecarbon", hint=hint) from None
         assert log.codecarbon_dir is not None
-        self._folder, self._rank, self._country = log.codecarbon_dir, rank, log.codecarbon_country
+        self._folder = log.codecarbon_dir
+        self._rank = rank
+        self._country = log.codecarbon_country
         self._tracker: Any = None
 
     def on_event(self, event: Event) -> None:

@@ -39,9 +39,12 @@ class ConsoleReporter:
         Args:
             timing: of which ranks the times of phases are.
         """
-        self._console, self._timing = console, timing
+        self._console = console
+        self._timing = timing
         self._iteration = self._iterations = 0
-        self._loss, self._seconds, self._tokens = Ema(), Ema(), Ema()
+        self._loss = Ema()
+        self._seconds = Ema()
+        self._tokens = Ema()
         self._lr = 0.0
         self._gradient_norm: float | None = None
         self._last_log: LogLine | None = None
@@ -50,13 +53,15 @@ class ConsoleReporter:
     def on_event(self, event: Event) -> None:
         match event:
             case TrainStart():
-                self._iteration, self._iterations = event.iteration, event.iterations
+                self._iteration = event.iteration
+                self._iterations = event.iterations
                 self._print(format_start(event))
                 if self._console.is_terminal:
                     self._live.start(refresh=True)
                     self._console.show_cursor()  # who is killed cannot bring it back
             case StepEnd():
-                self._iteration, self._lr = event.iteration, event.rate
+                self._iteration = event.iteration
+                self._lr = event.rate
                 self._gradient_norm = event.gradient_norm
                 self._seconds.update(event.seconds)
                 self._tokens.update(event.tokens)

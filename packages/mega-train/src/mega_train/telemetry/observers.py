@@ -62,7 +62,8 @@ class AsyncObserver:
     def __init__(
         self, observer: Observer, *, queue_size: int = QUEUE_SIZE, close_timeout: float = CLOSE_TIMEOUT
     ) -> None:
-        self._observer, self._close_timeout = observer, close_timeout
+        self._observer = observer
+        self._close_timeout = close_timeout
         self._queue: queue.Queue[Event | None] = queue.Queue(queue_size)
         self._dropped = 0
         self._closing = threading.Event()

@@ -31,7 +31,9 @@ class Profiler:
             start: None records nothing.
             trace: where torch's profiler writes, without an ending; None leaves it to CUDA's.
         """
-        self._start, self._end, self._trace = start, end, trace
+        self._start = start
+        self._end = end
+        self._trace = trace
         self._cuda = device.type == "cuda"
         self._profile: profile | None = None
         self._is_running = False

@@ -97,7 +97,8 @@ class _CpuTimer:
     __slots__ = ("_start", "_name", "_timers")
 
     def __init__(self, timers: Timers, name: str) -> None:
-        self._timers, self._name = timers, name
+        self._timers = timers
+        self._name = name
 
     def __enter__(self) -> None:
         self._start = self._timers.now()
@@ -112,7 +113,8 @@ class _GpuTimer:
     __slots__ = ("_start", "_name", "_timers")
 
     def __init__(self, timers: Timers, name: str) -> None:
-        self._timers, self._name = timers, name
+        self._timers = timers
+        self._name = name
 
     def __enter__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)

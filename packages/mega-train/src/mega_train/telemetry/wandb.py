@@ -30,7 +30,8 @@ class WeightsAndBiases:
         except ImportError:
             hint = install_hint("mega-train", "wandb")
             raise ConfigError("--wandb-project", "needs wandb", hint=hint) from None
-        self._run, self._tags = run, MegatronTags(run.log)
+        self._run = run
+        self._tags = MegatronTags(run.log)
         self._wandb_run: Any = None
 
     def on_event(self, event: Event) -> None:

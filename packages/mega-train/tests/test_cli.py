@@ -101,7 +101,7 @@ def test_a_run_goes_on_when_the_reader_of_its_lines_goes_away(corpus: Path, tmp_
         run.stdout.close()
         said = run.stderr.read()
     why = "BrokenPipeError: [Errno 32] Broken pipe"
-    assert said == f"Screen failed and is told nothing more ({why}); the run goes on\n"
+    assert said == f"ConsoleReporter failed and is told nothing more ({why}); the run goes on\n"
     assert run.returncode == 0
     assert Checkpoint.open(tmp_path).iteration == 60
     assert [e["iteration"] for e in read_events(tmp_path) if e["event"] == "train"] == list(range(1, 61))

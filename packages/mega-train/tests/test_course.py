@@ -399,7 +399,7 @@ def test_a_curriculum_reads_the_beginning_of_the_same_samples_and_goes_on_bitwis
     assert scores[0] == scores[1], "a validation is of whole samples"
     first = run.step(0.0)
     assert first != whole.step(0.0)
-    short.train.parts = [Beginnings(part.corpus, part.index) for part in short.train.parts]
+    short.train.parts = [Beginnings(part.dataset, part.index) for part in short.train.parts]
     assert first == short.step(0.0)
     assert (run.consumed_samples, run.consumed_tokens, run.seq_length) == (4, 4 * 2, 2)
     _steps(run, 3)

@@ -25,7 +25,7 @@ _ABSENT_FAMILIES = frozenset({"bert", "t5", "mamba", "hybrid", "moe", "mixtral",
 
 
 class _Commands(SingleRankErrors):
-    """The commands of `mega-train`, which tell a family that is not here from a misspelt command."""
+    """The commands of `mega-train`, with an error of its own for an unsupported model family."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -69,13 +69,13 @@ _add_training_command("llama", "Train a Llama style model.")
 
 @app.command(cls=GroupedHelp)
 @click.option(
-    "--world", type=click.IntRange(min=1), help="GPUs; those of one copy of the model if not given."
+    "--world",
+    type=click.IntRange(min=1),
+    help="Number of GPUs; those of one replica of the model if not given.",
 )
 @click.option("--hardware", type=click.Choice(["a100", "h100", "h200"]), default="h100", show_default=True)
-@click.option(
-    "--search", is_flag=True, help="List the fastest layouts that fit; the layout given is ignored."
-)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object, or with --search a list of them.")
+@click.option("--search", is_flag=True, help="List the fastest layouts that fit; ignores the given layout.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, or a list with --search.")
 @flags(RunConfig)
 def plan(
     config: Path | None,
@@ -86,9 +86,9 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say what a run would need and how fast it would be: memory, traffic, FLOPs, time.
+    """Estimate the memory, communication, FLOPs and step time of a run.
 
-    Takes the flags of training and starts nothing: no GPU, no other process, no corpus.
+    Takes the flags of training and starts nothing: it needs no GPU, no other process and no data.
     """
     from mega_train.commands.plan import estimate_run, search_layouts
     from mega_train.planning.render import write_estimates
@@ -104,8 +104,10 @@ def plan(
 
 
 @app.command(cls=GroupedHelp)
-@click.option("--world", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@click.option(
+    "--world", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @flags(RunConfig)
 def validate(
     config: Path | None,
@@ -114,10 +116,10 @@ def validate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Check a run without starting it, and say what follows from its flags.
+    """Check a run without starting it, and print its derived values.
 
-    Takes the flags of training, and opens the corpora and the checkpoint they name. Ends with code 2 where
-    training would, after what follows if only checkpoints in --save keep the run from starting.
+    Takes the flags of training, and opens the datasets and the checkpoint they name. Exits with code 2 where
+    training would; if only checkpoints in --save prevent the start, it prints the derived values first.
     """
     from mega_train.commands.config_diff import derived_values, resolve_for_display
 
@@ -138,12 +140,18 @@ def validate(
 @app.command()
 @click.argument("one", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path))
-@click.option("--world", type=click.IntRange(min=1), help="Processes, where no checkpoint says how many.")
-@click.option("--family", type=click.Choice(["gpt", "llama"]), help="That of the preset, or gpt.")
+@click.option(
+    "--world", type=click.IntRange(min=1), help="Number of processes, where no checkpoint records it."
+)
+@click.option(
+    "--family",
+    type=click.Choice(["gpt", "llama"]),
+    help="Model family; that of the preset, or gpt, if not given.",
+)
 def diff(one: Path, other: Path, world: int | None, family: Family | None) -> None:
-    """Say what differs between two runs, each a TOML file, a run's folder or a checkpoint's.
+    """Compare two runs, each a TOML file, a run's folder or a checkpoint's.
 
-    First the values that were said, then what follows from them. Ends with code 1 if anything differs.
+    Prints configured values first, then derived ones. Exits with code 1 if anything differs.
     """
     from mega_train.commands.config_diff import diff_sides, load_side
 
@@ -160,7 +168,7 @@ def diff(one: Path, other: Path, world: int | None, family: Family | None) -> No
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[KEY|FLAG]...")
 def explain(words: tuple[str, ...]) -> None:
-    """Say what a key or a flag is, ours or one of Megatron's or fairseq's; without one, list all of ours."""
+    """Explain a key or a flag of mega-train, Megatron or fairseq; without one, list all keys."""
     from mega_train.commands.explain import explain_word, list_keys
 
     for line in [line for word in words for line in explain_word(word)] if words else list_keys():
@@ -169,7 +177,7 @@ def explain(words: tuple[str, ...]) -> None:
 
 @app.command()
 def presets() -> None:
-    """List the models that --preset names."""
+    """List the presets."""
     from mega_train.commands.explain import list_presets
 
     for line in list_presets():
@@ -180,7 +188,7 @@ def presets() -> None:
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=OUTPUT_FILE, default=Path("loss.png"))
 def curve(runs: tuple[Path, ...], output: Path) -> None:
-    """Draw the loss of RUNS (the folders given to --save) as a PNG."""
+    """Plot the loss of RUNS (the folders given to --save) as a PNG."""
     from mega_train.reports.loss_plot import draw_loss
 
     draw_loss(runs, output)
@@ -189,7 +197,7 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
 
 @app.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare it with.")
+@click.option("--against", type=click.Path(path_type=Path), help="Another run to compare with.")
 @click.option(
     "--output",
     type=OUTPUT_FILE,
@@ -201,15 +209,15 @@ def curve(runs: tuple[Path, ...], output: Path) -> None:
     type=click.Choice(["iteration", "samples", "tokens", "hours"]),
     default="iteration",
     show_default=True,
-    help="What the curves lie over.",
+    help="Horizontal axis of the curves.",
 )
 def report(
     run: Path, against: Path | None, output: Path, over: Literal["iteration", "samples", "tokens", "hours"]
 ) -> None:
-    """Write a page about RUN (the folder given to --save): one file of HTML that loads nothing.
+    """Write a self-contained HTML report about RUN (the folder given to --save).
 
-    Loss, gradient norm, learning rate, throughput and memory as curves, restarts marked in them; where the
-    time of a step goes; the configuration. It can be written while the run goes on.
+    It shows loss, gradient norm, learning rate, throughput and memory as curves with restarts, the time of
+    each phase of a step, and the configuration. It can be written during the run.
     """
     from mega_train.reports.html_report import write_report
 
@@ -220,11 +228,12 @@ def report(
 @app.command()
 @click.option("--kernels", type=click.Choice(get_args(Kernels)), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bool) -> int:
-    """Say what this machine has, whose kernels a run would take and why, and hold each to its definition.
+    """Show this machine's devices and the kernels training would use, and check each kernel.
 
-    The exit code is 1 if a kernel is further from its definition than roundings explain, or fails.
+    Each kernel is compared with the reference. The exit code is 1 if one fails or differs by more than
+    rounding explains.
     """
     from mega_train.commands.doctor import collect_report, format_report
 
@@ -234,5 +243,5 @@ def doctor(kernels: Kernels, device: Literal["auto", "cpu", "cuda"], as_json: bo
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point."""
+    """Run the command line."""
     run_command(app, argv)

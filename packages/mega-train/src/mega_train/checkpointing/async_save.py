@@ -1,9 +1,9 @@
-"""The checkpoints a run writes while it goes on, and that its ranks agree on each.
+"""Save checkpoints asynchronously, and agree over all ranks on the outcome of each save.
 
-A rank's values are copied to memory at the end of a step; a process of its own writes and checksums them
-(`mega_schema.checkpoint.async_writer`). After every step the ranks compare a number each: is mine still
-writing, done, or failed? Once all are done the first rank's process commits. A save that fails on any rank
-leaves the checkpoint before it, and the run goes on.
+A rank's values are copied to shared memory at the end of a step; a subprocess writes and checksums them
+(`mega_schema.checkpoint.async_writer`). After every step the ranks all-reduce the maximum of their states:
+busy, done or failed. Once all are done, rank 0's subprocess commits. A save that fails on any rank leaves the
+previous checkpoint, and the run continues.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ from mega_train.telemetry.events import CheckpointSaved
 
 log = logging.getLogger("mega.train")
 
-_BUSY = 1 << 16  # past every state; and 1 more where a rank has got on since the last time
-_POLL_SECONDS = 0.02  # seconds between two looks where nothing else is left to do
+# One integer per rank, of which one all-reduce takes the maximum, so that the most important state wins:
+#   0            this rank is done
+#   1 .. 65535   it failed, with this errno
+#   _BUSY        it is still writing, without progress since the last poll
+#   _BUSY + 1    it is still writing, with progress
+_BUSY = 1 << 16
+_POLL_SECONDS = 0.02  # between two polls while nothing else is left to do
 
 
 class CheckpointSaver:
-    """One rank's part in a run's checkpoints, one at a time. All ranks call each method after the same step.
+    """Writer of a run's checkpoints, one at a time. All ranks call each method after the same step.
 
     Attributes:
         saved_at: the iteration of the newest checkpoint in --save, as far as this run knows.
-        beat: changes while a checkpoint is being written on any rank: a sign of life.
-        ended: what became of saves, for who shows and records it to take away.
-        problem: of the newest save that ended.
+        heartbeat: changes while any rank writes a checkpoint; the watchdog reads it as progress.
+        finished: finished saves, which the train loop reports and removes.
+        last_error: why the newest finished save failed; empty where it succeeded.
     """
 
     def __init__(
@@ -61,9 +66,9 @@ class CheckpointSaver:
         self.heartbeat = 0
         self.last_error = ""
         self.finished: list[CheckpointSaved] = []
-        self.iteration: int | None = None  # of the one being written
+        self.iteration: int | None = None  # of the current save
         self._writer: Writing | None = None
-        self._start_errno = 0  # the state of one that could not even begin
+        self._start_errno = 0  # errno of a save that could not start
         self._command = ""
         self._written_bytes = 0
         self._start_time = self._wait_seconds = self._blocked_seconds = 0.0
@@ -74,11 +79,11 @@ class CheckpointSaver:
         return self.iteration is not None
 
     def begin(self, iteration: int, shards: Sequence[ShardToWrite], commit: dict[str, Any]) -> None:
-        """Take the values as they are now. One that is still being written is waited for.
+        """Start to save the current values. A save that is still running is waited for.
 
         Args:
-            parts: what this rank writes.
-            commit: what the manifest and the other files say, as an order to write has it.
+            shards: the shards that this rank writes.
+            commit: the contents of the manifest and of the other files, as in a write order.
         """
         start_time = self._clock()
         self.finish()
@@ -105,7 +110,7 @@ class CheckpointSaver:
                 order = self._stage(self._memory, order, shards)
         except OSError as error:
             error_number = error.errno or errno.EIO
-        # no rank writes before the first has made room
+        # no rank writes before rank 0 has created the folder
         if self._mesh.largest(error_number):
             self._start_errno = error_number
         else:
@@ -115,12 +120,12 @@ class CheckpointSaver:
             self.finish()
 
     def _replace_rules(self, iteration: int) -> dict[str, Any]:
-        """Which checkpoints the commit may replace or supersede, as an order to write has it."""
+        """Return which checkpoints the commit may replace or supersede, as in a write order."""
         replaces = iteration in self._saved_iterations or iteration in self._superseded
         return {"replace": replaces, "superseded": self._superseded}
 
     def poll(self) -> None:
-        """See how far the checkpoint being written is, if there is one; commit it once all ranks are done."""
+        """Check the state of the current save, if there is one; commit it once all ranks are done."""
         if self.iteration is None:
             return
         own_state = self._state()
@@ -136,7 +141,7 @@ class CheckpointSaver:
             self._send(COMMIT)
 
     def finish(self) -> None:
-        """Wait until nothing is being written any more."""
+        """Wait until no save is running."""
         while self.iteration is not None:
             self.poll()
             if self._memory is not None:
@@ -157,11 +162,11 @@ class CheckpointSaver:
             self._writer = (
                 Background(self._memory) if self._memory else InPlace(order, state_dict.shard_bytes(shards))
             )
-        except OSError as error:  # no process can be started
+        except OSError as error:  # the subprocess cannot start
             self._start_errno = error.errno or errno.EIO
 
     def _state(self) -> int:
-        """This rank's number: how far it is."""
+        """Return this rank's state as an integer; see `_BUSY`."""
         if self._writer is None:
             return self._start_errno
         state = self._writer.state()

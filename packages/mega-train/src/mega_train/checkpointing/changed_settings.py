@@ -18,7 +18,7 @@ from mega_train.data.blend_spec import DEFAULT_SPLIT
 from mega_train.data.identities import normalize_prefix
 from mega_train.resolve.run_mode import is_eval_only
 
-# they decide which tokens sample number N holds
+# they determine the tokens of each sample number
 _DATA_KEYS = frozenset(
     {
         *("train.seed", "batch.length", "data.path", "data.path_file", "data.split_paths_file"),
@@ -29,12 +29,12 @@ _DATA_KEYS = frozenset(
         *("data.renormalize", "data.order", "data.no_sharding"),
     }
 )
-# of them, those whose words name datasets, and those whose texts hold several words
+# those of them that name groups of datasets, and all that name datasets
 _GROUP_KEYS = frozenset({"data.train_group", "data.valid_groups", "data.test_groups"})
 _PATH_KEYS = (
     frozenset({"data.path", *(f"data.{use}_path" for use in ("train", "valid", "test"))}) | _GROUP_KEYS
 )
-# how this start finds its checkpoint; another start may find the same one in another way
+# how a start finds its checkpoint, which may differ between starts
 _START_KEYS = frozenset(
     {
         "checkpoint.load",
@@ -52,7 +52,7 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that is not what the checkpoint recorded.
+    """A setting that differs from the one that the checkpoint recorded.
 
     Attributes:
         is_moved: whether it names other paths of the same datasets.
@@ -76,7 +76,7 @@ class Change:
 def find_changes(
     run: RunConfig, checkpoint: Checkpoint | None, identities: Callable[[], Mapping[str, str]]
 ) -> list[Change]:
-    """The settings of a resumed run that changed since its checkpoint was written.
+    """Find the settings of a resumed run that changed since its checkpoint was written.
 
     Nothing is compared where weights alone are loaded, where nothing is trained, and where the checkpoint has
     no run.toml or one of another version.
@@ -129,13 +129,13 @@ def find_changes(
 
 
 def describe_changes(changes: Sequence[Change], checkpoint: Checkpoint) -> str:
-    """The block that the start of a run shows: one line for each change."""
+    """Format the changes for the start of a run, one line for each."""
     lines = "\n".join(f"  {change}" for change in changes)
     return f"settings that changed since iteration {checkpoint.iteration} was saved:\n{lines}"
 
 
 def _with_defaults(run: RunConfig, context: int) -> RunConfig:
-    """The run with the values that it has where nothing is given."""
+    """Fill in the defaults of the settings that are not given."""
     length = context if run.batch.length is None else run.batch.length
     return replace(
         run,
@@ -153,7 +153,7 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _is_moved(change: Change, recorded: Mapping[str, str], current_identities: Mapping[str, str]) -> bool:
-    """Whether two blends differ in the paths of their datasets alone."""
+    """Whether two blends differ only in the paths of their datasets."""
 
     def words(texts: Any) -> list[str]:
         several = change.key in _GROUP_KEYS
@@ -170,7 +170,7 @@ def _is_moved(change: Change, recorded: Mapping[str, str], current_identities: M
 
 
 def _is_same_word(old: Any, new: Any) -> bool:
-    """Whether two words are the same numbers, or lead to the same place."""
+    """Whether two words are the same numbers, or paths to the same file."""
     if old == new or not (isinstance(old, str) and isinstance(new, str)):
         return bool(old == new)
     try:

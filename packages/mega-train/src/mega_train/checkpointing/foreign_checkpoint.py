@@ -1,8 +1,8 @@
-"""Load a checkpoint of another program: `mega-ckpt` converts it, in a process of its own, before the run.
+"""Load a checkpoint of another program: `mega-ckpt` converts it in a subprocess before the run.
 
-The converted copy is kept beside --save, as SAVE.converted. It holds a fingerprint of the source: the next
-start uses it again, and converts anew where the source has changed. The copy appears under its name only when
-it is complete. Rank 0 converts; the other ranks wait for the copy.
+The converted copy is SAVE.converted, next to --save. It holds a fingerprint of the source: the next start
+uses it again, and converts again if the source has changed. The copy gets its name only when it is complete.
+Rank 0 converts; the other ranks wait for the copy.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from mega_train.data.datasets import Datasets
 from mega_train.data.sft import PromptResponsePairs
 from mega_train.optim.base import STATE_NAMESPACES
 
-RECORD = "converted.json"  # in the copy: what it was made of
+RECORD = "converted.json"  # in the copy: the source and its fingerprint
 _CONVERTER = "mega_ckpt"
-_EXAMPLE_COPY = Path("CONVERTED")  # a name to put in a command that is suggested
+_EXAMPLE_COPY = Path("CONVERTED")  # placeholder in suggested commands
 _PADDED_FORMATS = ("megatron", "bigscience", "torch_dist")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
-_HEARTBEAT_SECONDS = 5.0  # seconds between signs of life of the rank that converts
+_HEARTBEAT_SECONDS = 5.0  # between signs of progress of the converting rank
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 log = logging.getLogger("mega.train")
@@ -49,11 +49,11 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A checkpoint of another program, and the copy that a run makes of it.
+    """A checkpoint of another program, and the converted copy that a run loads.
 
     Attributes:
-        flag: that names it, --load or --pretrained-checkpoint.
-        form: its format.
+        flag: the flag that names it, --load or --pretrained-checkpoint.
+        format_name: its format.
         copy: the folder of the converted copy.
         fingerprint: of the source's files.
     """
@@ -66,12 +66,12 @@ class Conversion:
 
     @property
     def is_done(self) -> bool:
-        """Whether the copy is there, complete, and of the source as it is now."""
+        """Whether the copy exists, is complete and matches the source's fingerprint."""
         return _is_copy(self.copy, self.fingerprint)
 
 
 def find_conversion(run: RunConfig) -> Conversion | None:
-    """The conversion that a run begins with; None where it loads a checkpoint of ours, or none.
+    """Find the conversion that the run needs; None where it loads a Mega checkpoint or none.
 
     Raises:
         ConfigError: there is no folder for the copy, --save is the source, or the format is not known.
@@ -145,7 +145,7 @@ def convert_foreign_load(run: RunConfig, world: World) -> RunConfig:
 
 
 def load_copy(run: RunConfig, conversion: Conversion) -> RunConfig:
-    """The run with the converted copy, which is there, in place of its source."""
+    """Return the run with the converted copy in place of its source. The copy must exist."""
     save = run.checkpoint
     if conversion.flag == "--pretrained-checkpoint":
         return replace(run, checkpoint=replace(save, pretrained=conversion.copy))
@@ -154,7 +154,7 @@ def load_copy(run: RunConfig, conversion: Conversion) -> RunConfig:
 
 
 def inspect_model(conversion: Conversion, run: RunConfig) -> ModelSpec:
-    """The model of a checkpoint that is not converted yet, as mega-ckpt reads it. Nothing is written.
+    """Read the model of a checkpoint that is not converted yet, by `mega-ckpt inspect`. Writes nothing.
 
     Raises:
         ConfigError: mega-ckpt is not installed.
@@ -172,13 +172,13 @@ def inspect_model(conversion: Conversion, run: RunConfig) -> ModelSpec:
 
 
 def find_foreign_format(path: Path) -> str | None:
-    """The format of a checkpoint that is not ours; None of ours, of none, and of what does not tell."""
+    """Detect the format of a foreign checkpoint; None of a Mega checkpoint or an unknown format."""
     format_name = detect_format(path) if path.is_dir() else None
     return None if format_name == "mega" else format_name
 
 
 def _check_is_folder(source: Path, flag: str) -> None:
-    """Refuse a file, and a folder of weights whose format its names do not tell."""
+    """Refuse a file, and a folder of weights whose format cannot be detected."""
     if source.is_file():
         format_name = detect_format(source.parent)
         hint = (
@@ -200,12 +200,12 @@ def _check_is_folder(source: Path, flag: str) -> None:
 
 
 def _is_new_run(save: CheckpointConfig) -> bool:
-    """Whether --load is a run's own folder that holds nothing yet, so that --pretrained-checkpoint counts."""
+    """Whether --load is the run's own empty folder, so that --pretrained-checkpoint applies."""
     return save.load is not None and is_same_folder(save.load, save.save) and detect_format(save.load) is None
 
 
 def _vocab_option(run: RunConfig, format_name: str) -> Sequence[str]:
-    """The option with the vocabulary without padding, for a format that may store a padded one alone.
+    """Return --true-vocab-size for a format that may store only the padded vocabulary.
 
     The datasets are opened for it, and a mistake in --data-path is found before the conversion.
     """
@@ -256,11 +256,11 @@ def _check_converter(conversion: Conversion) -> None:
 
 
 def _run_converter(conversion: Conversion, arguments: Sequence[str]) -> str:
-    """What mega-ckpt prints.
+    """Run mega-ckpt and return its standard output.
 
     Raises:
         ConfigError: it is not installed.
-        FormatError: it refuses the source; its own line says why.
+        FormatError: it refuses the source, with its own message.
     """
     _check_converter(conversion)
     environment = {name: value for name, value in os.environ.items() if name != _ERROR_FILE}
@@ -279,7 +279,7 @@ def _run_converter(conversion: Conversion, arguments: Sequence[str]) -> str:
 
 
 def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
-    """Until the first rank's copy is there.
+    """Wait until rank 0 has written the copy.
 
     Raises:
         MegaError: the first rank has given no sign of life for `patience` seconds.
@@ -307,7 +307,7 @@ def _wait_for_copy(conversion: Conversion, timeout: float) -> None:
 
 @contextmanager
 def _heartbeat(folder: Path) -> Iterator[None]:
-    """Touch the folder now and then, for the ranks that wait."""
+    """Touch the folder at intervals, as a sign of progress for the waiting ranks."""
     stop = threading.Event()
 
     def touch() -> None:
@@ -324,7 +324,7 @@ def _heartbeat(folder: Path) -> Iterator[None]:
 
 
 def _is_copy(copy: Path, fingerprint: str) -> bool:
-    """Whether the folder is a complete copy of the source as it is now."""
+    """Whether the folder is a complete copy that matches the source's fingerprint."""
     if _read_fingerprint(copy) != fingerprint:
         return False
     try:
@@ -335,7 +335,7 @@ def _is_copy(copy: Path, fingerprint: str) -> bool:
 
 
 def _read_fingerprint(copy: Path) -> str | None:
-    """The fingerprint that a copy was made of; None where the folder is no copy."""
+    """Read the fingerprint of the source of a copy; None where the folder is no copy."""
     try:
         return str(json.loads((copy / RECORD).read_text("utf-8"))["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -343,14 +343,14 @@ def _read_fingerprint(copy: Path) -> str | None:
 
 
 def _has_training_state(copy: Path, run: RunConfig) -> bool:
-    """Whether the copy has the optimizer's state that the run needs, and counts of the run it is of."""
+    """Whether the copy has an iteration and the optimizer state that the run needs."""
     checkpoint = Checkpoint.open(copy)
     spaces = STATE_NAMESPACES[run.optimizer.name]
     return set(spaces) <= set(checkpoint.tensors) and checkpoint.iteration > 0
 
 
 def _compute_fingerprint(source: Path) -> str:
-    """Names, sizes and times of the source's files."""
+    """Hash the names, sizes and modification times of the source's files."""
     digest = blake2b(digest_size=16)
     for path in sorted(source.rglob("*")):
         if path.is_file():

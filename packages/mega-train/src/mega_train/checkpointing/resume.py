@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest checkpoint that is sound, on which all ranks agree.
+"""Find the checkpoint to resume from: the newest intact one, on which all ranks agree.
 
 Opening a checkpoint finds what is missing, cut short or not what its names say; what costs reading every byte
 is shared between the ranks once they have met.
@@ -33,12 +33,12 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a run begins with.
+    """What a run starts from.
 
     Attributes:
-        run: its configuration, which says so where that is --pretrained-checkpoint.
-        courses: those it goes on with.
-        superseded: iterations in --save whose checkpoints it supersedes.
+        run: the configuration, with load and finetune set where --pretrained-checkpoint applies.
+        schedules: the checkpoint's learning-rate and weight-decay schedules.
+        superseded: iterations in --save whose checkpoints the run supersedes.
         refusal: why the run may not write into --save.
     """
 
@@ -50,13 +50,13 @@ class ResumePoint:
 
 
 def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None = None) -> ResumePoint:
-    """What the run begins with.
+    """Find the newest intact checkpoint of --load, or of --pretrained-checkpoint.
 
     Args:
-        before: of a run's folder, an older checkpoint than that of this iteration.
+        before_iteration: take a checkpoint of the run's folder older than this iteration.
 
     Raises:
-        FormatError: there is none that is sound.
+        FormatError: there is no intact one.
     """
     load = run.checkpoint.load
     save = run.checkpoint.save
@@ -101,19 +101,23 @@ def find_checkpoint(run: RunConfig, world: World, before_iteration: int | None =
 def agree_on_checkpoint(
     checkpoint: Checkpoint, mesh: Mesh, run: RunConfig, open_older: Callable[[int], Checkpoint]
 ) -> Checkpoint:
-    """The newest checkpoint that every rank can open and whose bytes are those that were written.
+    """Agree over all ranks on the newest checkpoint that every rank can open and whose checksums match.
 
     Args:
-        found: the newest that this rank could open.
-        older: opens the one before an iteration.
+        checkpoint: the newest that this rank could open.
+        open_older: opens the checkpoint before an iteration.
 
     Raises:
         DamageError: there is none; on every rank alike.
     """
     first_damage: DamageError | None = None
     while True:
-        oldest = -mesh.largest(-checkpoint.iteration)
-        if mesh.largest(checkpoint.iteration) != oldest:  # what one rank cannot open none goes on from
+        oldest = -mesh.largest(
+            -checkpoint.iteration
+        )  # the minimum over ranks, by the one collective for maxima
+        if (
+            mesh.largest(checkpoint.iteration) != oldest
+        ):  # a checkpoint that one rank cannot open is used by none
             if checkpoint.iteration > oldest:
                 checkpoint = open_older(oldest + 1)
                 if mesh.rank == 0:
@@ -146,9 +150,9 @@ class _Candidates:
     """The checkpoints to try.
 
     Attributes:
-        folders: of them, the newest first.
+        folders: their folders, the newest first.
         newest: the iteration up to which checkpoints are tried; None where --load is one checkpoint.
-        problem: why the tracker does not say which is the newest.
+        tracker_error: why the tracker does not name the newest.
     """
 
     folders: list[Path]
@@ -165,7 +169,7 @@ def _list_candidates(load: Path, before_iteration: int | None) -> _Candidates:
         tracked_folder = latest(load)
     except DamageError as error:
         tracked_folder = iteration_folder(load, newest)
-        if not tracked_folder.exists():  # what it names says nothing of the others
+        if not tracked_folder.exists():  # a missing folder says nothing about the others
             problem = error
     except FormatError as error:
         problem = error
@@ -220,13 +224,13 @@ def _warn_superseded(run: RunConfig, superseded: Collection[int], world: World) 
 
 
 def _needed_pieces(checkpoint: Checkpoint, run: RunConfig) -> Iterator[tuple[str, str, Tensor, Piece]]:
-    """The pieces whose values the run takes up."""
+    """Select the pieces whose values the run loads."""
     namespace = None if loads_optimizer(run) else best_weights_namespace(checkpoint)
     return (piece for piece in checkpoint.pieces() if namespace in (None, piece[0]))
 
 
 def _is_corrupt(checkpoint: Checkpoint, piece: Piece) -> bool:
-    """Whether a piece has another checksum than when it was written, or cannot be read."""
+    """Whether a piece cannot be read or its checksum differs from the recorded one."""
     checksum = 0
     remaining = piece.bytes
     try:
@@ -240,10 +244,10 @@ def _is_corrupt(checkpoint: Checkpoint, piece: Piece) -> bool:
 
 
 def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedules | None:
-    """Whether there is what the run goes on with.
+    """Check that the checkpoint holds the training state that the run resumes.
 
     Returns:
-        the courses to go on with; checkpoints of converters and of our first version say none.
+        the checkpoint's schedules; None in checkpoints of converters and of the first version.
     """
     if run.checkpoint.finetune:
         return None
@@ -251,7 +255,7 @@ def _check_training_state(run: RunConfig, checkpoint: Checkpoint) -> ParamSchedu
     if optimizer:
         _check_optimizer(checkpoint, optimizer)
     trainer = checkpoint.trainer
-    # checkpoints of converters say nothing of skipped samples
+    # checkpoints of converters do not record skipped samples
     of_optimizer = (("optimizer_steps", None), ("skipped_samples", 0)) if optimizer else ()
     for key, absent in (("consumed_samples", None), *of_optimizer):
         value = trainer.get(key, absent)

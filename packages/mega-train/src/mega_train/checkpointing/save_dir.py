@@ -26,12 +26,12 @@ from mega_train.telemetry.event_log import check_event_log
 
 
 def is_same_folder(first: Path | None, second: Path | None) -> bool:
-    """Whether two paths lead to the same folder, whether or not it exists."""
+    """Whether two paths are the same folder, whether or not it exists."""
     return first is not None and second is not None and first.resolve() == second.resolve()
 
 
 def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int | None) -> tuple[int, ...]:
-    """Iterations in --save that the run supersedes.
+    """Find the iterations in --save that the run supersedes.
 
     Args:
         checkpoint: what the run resumes from.
@@ -63,7 +63,7 @@ def find_superseded(run: RunConfig, checkpoint: Checkpoint | None, newest: int |
 
 
 def list_iterations(iterations: Collection[int]) -> str:
-    """Iterations in words; of many, the first and the last."""
+    """Format iterations as text; of many, the first and the last."""
     ascending = sorted(iterations)
     if len(ascending) > 5:
         return f"{len(ascending)} iterations from {ascending[0]} to {ascending[-1]}"
@@ -96,11 +96,11 @@ def _refusal_error(save: CheckpointConfig, later: list[int], loaded: int | None)
 
 
 def _has_same_start(save: CheckpointConfig, iteration: int) -> bool:
-    """Whether the run in --save began with the checkpoint that is loaded now."""
+    """Whether the run in --save started from the checkpoint that is loaded now."""
     if save.save is None or save.load is None:
         return False
     try:
         recorded = load(RunConfig, iteration_folder(save.save, iteration) / RUN_CONFIG, {})
-    except ConfigError:  # none is recorded, or by another version
+    except ConfigError:  # no run.toml, or one of another version
         return False
     return is_same_folder(recorded.checkpoint.load, save.load)

@@ -1,4 +1,4 @@
-"""A training run's state to and from a checkpoint, every rank its own share."""
+"""Convert a training run's state to and from a checkpoint; every rank handles its own shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ShardToWrite:
-    """A box of a namespace that this rank writes, and its values now: a view, of the box's shape."""
+    """A box of a namespace that this rank writes, and its current values: a view of the box's shape."""
 
     namespace: str
     box: Box
@@ -43,7 +43,7 @@ class ShardToWrite:
 def shards_to_write(
     mesh: Mesh, rt: Runtime, sharding: ShardingStrategy, optimizer: Optimizer
 ) -> list[ShardToWrite]:
-    """What this rank writes of a checkpoint, which no other rank does; namespace after namespace."""
+    """List the shards that this rank writes, and no other rank; grouped by namespace."""
     main_shards = [
         ("optim.main", part, main)
         for part, main in zip(sharding.shard_ranges, sharding.main_params, strict=True)
@@ -59,7 +59,7 @@ def shards_to_write(
 
 
 def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]]]:
-    """Their boxes as an order to write has them (`mega_schema.checkpoint.writer_process`)."""
+    """Return the shards' boxes as a write order has them (`mega_schema.checkpoint.writer_process`)."""
     return {
         namespace: [shard.box.record() for shard in group]
         for namespace, group in groupby(shards, lambda shard: shard.namespace)
@@ -67,7 +67,7 @@ def write_order(shards: Iterable[ShardToWrite]) -> dict[str, list[dict[str, Any]
 
 
 def copy_to_buffer(shards: Sequence[ShardToWrite], offsets: Sequence[int], buffer: mmap) -> None:
-    """Copy the values to memory, each box's to its place."""
+    """Copy the values of each shard to its offset in shared memory."""
     for shard, offset in zip(shards, offsets, strict=True):
         shape = shard.box.slab.shape
         target = torch.frombuffer(buffer, dtype=shard.dtype, count=math.prod(shape), offset=offset)
@@ -75,7 +75,7 @@ def copy_to_buffer(shards: Sequence[ShardToWrite], offsets: Sequence[int], buffe
 
 
 def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryview]:
-    """Return the bytes of a namespace's box, not staged, as `writer_process.written` asks for them."""
+    """Return a reader of the bytes of a namespace's boxes, for a writer in this process."""
     by_namespace = {
         namespace: list(group) for namespace, group in groupby(shards, lambda shard: shard.namespace)
     }
@@ -88,7 +88,7 @@ def shard_bytes(shards: Iterable[ShardToWrite]) -> Callable[[str, int], memoryvi
 
 
 def load_weights(sharding: ShardingStrategy, read_box: ReadBox, rt: Runtime) -> None:
-    """Set every weight of this rank from a source of boxes of the global tensors; padding becomes zero.
+    """Set every weight of this rank from boxes of the global tensors; padding becomes zero.
 
     A tied parameter asks for the one it is tied to.
     """
@@ -98,18 +98,18 @@ def load_weights(sharding: ShardingStrategy, read_box: ReadBox, rt: Runtime) -> 
 
 
 def best_weights_namespace(checkpoint: Checkpoint) -> str:
-    """Where a checkpoint has its weights most precisely."""
+    """Name the namespace that holds the weights at the highest precision."""
     return "optim.main" if "optim.main" in checkpoint.tensors else MODEL
 
 
 def weight_reader(checkpoint: Checkpoint) -> ReadBox:
-    """The checkpoint's weights: the float32 main weights where it has them."""
+    """Return a reader of the checkpoint's weights: the float32 main weights where it has them."""
     namespace = best_weights_namespace(checkpoint)
     return lambda name, slab: checkpoint.read(namespace, name, slab)
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) -> None:
-    """Take up the optimizer's state."""
+    """Load the optimizer's state from the checkpoint."""
 
     def fill(namespace: str, shard: ShardRange, values: Tensor) -> None:
         _load_shard(shard, values, lambda name, slab: checkpoint.read(namespace, name, slab), rt)
@@ -119,6 +119,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Optimizer, rt: Runtime) ->
 
 @torch.no_grad()
 def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtime) -> None:
+    """Fill a shard of a parameter from boxes of the global tensor."""
     row, tp = shard.row, rt.tp
     values.zero_()
     for fragment in fragments(row.slabs(tp.rank, tp.size), row.local_shape(tp.size), shard.begin, shard.end):
@@ -129,7 +130,7 @@ def _load_shard(shard: ShardRange, values: Tensor, read_box: ReadBox, rt: Runtim
 def _boxes_to_write(
     namespace: str, shard: ShardRange, values: Tensor, tp: Axis, writers: Axis, dtype: torch.dtype
 ) -> Iterator[ShardToWrite]:
-    """The boxes of a stretch. Of one that several replicas keep, each writes its share."""
+    """List the boxes of a shard. Replicas that own the same shard split it."""
     row = shard.row
     first_element, end_element = (shard.size * (writers.rank + i) // writers.size for i in (0, 1))
     begin, end = shard.begin + first_element, shard.begin + end_element

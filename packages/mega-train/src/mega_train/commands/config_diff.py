@@ -1,4 +1,4 @@
-"""Runs before they begin: what follows from what was said, and what differs between two of them."""
+"""Resolve a run's configuration without starting it, and compare two configurations."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mega_train.resolve.run_mode import is_eval_only
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a run would be, and how it would start.
+    """The resolved configuration of a run, and how it would start.
 
     Attributes:
-        start: what it begins with, in words.
+        start: what it starts from, as text.
         refusal: why it may not write into --save.
     """
 
@@ -43,7 +43,7 @@ class Validation:
 
 
 def resolve_for_display(run: RunConfig, world: int) -> Validation:
-    """What the run will be on so many processes; its corpora and its checkpoint are opened where it has any.
+    """Resolve the run for a number of processes; open its datasets and checkpoint where it names any.
 
     The family is the configuration's, the preset's, the checkpoint's, or gpt. Nothing is converted.
 
@@ -95,7 +95,7 @@ def _describe_start(run: RunConfig, checkpoint: Checkpoint | None, superseded: C
 
 
 def derived_values(config: ResolvedConfig) -> dict[str, object]:
-    """What follows from a run's configuration, by name."""
+    """List the values derived from a run's configuration, by name."""
     layout, schedule = config.layout, config.lr_schedule
     return {
         **{f"model.{name}": value for name, value in config.spec.to_dict().items()},
@@ -125,7 +125,7 @@ def _dropout(train: TrainConfig) -> str:
 
 
 def _optimizer(optimizer: OptimizerConfig) -> str:
-    """The algorithm with its constants, clipping and decay."""
+    """Format the optimizer with its constants, clipping and weight decay."""
     adam = f"betas {optimizer.beta1:g} {optimizer.beta2:g}, eps {optimizer.eps:g}"
     constants = {
         "adam": adam,
@@ -148,11 +148,11 @@ def _learning_rate(optimizer: OptimizerConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSide:
-    """One of two runs to compare.
+    """One of the two configurations to compare.
 
     Attributes:
-        said: every value of its configuration by section.key.
-        follows: what is derived of it; none where it cannot begin as it stands, and `why` not.
+        values: every configured value by section.key.
+        derived: the derived values; empty where the run could not start, and `error` says why.
     """
 
     values: dict[str, object]
@@ -161,10 +161,10 @@ class ConfigSide:
 
 
 def load_side(path: Path, family: Family | None, world: int | None) -> ConfigSide:
-    """A TOML file, a run's folder or a checkpoint's.
+    """Load a TOML file, a run's folder or a checkpoint's folder.
 
     Args:
-        world: processes, where no checkpoint says how many there were.
+        world: processes, where no checkpoint records their number.
 
     Raises:
         MegaError: it is none of these.
@@ -207,9 +207,9 @@ _MODEL_KEYS = frozenset(key.dotted for key in keys(RunConfig) if key.section == 
 
 
 def diff_sides(first_side: ConfigSide, second_side: ConfigSide) -> Iterator[tuple[str, Any, Any]]:
-    """Name and both values of all that differs: first what was said, then what follows.
+    """Yield the name and both values of every difference: configured values first, then derived ones.
 
-    One model can be described by other keys. A key that one side leaves out is compared in what follows.
+    Different keys can describe one model. A key that one side leaves out is compared by the derived values.
     """
     both_follow = bool(first_side.derived and second_side.derived)
     for first, second in ((first_side.values, second_side.values), (first_side.derived, second_side.derived)):

@@ -1,4 +1,4 @@
-"""What this machine has for training, whose kernels a run would take, and whether they are right."""
+"""Check this machine: its devices, the kernels that training would use and why, and each kernel's results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mega_model.matmul_precision import computing_dtype
 from mega_train.config.training import Kernels
 from mega_train.optim.factory import check_adamw, choose_adamw
 
-# found and told of; nothing here uses them
+# reported if installed, but not used
 _UNUSED_PACKAGES = MappingProxyType(
     {"transformer_engine": "not needed: FP8 is over torch's own products", "torchao": "not used"}
 )
 
 
 def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> dict[str, Any]:
-    """Everything there is to say, as JSON has it.
+    """Collect the report as JSON values.
 
     Raises:
         ConfigError: the kernels asked for cannot be had.
@@ -70,7 +70,7 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
 
 
 def c_compiler() -> str | None:
-    """The path of the C compiler that Triton takes: $CC, else gcc, else clang (triton/runtime/build.py).
+    """Find the C compiler that Triton uses: $CC, else gcc, else clang (triton/runtime/build.py).
 
     Triton compiles the launcher of each kernel with it when a run on a GPU begins. None where there is none.
     """
@@ -115,7 +115,7 @@ def _list_devices() -> list[str]:
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """The same for a person."""
+    """Format the report as text."""
     lines = [f"torch {report['torch']}, Python {report['python']}", *report["devices"], ""]
     for name, entry in report["packages"].items():
         note = f" ({_UNUSED_PACKAGES[name]})" if name in _UNUSED_PACKAGES else ""

@@ -1,4 +1,4 @@
-"""What a key, a flag or a flag of another program's is, in a few lines."""
+"""Explain a key, a flag, or a flag of another program, in a few lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mega_train.config import RunConfig
 
 
 def explain_word(word: str) -> Iterator[str]:
-    """The lines of one.
+    """Yield the lines that explain one word.
 
     Args:
         word: section.key, a key, or a flag with its hyphens or without.
@@ -43,7 +43,7 @@ def explain_word(word: str) -> Iterator[str]:
 
 
 def list_keys() -> Iterator[str]:
-    """A line for every key, section by section."""
+    """Yield a line for every key, section by section."""
     section = ""
     for key in keys(RunConfig):
         if key.section != section:
@@ -53,7 +53,7 @@ def list_keys() -> Iterator[str]:
 
 
 def list_presets() -> Iterator[str]:
-    """A line for every named model."""
+    """Yield a line for every preset."""
     for name, spec in PRESETS.items():
         shape = f"{spec.layers} layers, hidden {spec.hidden}, {spec.heads} heads, {spec.context} tokens"
         yield f"{name:16} {spec.family:6} {count(table(spec)) / 1e9:8.2f} billion   {shape}"

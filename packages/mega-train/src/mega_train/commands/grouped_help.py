@@ -12,7 +12,7 @@ from mega_schema.app.config import keys
 from mega_train.compat.compatible_command import MegatronCompatibleCommand
 from mega_train.config import RunConfig
 
-# in this order; --help shows these alone
+# the options of --help, in this order
 EVERYDAY = (
     "--config",
     "--preset",
@@ -49,23 +49,23 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "profile": "torch's profiler",
     }
 )
-HelpRecord = tuple[str, str]  # an option as it is written, and its description
+HelpRecord = tuple[str, str]  # an option with its type, and its description
 _HELP_ALL = "mega_train.help_all"
 _COMMON_FLAGS = ("--config", "--set", "--help-all", "--help")
-_NAME_COLUMNS = 35  # columns of the options' names and types
+_NAME_COLUMNS = 35  # columns of option names and types
 _TYPES: Mapping[str, str] = MappingProxyType(
     {"INTEGER": "N", "INTEGER RANGE": "N", "FLOAT": "X"}
-)  # short, for --help alone
+)  # short names of types in --help
 
 
 class GroupedHelp(MegatronCompatibleCommand):
-    """A command that takes the options of `Run`, with help in groups.
+    """A command that takes the options of `RunConfig`, with help in groups.
 
-    The order of options on the command line, and everything else, is as in `Familiar`.
+    Everything but the help is as in `MegatronCompatibleCommand`.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's parameters with --help-all before --help."""
+        """Return the command's parameters with --help-all before --help."""
         *params, last = super().get_params(ctx)
         return [*params, _help_all_option(), last]
 
@@ -130,7 +130,7 @@ def _write_group(formatter: click.HelpFormatter, heading: str, records: Sequence
 
 
 def _shorten(record: HelpRecord) -> HelpRecord:
-    """An option with its type in one letter and without its default value or range."""
+    """Shorten an option: its type as one letter, no default value and no range."""
     name, text = record
     flag, _, kind = name.partition(" ")
     return f"{flag} {_TYPES.get(kind, kind)}".rstrip(), text.partition("  [")[0]

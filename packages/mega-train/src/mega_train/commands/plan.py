@@ -1,4 +1,4 @@
-"""From what a person said of a run to a job to plan."""
+"""Build the workload to plan from a run's configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mega_train.resolve import resolve
 
 
 def estimate_run(run: RunConfig, family: Family | None, world: int | None, hardware: str) -> Estimate:
-    """The run as it is said.
+    """Estimate the run as configured.
 
     Raises:
         MegaError: the run could not begin.
@@ -39,10 +39,10 @@ def estimate_run(run: RunConfig, family: Family | None, world: int | None, hardw
 
 
 def search_layouts(run: RunConfig, family: Family | None, world: int | None, hardware: str) -> list[Estimate]:
-    """The fastest layouts of the run's model and batch.
+    """Search the fastest layouts of the run's model and batch.
 
     Raises:
-        MegaError: the batch is not said, or no layout fits.
+        MegaError: the batch size is not given, or no layout fits.
     """
     machine = HARDWARE[hardware]
     size = world or model_ranks(run)
@@ -59,15 +59,15 @@ def search_layouts(run: RunConfig, family: Family | None, world: int | None, har
 
 
 def model_ranks(run: RunConfig) -> int:
-    """Ranks of one copy of the model."""
+    """Return the ranks of one replica of the model."""
     cut = run.parallel
     return max(1, cut.tp) * max(1, cut.pp) * max(1, cut.cp)
 
 
 def build_workload(run: RunConfig, family: Family | None, world: int | None) -> Workload:
-    """The job that this run would be on `world` ranks; one copy of the model's where that is not said.
+    """Build the workload of this run on `world` ranks; on the ranks of one replica where None.
 
-    No corpus is read; with --load the checkpoint says which model it is.
+    Reads no dataset; with --load the model is the checkpoint's.
 
     Raises:
         MegaError: the run could not begin, for the reasons it would be refused for.
@@ -76,7 +76,7 @@ def build_workload(run: RunConfig, family: Family | None, world: int | None) -> 
     if family is None:
         model = preset(run.model.preset) if run.model.preset is not None else loaded_spec
         family = model.family if model else "gpt"
-    # what a plan does not depend on takes values that pass
+    # options without effect on a plan get valid values
     minimal = replace(
         run,
         batch=replace(run.batch, rampup=None),
@@ -107,10 +107,10 @@ def build_workload(run: RunConfig, family: Family | None, world: int | None) -> 
 
 
 def search_template(run: RunConfig, family: Family | None) -> Workload:
-    """The job whose layout is to be found: the model and the batch of the run, cut for one rank.
+    """Build the workload whose layout is searched: the run's model and batch on one rank.
 
     Raises:
-        ConfigError: the batch is not said, and with it there is nothing to hold constant.
+        ConfigError: the batch size is not given, so nothing is fixed in the search.
     """
     if run.batch.global_samples is None:
         raise ConfigError(
@@ -124,7 +124,7 @@ def search_template(run: RunConfig, family: Family | None) -> Workload:
 
 
 def choose_precision(run: RunConfig, spec: ModelSpec) -> Precision:
-    """Bytes of each parameter; those of the optimizer's state a mean over the model."""
+    """Choose the bytes per parameter; those of the optimizer state are a mean over the model."""
     half = FP8 if run.train.fp8 else BF16
     precision = half if run.train.bf16 else FLOAT16 if run.train.fp16 else FLOAT32
     rows = [row for row in table(spec) if row.tied_to is None]
@@ -137,7 +137,7 @@ def choose_precision(run: RunConfig, spec: ModelSpec) -> Precision:
 
 
 def choose_implementation(run: RunConfig) -> Implementation:
-    """What of our own program the run's flags choose."""
+    """Choose what the run's flags change in our implementation."""
     return Implementation(
         attention=_attention(run),
         eager=run.train.kernels == "reference",
@@ -155,7 +155,7 @@ def _attention(run: RunConfig) -> Literal["flash", "flash-2", "scores"]:
 
 
 def to_flags(workload: Workload) -> str:
-    """The flags that make a run the layout of a job that was searched for."""
+    """Format the flags that give a run the layout of a workload."""
     layout, recompute = workload.layout, workload.recompute
     full = recompute.granularity == "full"
     flags = {

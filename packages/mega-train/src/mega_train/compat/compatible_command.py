@@ -1,7 +1,7 @@
-"""A command that reads the launch scripts of Megatron-LM, its forks and fairseq as they are.
+"""A command that accepts the launch scripts of Megatron-LM, its forks and fairseq unchanged.
 
-Words of theirs become words of ours before anything is parsed. What cannot be read is refused in one table:
-the flag, why, and what replaces it.
+Flags are translated before click parses them. Flags that cannot be translated are refused in one table: the
+flag, the reason and a replacement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRANSLATION = "mega_train.translation"
 
 
 class MegatronCompatibleCommand(Wordy):
-    """A command that knows what a Megatron user meant."""
+    """A command that accepts Megatron's flags."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,12 +36,12 @@ class MegatronCompatibleCommand(Wordy):
                 [MEGATRON_DEFAULTS],
                 is_flag=True,
                 expose_value=False,
-                help="Take Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
+                help="Use Megatron's defaults where ours differ: dropout 0.1, saves in the foreground.",
             )
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does.
+        """Translate the arguments, then parse them as click does.
 
         Raises:
             ConfigError: a flag cannot be read, or two disagree; the line says what to do.
@@ -55,7 +55,7 @@ class MegatronCompatibleCommand(Wordy):
         return super().parse_args(ctx, translation.words)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does, after a line that says what was left out, and one of a default that differs."""
+        """Report skipped flags and a differing default, then invoke as click does."""
         translation: Translation = ctx.meta[_TRANSLATION]
         if current_rank() == 0:
             if translation.left_out:
@@ -75,9 +75,9 @@ def _names(option: click.Parameter) -> Sequence[str]:
 
 
 def _missing_dropout(translation: Translation) -> list[str]:
-    """The dropout flags that a script of another program leaves to a default that differs from ours."""
+    """List the dropout flags that a script of another program leaves to its own default."""
     given_flags = {word.partition("=")[0] for word in translation.words}
-    # a model that flags describe with the longest position, as Megatron demands and we do not
+    # Megatron requires --max-position-embeddings and we do not, so its scripts give it
     foreign = translation.is_foreign or "--max-position-embeddings" in given_flags
     if not foreign or "--config" in given_flags or MEGATRON_DEFAULTS in given_flags:
         return []
@@ -87,7 +87,7 @@ def _missing_dropout(translation: Translation) -> list[str]:
 def _wrong_values(
     ctx: click.Context, words: Sequence[str], options: dict[str, click.Parameter]
 ) -> Iterator[MegaError]:
-    """An error for every value that click will not take."""
+    """Yield an error for every value that click will not accept."""
     for word, next_word in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         option = options.get(name)
@@ -100,7 +100,7 @@ def _wrong_values(
 
 
 def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> None:
-    """Raise what cannot be read; a single wrong value is left to click, which says the same.
+    """Raise the errors; click itself reports a single wrong value.
 
     Raises:
         ConfigError: there is one.

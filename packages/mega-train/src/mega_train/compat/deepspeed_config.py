@@ -1,4 +1,4 @@
-"""What a DeepSpeed configuration says of batch, ZeRO, clipping, precision and curriculum, in our flags."""
+"""Translate a DeepSpeed configuration (batch, ZeRO, clipping, precision, curriculum) into our flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mega_schema.errors import ConfigError, MegaError
 
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config")
 
-# of each key our flag; its value is a number, or where it is true or false whether the flag is given
+# the flag of each key; a number is its value, true gives the flag and false does not
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "train_batch_size": "--global-batch-size",
@@ -37,7 +37,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "curriculum_learning.schedule_config.root_degree": "--curriculum-root",
     }
 )
-# a run is the same without them
+# keys without effect on a run
 _IGNORED_KEYS = (
     "steps_per_print",
     "wall_clock_breakdown",
@@ -58,7 +58,7 @@ _IGNORED_KEYS = (
 
 @dataclass(slots=True)
 class DeepSpeedFlags:
-    """A command line with the flags that a DeepSpeed configuration means.
+    """A command line with the flags that a DeepSpeed configuration stands for.
 
     Attributes:
         words: the command line, in the flags of `mega-train`.
@@ -72,7 +72,7 @@ class DeepSpeedFlags:
 
 
 def read_deepspeed_config(file: Path, words: Sequence[str]) -> DeepSpeedFlags:
-    """Add what the file says to a command line.
+    """Add the flags of a DeepSpeed configuration to a command line.
 
     Args:
         words: the command line, every flag in its own spelling.
@@ -113,7 +113,7 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
         raise ConfigError(where, "is not read", wanted=", ".join(_known_sections()), hint="say it by flags")
     else:
         flag = _FLAGS[key]
-    if flag == "--loss-scale" and value == 0:  # DeepSpeed's word for a scale that moves
+    if flag == "--loss-scale" and value == 0:  # DeepSpeed's value for a dynamic scale
         if flag in (word.partition("=")[0] for word in flags.words) and fp16:
             # under DeepSpeed its own scaler runs, and Megatron's flag has no effect
             flags.words = _without(flag, flags.words)
@@ -125,7 +125,7 @@ def _add_flag(flags: DeepSpeedFlags, file: Path, key: str, value: Any, fp16: boo
 
 
 def _without(flag: str, words: Sequence[str]) -> list[str]:
-    """The words without a flag and its value."""
+    """Remove a flag and its value."""
     remaining = list[str]()
     iterator = iter(words)
     for word in iterator:
@@ -137,7 +137,7 @@ def _without(flag: str, words: Sequence[str]) -> list[str]:
 
 
 def _curriculum_values(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The values, without what is said of a curriculum that is off, or of which one it is.
+    """Drop the values of a disabled curriculum, and those that name the kind of an enabled one.
 
     Raises:
         ConfigError: it is one that we do not have.
@@ -165,7 +165,7 @@ def _flag_words(where: str, flag: str, value: Any, words: Sequence[str]) -> list
     if not values:
         return [flag, f"{value:g}" if value != int(value) else str(int(value))]
     for text in values:
-        number = _parse_number(text)  # of what is no number click says so
+        number = _parse_number(text)  # click reports what is no number
         if number is not None and number != value:
             raise ConfigError(
                 where, f"disagrees with {flag}", found=value, wanted=f"{number:g}, or no {flag}"
@@ -174,7 +174,7 @@ def _flag_words(where: str, flag: str, value: Any, words: Sequence[str]) -> list
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
-    """The values that a command line gives a flag."""
+    """List the values that a command line gives a flag."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     split = [(*word.partition("="), next_word) for word, next_word in pairs]
     return [value if equals else next_word for name, equals, value, next_word in split if name == flag]

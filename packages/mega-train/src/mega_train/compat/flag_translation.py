@@ -1,4 +1,4 @@
-"""Translate the words of another program's launch script into the words of `mega-train`.
+"""Translate the command line of another program's launch script into that of `mega-train`.
 
 Another spelling is replaced, a flag that changes no result is left out, and a DeepSpeed configuration becomes
 flags. What cannot be read is collected, so that one start reports all of it.
@@ -19,7 +19,7 @@ from mega_train.compat.megatron_flags import FlagTable, find_flag, flag_table
 
 DROPOUT_FLAGS = ("--hidden-dropout", "--attention-dropout")
 MEGATRON_DEFAULTS = "--megatron-defaults"
-# Megatron-LM's defaults where ours differ, and the flags that say the same
+# Megatron-LM's defaults where ours differ, and flags that override them
 DEFAULTS = (
     (("--hidden-dropout", "0.1"), ()),
     (("--attention-dropout", "0.1"), ()),
@@ -33,7 +33,7 @@ SIMILAR = 0.84  # of difflib: below it a suggestion is more often wrong than rig
 
 @dataclass(slots=True)
 class Translation:
-    """A command line in the words of `mega-train`.
+    """A translated command line.
 
     Attributes:
         left_out: flags that change no result, and why.
@@ -51,19 +51,19 @@ def translate_flags(args: Sequence[str], known_flags: Collection[str]) -> Transl
     """Translate a command line.
 
     Args:
-        ours: the flags of the command.
+        known_flags: the flags of the command.
     """
     return _Translator(args, frozenset(known_flags)).run()
 
 
 def refusal_of(flag: str, table: FlagTable) -> ConfigError | None:
-    """The error for a flag of what is not supported; None where the table does not know it."""
+    """Build the error of an unsupported flag; None where the table does not have the flag."""
     refusal = find_flag(table.refused, flag)
     return None if refusal is None else ConfigError(flag, refusal.why, hint=refusal.instead)
 
 
 def format_skipped(left_out: dict[str, str]) -> str:
-    """Flags with why they are needless, those of one reason together."""
+    """Format the flags that have no effect, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for flag, why in left_out.items():
         reasons.setdefault(why, []).append(flag)
@@ -71,7 +71,7 @@ def format_skipped(left_out: dict[str, str]) -> str:
 
 
 def suggest_flag(flag: str, known_flags: Collection[str], table: FlagTable) -> str:
-    """A hint that names the flag that was meant, or an empty one where none is similar enough."""
+    """Suggest the flag that was meant; empty where none is similar enough."""
     prefixed = [name for name in known_flags if name.startswith(flag)]  # argparse takes a unique beginning
     candidates = sorted({*known_flags, *table.names})
     close = prefixed if len(prefixed) == 1 else get_close_matches(flag, candidates, 1, SIMILAR)
@@ -79,7 +79,7 @@ def suggest_flag(flag: str, known_flags: Collection[str], table: FlagTable) -> s
 
 
 class _Translator:
-    """One pass over the words, front to back."""
+    """One pass over the command line, front to back."""
 
     def __init__(self, args: Sequence[str], known_flags: frozenset[str]) -> None:
         self.args = list(args)
@@ -87,7 +87,7 @@ class _Translator:
         self.table = flag_table()
         self.remaining = list(args)
         self.given = {word.partition("=")[0] for word in args if _FLAG.match(word)}
-        # beside a kind of positions without a table, Megatron's --no-position-embedding adds nothing
+        # with positions that need no table, Megatron's --no-position-embedding has no effect
         self.has_positions = any(
             "rotary-position" in word or word.endswith(("rope", "rotary", "alibi")) for word in args
         )
@@ -148,7 +148,7 @@ class _Translator:
             self._value(flag, value)  # read last, with the whole command line in view
 
     def _read_folder(self) -> None:
-        """fairseq's first word: the folder of its data."""
+        """Read fairseq's first positional argument, its data folder."""
         if "--task" not in self.given or not self.remaining or self.remaining[0].startswith("-"):
             return
         folder = Path(self.remaining.pop(0))
@@ -157,7 +157,7 @@ class _Translator:
                 self.translation.words.extend([f"--{use}-data-path", str(folder / split)])
 
     def _read_defaults(self) -> None:
-        """Flags that are added: fairseq's default of --arch, and Megatron's where they are asked for."""
+        """Add fairseq's default of --arch, and with --megatron-defaults Megatron's defaults."""
         words = self.translation.words
         if "--arch" in self.given and "--share-decoder-input-output-embed" not in self.given:
             words.append("--untie-embeddings-and-output-weights")
@@ -221,7 +221,7 @@ class _Translator:
         return self.remaining.pop(0)
 
     def _drop_switch_value(self, flag: str, value: str | None) -> None:
-        """BigScience's form of a switch: any word behind it means true there."""
+        """Drop the value of BigScience's --eval-only: any word after it means true there."""
         word = value
         if word is None and self.remaining and self.remaining[0].lower() in ("true", "false", "1", "0"):
             word = self.remaining.pop(0)
@@ -244,7 +244,7 @@ def _split_betas(text: str) -> Sequence[str]:
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """The last value that a command line gives a flag."""
+    """Return the last value that a command line gives a flag."""
     result = None
     for word, next_word in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")

@@ -22,7 +22,7 @@ FILE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a flag is refused, and what to give in its place; empty where there is nothing."""
+    """Why a flag is refused, and its replacement; empty where there is none."""
 
     why: str
     instead: str
@@ -55,7 +55,7 @@ class FlagTable:
 
 @functools.cache
 def flag_table() -> FlagTable:
-    """The content of the file."""
+    """Read the table from its file."""
     content = tomllib.loads(FILE.read_text("utf-8"))
     return FlagTable(
         left_out=_by_flag(content["left_out"], lambda group: group["why"]),
@@ -72,7 +72,7 @@ def flag_table() -> FlagTable:
 
 
 def find_flag(table: Mapping[str, Value], flag: str) -> Value | None:
-    """What a table says of a flag, by its name or by how it begins."""
+    """Look a flag up by its name or by a prefix in the table."""
     if flag in table:
         return table[flag]
     return next((text for key, text in table.items() if key.endswith("-") and flag.startswith(key)), None)

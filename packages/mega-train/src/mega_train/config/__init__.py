@@ -1,6 +1,6 @@
-"""What a person can say of a training run: sections, keys, flags (Megatron's names), defaults.
+"""Configuration of a training run: sections, keys, flags (Megatron's names) and defaults.
 
-Nothing is derived and nothing is cross-checked here; `resolve` does both, once.
+Nothing is derived and nothing is cross-checked here; `resolve` does both.
 """
 
 from __future__ import annotations

@@ -10,33 +10,37 @@ from mega_schema.app.config import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Where checkpoints go and come from."""
+    """Options of saving and loading checkpoints."""
 
-    save: Path | None = option("--save", None, "folder of the run's checkpoints and of its record")
-    load: Path | None = option("--load", None, "checkpoint to go on from: a run's folder, or one iteration's")
+    save: Path | None = option("--save", None, "folder of the run's checkpoints and event log")
+    load: Path | None = option(
+        "--load", None, "checkpoint to resume from: a run's folder, or one iteration's"
+    )
     interval: int | None = option(
         "--save-interval", None, "optimizer steps between checkpoints; the last step is always saved"
     )
     background: bool = option(
         "--async-save/--no-async-save",
         True,
-        "write checkpoints while the run goes on (default), from a copy of the rank's share in memory",
+        "write checkpoints in the background from a copy of the rank's shard in memory (default)",
     )
     keep_last: int | None = option(
-        "--keep-last", None, "remove all but so many of the newest checkpoints once there is another"
+        "--keep-last", None, "number of newest checkpoints to keep; older ones are removed after each save"
     )
     keep_every: int | None = option(
-        "--keep-every", None, "keep those whose iteration this divides; without --keep-last also the newest"
+        "--keep-every",
+        None,
+        "keep checkpoints at multiples of this many iterations; without --keep-last, the newest too",
     )
     signals: bool = option(
         "--exit-signal-handler/--no-exit-signal-handler",
         True,
-        "on SIGTERM or SIGUSR1 save after the step and leave with code 143 (default); else they end at once",
+        "on SIGTERM or SIGUSR1, save after the step and exit with code 143 (default); otherwise exit at once",
     )
     overwrite: bool = option(
         "--overwrite",
         False,
-        "let this run take the place of checkpoints in --save that it did not write or does not resume from",
+        "replace checkpoints in --save that this run neither wrote nor resumes from",
     )
     override_data: bool = option(
         "--override-data",
@@ -44,23 +48,25 @@ class CheckpointConfig:
         "resume with another seed, split, blend or dataset than the checkpoint's run",
     )
     finetune: bool = option(
-        "--finetune", False, "take the weights alone: iteration, optimizer and data begin anew"
+        "--finetune", False, "load only the weights: iteration, optimizer and data start from zero"
     )
     pretrained: Path | None = option(
         "--pretrained-checkpoint",
         None,
-        "where --load holds nothing yet, begin with the weights of this one, as --load and --finetune do",
+        "checkpoint to start from, as with --load --finetune, while --load holds no checkpoint yet",
     )
     exit_on_missing: bool = option(
         "--exit-on-missing-checkpoint",
         False,
-        "end with an error where --load holds no checkpoint, also where --save is the same folder",
+        "fail if --load holds no checkpoint, even if --save is the same folder",
     )
     no_load_optim: bool = option(
         "--no-load-optim",
         False,
-        "optimizer and courses begin anew; iteration and samples go on, as the checkpoint says",
+        "do not load the optimizer state or schedules; iteration and consumed samples are loaded",
     )
     no_load_rng: bool = option(
-        "--no-load-rng", False, "accepted: nothing random is kept, dropout depends on seed and sample alone"
+        "--no-load-rng",
+        False,
+        "accepted without effect: checkpoints hold no random state; dropout depends only on seed and sample",
     )

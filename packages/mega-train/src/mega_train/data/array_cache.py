@@ -1,4 +1,4 @@
-"""Arrays that take long to make and follow from a few values: made once, kept on disk, mapped by every rank.
+"""Cache of numpy arrays on disk, keyed by a hash of the values they are computed from; mapped by every rank.
 
     FOLDER/NAME-KEY/ARRAY.npy     the arrays
     FOLDER/NAME-KEY/made-of.json  the values that KEY is the hash of, for people
@@ -39,13 +39,13 @@ log = logging.getLogger("mega.train")
 def load_or_build(
     folders: Sequence[Path], name: str, values: Mapping[str, object], build: Callable[[Path], None]
 ) -> Arrays:
-    """The arrays that follow from `values`, read-only views of their files; made where no folder has them.
+    """Load the cached arrays of `values`, as read-only memory maps; build them where no folder has them.
 
     Args:
-        folders: to look in, in this order. What is made goes to the first of them that can be written to.
-        name: of what it is, for people.
-        values: all that the arrays follow from, as JSON can tell them.
-        make: writes them, as .npy files, to a folder.
+        folders: searched in this order. New arrays go to the first that is writable.
+        name: prefix of the cache entry, for people.
+        values: everything the arrays are computed from; must be JSON serialisable.
+        build: writes the arrays as .npy files into a folder.
 
     Raises:
         MegaError: no folder can be written to, or the disk is full.
@@ -57,7 +57,7 @@ def load_or_build(
         return arrays
     folder = _first_writable(folders)
     with _lock_folder(folder):
-        arrays = _load_first([folder], entry)  # by another process, while we waited
+        arrays = _load_first([folder], entry)  # another process may have built it meanwhile
         if arrays is None:
             _build(folder, entry, text, build)
             arrays = _load_arrays(folder / entry)
@@ -72,8 +72,8 @@ def write_arrays(
     """Write .npy files side by side.
 
     Args:
-        files: by name without suffix, type and shape of each.
-        blocks: of each block some rows of every file.
+        files: dtype and shape of each file, by name without suffix.
+        blocks: blocks of rows of every file.
     """
     with contextlib.ExitStack() as stack:
         handles = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in files}
@@ -107,7 +107,7 @@ def _load_arrays(folder: Path) -> Arrays:
     files = sorted(folder.glob("*.npy"))
     if not files:
         raise ValueError("no arrays")
-    # np.load maps no empty array, and a view without np.memmap's class is quicker to take an element of
+    # np.load cannot map an empty array; elements of a plain ndarray view are faster to read than np.memmap's
     return {file.stem: np.load(file, "r" if _count_rows(file) else None).view(np.ndarray) for file in files}
 
 
@@ -119,7 +119,7 @@ def _count_rows(path: Path) -> int:
 
 
 def _build(folder: Path, entry: str, text: str, build: Callable[[Path], None]) -> None:
-    for stale in folder.glob(f".*{_PARTIAL_SUFFIX}"):  # whoever made it is dead: we hold the lock
+    for stale in folder.glob(f".*{_PARTIAL_SUFFIX}"):  # its writer is dead: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     partial = folder / f".{entry}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
@@ -162,10 +162,10 @@ def _first_writable(folders: Sequence[Path]) -> Path:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Alone among the processes of this machine; file systems that cannot lock are let be."""
+    """Lock the folder among the processes of this machine; does nothing on file systems without locks."""
     try:
         number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user's, who shares the folder
+    except PermissionError:  # another user's, in a shared folder
         number = os.open(folder / ".lock", os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

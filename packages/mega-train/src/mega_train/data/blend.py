@@ -1,13 +1,12 @@
-"""Several corpora read as one: which corpus the i-th sample comes from, Megatron's choice number for number.
+"""Blend several datasets: choose the dataset of each sample, exactly as Megatron does.
 
-Sample i comes from the corpus that lags furthest behind its share: the k with the largest w_k · max(i, 1)
-- n_k in doubles, of equals the lowest, where n_k samples came from k before it. Each choice changes n, so
-the rule is a loop. `plain` is that loop; here runs of it are made side by side instead, one in every
-column of an array. A column begins at a guess of n that is a little wrong, and soon forgets it: two runs
-from different n come closer, never further apart (where they choose p and q, n_p - n'_p <= n_q - n'_q, so
-the step does not add to the sum of squares of n - n'). A column whose start proves not to be where the
-column before it ended is run again from there. So what comes out is the loop's, bit for bit, whatever was
-guessed.
+Sample i comes from the dataset that lags furthest behind its share: the k with the largest w_k · max(i, 1)
+- n_k in doubles, the lowest k among equals, where n_k samples came from k before. Each choice changes n, so
+the rule is a loop (`blend_reference`). Here segments of the loop run in parallel instead, one in every column
+of an array. A column starts at a guess of n, and the error of the guess decays: two runs from different n
+never diverge (where they choose p and q, n_p - n'_p <= n_q - n'_q, so the step does not add to the sum of
+squares of n - n'). A column whose start differs from the end of the previous column is run again from there.
+So the result is bit for bit that of the loop, whatever the guess.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Block = tuple[NDArray[np.int16], NDArray[np.int64]]
 
-MAX_DATASETS = np.iinfo(np.int16).max  # corpora, as there are numbers for them
-SURPLUS_FACTOR = 1.005  # samples made of each corpus beyond its share
+MAX_DATASETS = np.iinfo(np.int16).max  # the dataset of a sample is stored as int16
+SURPLUS_FACTOR = 1.005  # samples built of each dataset, relative to its share
 
 BlendRule = Literal["surplus", "exact"]
 
-_TABLE_CELLS = 1 << 16  # numbers in a table of columns: it stays in a core's cache
-_LOOP_DATASETS = 512  # corpora, of which the loop is as fast as columns
+_TABLE_CELLS = 1 << 16  # numbers in a table of columns, which must fit a core's cache
+_LOOP_DATASETS = 512  # datasets from which on the loop is as fast as columns
 
 
 def normalize(weights: Sequence[float] | Floats) -> Floats:
-    """Shares of 1, in the doubles that Megatron has."""
+    """Scale weights to a sum of 1, in float64 as Megatron does."""
     array = np.array(weights, np.float64)
     return array / np.sum(array)
 
 
 def dataset_samples(share: float, samples: int, rule: BlendRule) -> tuple[int, int]:
-    """How many samples a corpus of this share adds to a blend of `samples`, and how many to make of it.
+    """Return how many samples a dataset adds to a blend of `samples`, and how many to build for it.
 
     "surplus" (Megatron core through 0.12) adds all that are made; "exact" (since 0.13) what the share is of.
     """
@@ -50,12 +49,12 @@ def dataset_samples(share: float, samples: int, rule: BlendRule) -> tuple[int, i
 
 
 def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = None) -> Iterator[Block]:
-    """Corpus of each of `size` samples, and which of that corpus's samples it is, block after block.
+    """Yield the dataset of each of `size` samples, and its sample number in that dataset, in blocks.
 
     Args:
-        shares: of each corpus; they add up to 1.
-        sizes: samples that each corpus has, 1 or more; one that is used up is not chosen again. None asks for
-            no such thing.
+        shares: of each dataset; they add up to 1.
+        sizes: samples of each dataset, 1 or more; an exhausted dataset is not chosen again. None does not
+            limit them.
     """
     assert 0 < len(shares) <= MAX_DATASETS
     warmup = 8 * len(shares) + 64
@@ -76,7 +75,7 @@ def blend_blocks(shares: Floats, size: int, sizes: NDArray[np.int64] | None = No
 def blend_reference(
     shares: Floats, first: int, steps: int, counts: Floats, sizes: NDArray[np.int64] | None = None
 ) -> Block:
-    """The rule as it is said, sample by sample, from sample `first` on. `counts` moves on."""
+    """Apply the rule sample by sample, from sample `first` on; updates `counts`."""
     corpus, number = np.empty(steps, np.int16), np.empty(steps, np.int64)
     for step in range(steps):
         lag = shares * float(max(first + step, 1)) - counts
@@ -97,7 +96,7 @@ def _blend_columns(
     counts: Floats,
     sizes: NDArray[np.int64] | None,
 ) -> Block:
-    """`steps` · `columns` samples from `first` on, column after column; `counts` moves on."""
+    """Choose `steps` · `columns` samples from `first` on, column after column; updates `counts`."""
     first_samples = first + steps * np.arange(columns, dtype=np.float64)
     start_counts = np.empty((len(shares), columns))
     guess = _guess_counts(shares, first_samples[1:] - warmup, sizes)
@@ -117,7 +116,7 @@ def _blend_columns(
 
 
 def _guess_counts(shares: Floats, first_samples: Floats, sizes: NDArray[np.int64] | None) -> Floats:
-    """Counts, (corpora, columns), near those of the loop at samples `at`, to which each column adds up."""
+    """Guess the counts, (datasets, columns), of the loop at `first_samples`, to which each column adds up."""
     guess = np.floor(shares[:, None] * first_samples)
     rank = np.empty(len(shares))
     rank[np.argsort(-shares, kind="stable")] = np.arange(len(shares))
@@ -128,16 +127,16 @@ def _guess_counts(shares: Floats, first_samples: Floats, sizes: NDArray[np.int64
 def _run_columns(
     shares: Floats, first: Floats, steps: int, counts: Floats, sizes: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
-    """The rule in every column, each from its own sample on. `counts`, (corpora, columns), moves on.
+    """Apply the rule in every column from its own first sample; updates `counts`, (datasets, columns).
 
     Returns:
-        (steps, columns) the corpus chosen, and its count before.
+        (steps, columns) the chosen dataset, and its count before.
     """
     corpora, columns = counts.shape
     small = np.uint8 if corpora < np.iinfo(np.uint8).max else np.uint16
     name = np.arange(corpora, dtype=small)[:, None]
     x = np.maximum(first, 1)
-    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as a column that numpy spreads
+    share = np.repeat(shares[:, None], columns, axis=1)  # twice as fast as broadcasting a column
     lag = np.empty_like(counts)
     largest = np.empty(columns)
     mask, candidate = np.empty(counts.shape, np.bool_), np.empty(counts.shape, small)
@@ -155,7 +154,7 @@ def _run_columns(
             np.copyto(lag, -math.inf, where=np.greater_equal(counts, sizes[:, None], out=mask))
         np.max(lag, axis=0, out=largest)
         np.equal(lag, largest, out=mask)
-        # its number where a corpus lags most, else the largest number there is: the least is our choice
+        # the number of a dataset that lags most, else the largest integer: the minimum is the choice
         np.subtract(mask.view(np.uint8), 1, out=candidate, dtype=small, casting="unsafe")
         np.bitwise_or(candidate, name, out=candidate)
         np.min(candidate, axis=0, out=best)

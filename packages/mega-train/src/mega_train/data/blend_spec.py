@@ -1,10 +1,10 @@
-"""Which datasets a run reads, and what of each, in any of the ways that Megatron's scripts say it.
+"""Parse the datasets of each split, in any of the forms of Megatron's scripts.
 
---data-path P                               one dataset, cut in three by --split
---data-path 0.3 A 0.7 B                     a blend of two by weight, each cut in three
+--data-path P                               one dataset, divided in three by --split
+--data-path 0.3 A 0.7 B                     a blend of two by weight, each divided in three
 --data-path A B                             a blend by size
---train-data-path … --valid-data-path …     whole datasets, or blends of them, for each use
---train-weighted-split-paths "T: 0.3 0:0.9 A, 0.7 0:1 B" …    BigScience's: a range of each, by share
+--train-data-path … --valid-data-path …     whole datasets, or blends of them, for each split
+--train-weighted-split-paths "T: 0.3 0:0.9 A, 0.7 0:1 B" …    BigScience's: a range of each dataset
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mega_train.data.splits import Range, SplitRule, fraction_range, parse_split
 
 DEFAULT_SPLIT = "969, 30, 1"
 USES = ("training", "validation", "test")
-# BigScience shuffles the last epoch by itself where less than this much of it is needed, Megatron 0.80
+# BigScience shuffles the last epoch separately below this fraction of it, Megatron below 0.80
 BIGSCIENCE_SEPARATE_BELOW = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFraction:
-    """The range that --split gives to one use: 0 training, 1 validation, 2 test."""
+    """The range that --split gives one split: 0 training, 1 validation, 2 test."""
 
     split: str
     rule: SplitRule
@@ -43,7 +43,7 @@ class SplitFraction:
 
 @dataclass(frozen=True, slots=True)
 class FractionRange:
-    """The range between two shares of 1."""
+    """The range between two fractions of a dataset."""
 
     begin: float = 0.0
     end: float = 1.0
@@ -54,7 +54,7 @@ class FractionRange:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRange:
-    """Some of a dataset's sequences."""
+    """A range of a dataset's sequences."""
 
     prefix: Path
     fraction: SplitFraction | FractionRange
@@ -62,14 +62,14 @@ class DatasetRange:
 
 @dataclass(frozen=True, slots=True)
 class SplitSource:
-    """What is read for one use.
+    """The datasets of one split.
 
     Attributes:
-        name: of the use, for a person: "training", or the name that a group was given.
-        flag: that said it.
-        weights: of the parts; None where parts count by their size.
-        separate_below: how much of the last epoch must be needed for it to be shuffled with the others.
-        blend_rule: whether the blend has all that is made of its parts.
+        name: of the split ("training"), or the name of a group.
+        flag: the flag that names them.
+        weights: of the parts; None weighs them by their size.
+        separate_below: fraction of the last epoch that must be needed for it to be shuffled with the others.
+        blend_rule: whether the blend holds all samples that are built of its parts.
     """
 
     name: str
@@ -82,7 +82,7 @@ class SplitSource:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """What a run reads; of validation and of test there may be several, or none."""
+    """The datasets of all splits; there may be several or no validation and test groups."""
 
     training: SplitSource
     validation: tuple[SplitSource, ...] = ()
@@ -93,10 +93,10 @@ class DataSpec:
 
 
 def parse_data_spec(data: DataConfig) -> DataSpec:
-    """What was said, put together.
+    """Parse the data flags into the datasets of each split.
 
     Raises:
-        ConfigError: nothing was said, or too much, or in words that mean nothing.
+        ConfigError: no datasets are named, or flags exclude each other, or a value cannot be parsed.
     """
     by_split = _flag_words("--data-path", data.path, "--data-args-path", data.path_file)
     by_use = _per_split_words(data)
@@ -165,7 +165,7 @@ def _whole_datasets(use: int, words: Sequence[str], rule: BlendRule) -> SplitSou
     flag = f"--{('train', 'valid', 'test')[use]}-data-path"
     prefixes, weights = _parse_blend(flag, words)
     parts = tuple(DatasetRange(prefix, FractionRange()) for prefix in prefixes)
-    # one dataset alone is no blend here, whatever its weight: of --data-path it is one
+    # a single dataset is no blend here, whatever its weight; with --data-path it is one
     return SplitSource(USES[use], flag, parts, weights if len(parts) > 1 else None, blend_rule=rule)
 
 
@@ -200,10 +200,10 @@ def _per_split_words(data: DataConfig) -> tuple[Sequence[str], Sequence[str], Se
 
 
 def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[float, ...] | None]:
-    """Prefixes, and their weights where every other word is one.
+    """Parse prefixes, with their weights where every other word is a number.
 
-    As Megatron core: an odd number of words, or one in a weight's place that is no number, means prefixes
-    alone. Where that would be a mistake (a number is no dataset), it is told as one.
+    As in Megatron core, an odd number of words, or a word in a weight's place that is no number, means
+    prefixes only. A number without a dataset of that name is then an error.
     """
     if any(not word.strip() for word in words):
         raise ConfigError(
@@ -223,7 +223,7 @@ def _parse_blend(flag: str, words: Sequence[str]) -> tuple[list[Path], tuple[flo
 
 
 def _raise_unpaired(flag: str, words: Sequence[str], numbers: Sequence[float | None]) -> NoReturn:
-    """Say where weights and prefixes stop taking turns."""
+    """Raise an error that names where weights and prefixes stop alternating."""
     position = next((i for i, number in enumerate(numbers) if (number is None) == (i % 2 == 0)), len(words))
     context = f"after {' '.join(words[max(0, position - 2) : position])}" if position else "first"
     raise ConfigError(
@@ -254,7 +254,7 @@ def _parse_groups(groups: Sequence[Sequence[str]]) -> DataSpec:
 
 
 def _parse_group(flag: str, text: str) -> SplitSource:
-    """BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
+    """Parse BigScience's "NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX"."""
     name, colon, rest = text.partition(":")
     ranges, weights = [], []
     for part in rest.split(","):
@@ -274,13 +274,13 @@ def _parse_group(flag: str, text: str) -> SplitSource:
             raise ConfigError(flag, "not a range", found=words[1], wanted="two shares of 1, the less first")
         ranges.append(DatasetRange(Path(words[2]), FractionRange(begin, end)))
         weights.append(weight)
-    # of one dataset alone no half a percent more is made
+    # a single dataset gets no surplus of 0.5 %
     weight_tuple = tuple(weights) if len(ranges) > 1 else None
     return SplitSource(name.strip(), flag, tuple(ranges), weight_tuple, BIGSCIENCE_SEPARATE_BELOW)
 
 
 def _flag_words(flag: str, values: Sequence[str], file_flag: str, file: Path | None) -> Sequence[str]:
-    """What a flag says, or the file in its place."""
+    """Return the words of a flag, or of the file given in its place."""
     if file is None:
         return values
     if values:

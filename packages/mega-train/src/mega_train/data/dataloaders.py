@@ -1,4 +1,4 @@
-"""From corpora and a plan to the samples a run trains on, is validated on and is tested on."""
+"""Build the sample readers of training, validation and test."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ log = logging.getLogger("mega.train")
 
 
 class SampleReader(Protocol):
-    """Samples, by number."""
+    """Random access to samples by number."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """(length + 1,) tokens, or (4, length + 1) of `data.answers`."""
+        """(length + 1,) tokens, or (4, length + 1) of `data.sft`."""
 
     def dataset_prefix(self, i: int) -> Path:
-        """Prefix of the dataset that sample `i` is from."""
+        """Return the prefix of the dataset of sample `i`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSplits:
-    """What a rank reads.
+    """The sample readers of a rank.
 
     Attributes:
-        validation, test: by the name of the group, none where nothing is to be scored.
+        validation, test: by the name of the group; empty where nothing is evaluated.
     """
 
     training: SampleReader
@@ -66,19 +66,19 @@ def build_data_splits(
     iteration: int,
     consumed_samples: int,
 ) -> DataSplits:
-    """The samples of a run. Their order is made by its first rank, once, and kept for later runs.
+    """Build the sample readers of a run. Rank 0 builds the sample order once and caches it on disk.
 
-    Ranks that do not see that rank's files make their own, one of each machine.
+    Ranks that cannot see rank 0's files build their own, one per machine.
 
     Args:
-        corpora: or one dataset that is open already.
-        iteration, consumed: where the run stands.
+        datasets: the datasets of the run, or a single open one.
+        iteration, consumed_samples: progress of the run.
 
     Raises:
         ConfigError: a part holds too few tokens for one sample.
         MegaError: the order cannot be kept anywhere.
     """
-    # more than --train-iters' worth where a run goes on with smaller batches than it began with
+    # more than the samples of --train-iters if a run resumes with smaller batches
     end = config.batch_size_schedule.samples_after(consumed_samples, max(0, config.iterations - iteration))
     samples = max(config.train_samples, end)
     if isinstance(datasets, PromptResponsePairs):
@@ -103,7 +103,7 @@ def build_data_splits(
         return spec_of_index.open_dataset(arrays, copy=config.run.data.no_mmap)
 
     if mesh.rank:
-        mesh.barrier()  # the first rank makes what there is not yet
+        mesh.barrier()  # rank 0 builds what is missing
     splits = DataSplits(
         open_reader("training", training),
         {name: open_reader("validation", spec_of_index) for name, spec_of_index in validation.items()},
@@ -117,7 +117,7 @@ def build_data_splits(
 def _build_sft_splits(
     config: ResolvedConfig, pairs: PromptResponsePairs, rows_needed: int, *, tell: bool
 ) -> DataSplits:
-    """Every rank packs by itself: it takes the lengths alone, and a moment."""
+    """Build the packed readers. Every rank packs by itself, which takes only the lengths and little time."""
     data = config.run.data
     ranges = split_ranges(data.split or DEFAULT_SPLIT, len(pairs), data.split_rule)
 
@@ -142,7 +142,7 @@ def _build_sft_splits(
 
 
 def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> Sampler:
-    """The order in which this rank reads them.
+    """Build the sampler of this rank.
 
     Raises:
         ConfigError: a cyclic order has too few of them.
@@ -157,7 +157,7 @@ def build_sampler(config: ResolvedConfig, mesh: Mesh, reader: SampleReader) -> S
 
 
 def cache_folders(config: ResolvedConfig, datasets: Datasets) -> Sequence[Path]:
-    """Where the order of samples is looked for, and kept in the first that can be written to."""
+    """List the folders to search for a cached sample order; the first writable one stores new ones."""
     cache, save = config.run.data.cache, config.run.checkpoint.save
     if cache is not None:
         return [cache]
@@ -165,13 +165,13 @@ def cache_folders(config: ResolvedConfig, datasets: Datasets) -> Sequence[Path]:
     folders = [] if config.run.data.mock else [next(iter(datasets.by_prefix)).parent / CACHE_FOLDER]
     if save is not None:
         folders.append(save / CACHE_FOLDER)
-    if not temporary.exists() or temporary.stat().st_uid == os.getuid():  # anyone may make a folder there
+    if not temporary.exists() or temporary.stat().st_uid == os.getuid():  # another user may have created it
         folders.append(temporary)
     return folders
 
 
 def _has_sequences(source: SplitSource, datasets: Datasets) -> bool:
-    """Whether any of its parts has a sequence."""
+    """Whether any part of the source has a sequence."""
     return any(
         len(range(*part.fraction.sequence_range(len(datasets.by_prefix[part.prefix]))))
         for part in source.parts

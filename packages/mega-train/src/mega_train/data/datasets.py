@@ -1,4 +1,4 @@
-"""The datasets of a run, opened: one, or thousands at once."""
+"""Open the datasets of a run, in threads where there are many."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from mega_train.data.path_hints import open_dataset
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """What a run reads, and the datasets that it lies in."""
+    """The open datasets of a run, and the specification of its splits."""
 
     spec: DataSpec
     by_prefix: Mapping[Path, IndexedDataset]
 
     @classmethod
     def open(cls, data: DataConfig) -> Datasets:
-        """Open all that was named.
+        """Open all datasets that the flags name.
 
         Raises:
-            ConfigError: what was said means nothing.
-            FormatError: a dataset is missing or not whole, or two are of different tokenizers.
+            ConfigError: the flags are wrong.
         """
         spec = parse_data_spec(data)
         flags = {part.prefix: source.flag for source in spec for part in source.parts}
@@ -44,18 +43,18 @@ class Datasets:
 
     @classmethod
     def from_dataset(cls, dataset: IndexedDataset, data: DataConfig) -> Datasets:
-        """A dataset that is open already, in place of what `data` names."""
+        """Use a dataset that is already open in place of those that `data` names."""
         return cls(parse_data_spec(replace(data, path=(str(dataset.prefix),))), {dataset.prefix: dataset})
 
     @classmethod
     def mock(cls, vocab: int, eod: int, data: DataConfig) -> Datasets:
-        """Megatron's mock data, of which --split gives each use its share.
+        """Build Megatron's mock data, divided by --split.
 
         Args:
             vocab, eod: ids of the tokenizer, and the one that ends a document.
 
         Raises:
-            ConfigError: `data` names a corpus too.
+            ConfigError: `data` also names a dataset.
         """
         if data.path or data.path_file or data.has_dataset_per_split:
             raise ConfigError("--mock-data", "excludes --data-path", found="both", wanted="one of them")
@@ -63,13 +62,13 @@ class Datasets:
 
     @property
     def identity(self) -> TokenizerIdentity | None:
-        """The tokenizer of all of them, where one says which."""
+        """The tokenizer that all datasets share, where one records it."""
         identities = self._identities()
         return identities[0][1] if identities else None
 
     @property
     def tokenizer(self) -> Path | None:
-        """A folder of the tokenizer's files, where one lies beside a dataset."""
+        """The folder of the tokenizer's files beside a dataset; None where there is none."""
         folders = (beside(prefix, ".tokenizer") for prefix in self.by_prefix)
         return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -87,7 +86,7 @@ class Datasets:
 
 
 def _open_all(prefixes: Sequence[Path], threads: int) -> list[IndexedDataset]:
-    """Side by side: on a distant file system most of the time is waiting."""
+    """Open the datasets in parallel: on a remote file system most of the time is latency."""
     if len(prefixes) == 1:
         return [open_dataset(prefixes[0])]
     with ThreadPoolExecutor(min(threads, len(prefixes))) as pool:

@@ -1,4 +1,4 @@
-"""Samples of one length cut from the stream of a corpus's documents, in Megatron's order, number for number.
+"""Samples of one length from the stream of a dataset's documents, in exactly Megatron's order.
 
 The documents are repeated for as many epochs as the run needs and shuffled into one stream; sample r is the
 tokens from r · length on (one more than `length`, so that inputs and targets are both that long); samples are
@@ -15,19 +15,19 @@ import numpy as np
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-# an epoch that is mostly not needed is shuffled by itself, so that its samples do not displace earlier ones
+# a mostly unneeded last epoch is shuffled separately, so that its samples do not displace earlier ones
 SEPARATE_BELOW = 0.80
 
 
 @dataclass(frozen=True, slots=True)
 class SampleIndex:
-    """Where every sample lies.
+    """The position of every sample in the stream of documents.
 
     Attributes:
-        document: (documents · epochs,) int32: the stream, as sequence numbers of the corpus.
+        document: (documents · epochs,) int32: the stream, as sequence numbers of the dataset.
         sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
         shuffle: (samples,) uint32, or int64 where they are too many: the order in which samples are read.
-        epochs: how often the corpus is gone through.
+        epochs: passes over the dataset.
     """
 
     document: np.ndarray
@@ -41,13 +41,13 @@ class SampleIndex:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """How often some sequences are gone through, and what samples that makes.
+    """Passes over some sequences, and the samples they give.
 
     Attributes:
         length: tokens of a sample.
         extra: tokens a sample has beyond `length`: 1, or 0 when targets are the inputs rolled.
         tokens: of one epoch.
-        epochs: in all.
+        epochs: their number.
         first: samples of all epochs but the last, where the last is shuffled by itself; else None.
         count: samples in all.
     """
@@ -69,7 +69,7 @@ def plan_epochs(
     keep_partial: bool = False,
     separate_below: float = SEPARATE_BELOW,
 ) -> EpochPlan | None:
-    """As many passes through so many tokens as the samples need; None where there is no sample in them.
+    """Plan as many passes over `tokens` tokens as `samples` need; None where they hold no sample.
 
     Args:
         samples: how many are wanted; None means one epoch's.
@@ -89,7 +89,7 @@ def plan_epochs(
 
 
 def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str) -> ConfigError:
-    """The error of a part that has no sample."""
+    """Build the error of a split without a sample."""
     return ConfigError(
         flag,
         f"{split_name} holds too few tokens for one sample",
@@ -102,10 +102,10 @@ def not_enough_tokens_error(found: str, wanted: int, flag: str, split_name: str)
 def build_sample_index(
     lengths: np.ndarray, sequences: np.ndarray, epoch_plan: EpochPlan, seed: int
 ) -> SampleIndex:
-    """The three arrays, as Megatron core builds them.
+    """Build the three arrays as Megatron core does.
 
     Args:
-        lengths: tokens of every sequence of the corpus.
+        lengths: tokens of every sequence of the dataset.
         sequences: int32 numbers of the sequences to use.
     """
     rng = np.random.RandomState(seed)
@@ -123,7 +123,7 @@ def build_sample_index(
 
 
 def shuffle_dtype(count: int) -> np.dtype[Any]:
-    """Of the shuffled numbers of so many samples."""
+    """Choose the dtype of the shuffled sample numbers."""
     return np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
 
 
@@ -135,7 +135,7 @@ def _shuffle(numbers: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
 def _sample_starts(
     lengths: np.ndarray, document: np.ndarray, length: int, count: int, extra: int
 ) -> np.ndarray:
-    """Row r: the document and the token in it where sample r begins.
+    """Compute (document, token) where each sample begins, a row for each.
 
     Megatron walks document by document. The same rows follow from where each document of the stream ends:
     sample r begins in the document that holds token r · length of the stream (with `extra` 0, just behind the
@@ -156,14 +156,14 @@ def _sample_starts(
 
 
 class GPTDataset:
-    """Samples of a corpus in the order of their index."""
+    """Samples of a dataset in the order of their index."""
 
     def __init__(
         self, dataset: IndexedDataset, index: SampleIndex, *, extra: int = 1, copy: bool = False
     ) -> None:
         """
         Args:
-            copy: read the corpus's file rather than map it.
+            copy: read the dataset's file instead of mapping it.
         """
         self.dataset = dataset
         self.index = index

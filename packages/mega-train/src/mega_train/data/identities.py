@@ -1,4 +1,4 @@
-"""Tell datasets apart by their content, wherever they lie: a resumed run finds its own again after a move."""
+"""Identify datasets by their content, so that a resumed run recognises its own after a move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEQUENCES, _TOKENS = 16, 1024  # read of each dataset: reading all of it would 
 def compute_identities(
     data: DataConfig, datasets: Datasets | IndexedDataset | PromptResponsePairs
 ) -> Mapping[str, str]:
-    """A digest of each dataset that a run reads, by the prefix that names it; none of mock data.
+    """Compute a digest of each dataset of a run, by its prefix; empty for mock data.
 
     The digest covers the lengths of all sequences, where documents begin, and the first tokens of some
     sequences from the first to the last. The type of the ids does not count.
@@ -33,7 +33,7 @@ def compute_identities(
 
 
 def normalize_prefix(word: str) -> str:
-    """A prefix as the identities name it."""
+    """Return a prefix in the form that the identities use."""
     return str(Path(word.strip()))
 
 

@@ -1,4 +1,4 @@
-"""Megatron's mock data: documents that count up, to measure speed or to try a layout without a corpus.
+"""Megatron's mock data: counting documents, to measure speed or to try a layout without a dataset.
 
 Lengths, tokens and split are those of its MockGPTDataset (megatron-core 0.16), number for number.
 """
@@ -21,7 +21,7 @@ _LONGEST = 4096  # tokens; a document has fewer
 
 
 class MockDataset(IndexedDataset):
-    """Documents that are computed where they are read; nothing is on disk.
+    """Documents computed when they are read; nothing is on disk.
 
     Document i holds 1, 2, 3, ... modulo the vocabulary, and ends with the end-of-document token.
     """
@@ -56,7 +56,7 @@ class MockDataset(IndexedDataset):
         return MockDataset, (self.vocab, self.eod)
 
     def read(self, i: int, offset: int = 0, length: int | None = None, *, copy: bool = False) -> NDArray[Any]:
-        """`length` tokens of document `i` from `offset` on, to its end where None."""
+        """Read `length` tokens of document `i` from `offset`; to its end where None."""
         document_length = int(self.lengths[i])
         length = document_length - offset if length is None else length
         if not 0 <= offset <= offset + length <= document_length:

@@ -1,4 +1,4 @@
-"""The index of a use: which samples its parts have, in which order, and of which part the next is.
+"""Sample index of a split: the samples of its parts, their order, and the part of each sample.
 
     document.npy  sample.npy  shuffle.npy    a SampleIndex of each part, one behind the other
     corpus.npy    number.npy                 of a blend: the part of each sample, and which of its samples
@@ -39,7 +39,7 @@ _CHUNK = 1 << 22  # lengths hashed at a time
 
 @dataclass(frozen=True, slots=True)
 class DatasetSlice:
-    """Some of a dataset's sequences, and the passes through them."""
+    """A range of a dataset's sequences, and the passes over them."""
 
     dataset: IndexedDataset
     sequences: Range
@@ -47,11 +47,11 @@ class DatasetSlice:
 
     @property
     def documents(self) -> int:
-        """Of all epochs together."""
+        """Sequences of all epochs."""
         return (self.sequences[1] - self.sequences[0]) * self.epoch_plan.epochs
 
     def cache_key(self) -> dict[str, object]:
-        """All that its index follows from beside the seed."""
+        """Return everything but the seed that determines its index."""
         digest = blake2b(digest_size=16)
         lengths = self.dataset.lengths[slice(*self.sequences)]
         for offset in range(0, len(lengths), _CHUNK):
@@ -65,12 +65,12 @@ class DatasetSlice:
 
 @dataclass(frozen=True, slots=True)
 class BlendWeights:
-    """How the pieces of a blend are mixed.
+    """How the slices of a blend are mixed.
 
     Attributes:
-        shares: of each piece.
+        weights: of each slice.
         size: samples of the blend.
-        all: whether it holds every sample of every piece.
+        is_exhaustive: whether the blend holds every sample of every slice.
     """
 
     weights: NDArray[np.float64]
@@ -80,10 +80,10 @@ class BlendWeights:
 
 @dataclass(frozen=True, slots=True)
 class SampleIndexSpec:
-    """What an index is made of.
+    """Specification of a sample index.
 
     Attributes:
-        mixture: None where there is one piece, whose samples are read as they come.
+        blend: None with one slice, whose samples keep their order.
     """
 
     slices: tuple[DatasetSlice, ...]
@@ -101,11 +101,11 @@ class SampleIndexSpec:
         seed: int,
         renormalize: bool = False,
     ) -> SampleIndexSpec:
-        """As Megatron core: of each part its share of the samples and half a percent more.
+        """Plan the index as Megatron core does: each part gets its share of the samples and 0.5 % more.
 
         Args:
-            samples: how many are wanted; None asks for all of one epoch, and then parts have no weights.
-            renormalize: weigh the parts by what each adds.
+            samples: number of samples; None takes one whole epoch, and then parts have no weights.
+            renormalize: weigh the parts by the samples that each adds.
 
         Raises:
             ConfigError: a part has no sample.
@@ -123,7 +123,7 @@ class SampleIndexSpec:
         if weights is not None:
             size = sum(added)
             is_exhaustive = False
-            # normalised anew: Megatron does it twice, and the second may change a last bit, and so an order
+            # normalised twice, as in Megatron: the second time may change a last bit, and with it the order
             weights = normalize(added if renormalize else weights)
         elif len(slices) > 1:
             sizes = [dataset_slice.epoch_plan.count for dataset_slice in slices]
@@ -133,20 +133,20 @@ class SampleIndexSpec:
         return cls(slices, None if weights is None else BlendWeights(weights, size, is_exhaustive), seed)
 
     def cache_key(self) -> dict[str, object]:
-        """All that the index follows from; JSON can tell it."""
+        """Return everything that determines the index, as JSON values."""
         blend = self.blend
         return {
             "format": _FORMAT,
             "seed": self.seed,
             "parts": [dataset_slice.cache_key() for dataset_slice in self.slices],
-            # hex says every bit of a double
+            # hex keeps every bit of a double
             "shares": None if blend is None else [float(weight).hex() for weight in blend.weights],
             "size": None if blend is None else blend.size,
             "all": blend is not None and blend.is_exhaustive,
         }
 
     def write(self, folder: Path) -> None:
-        """Write the arrays, holding those of one piece in memory at a time."""
+        """Write the arrays, with those of one slice in memory at a time."""
         counts = [dataset_slice.epoch_plan.count for dataset_slice in self.slices]
         files: Files = {
             "document": (np.int32, (sum(dataset_slice.documents for dataset_slice in self.slices),)),
@@ -170,7 +170,7 @@ class SampleIndexSpec:
         return blend_blocks(blend.weights, blend.size, sizes)
 
     def open_dataset(self, arrays: Arrays, *, copy: bool = False) -> BlendedDataset:
-        """The samples, read by the arrays that `write` wrote."""
+        """Open the samples by the arrays that `write` wrote."""
         documents = [0, *accumulate(dataset_slice.documents for dataset_slice in self.slices)]
         firsts = [0, *accumulate(dataset_slice.epoch_plan.count for dataset_slice in self.slices)]
         parts = []
@@ -189,11 +189,11 @@ class SampleIndexSpec:
 
 
 class BlendedDataset:
-    """The samples of one use, in the order in which the run counts them.
+    """The samples of one split, in the order in which the run counts them.
 
     Attributes:
-        parts: the samples of each corpus.
-        mixed: of a blend: the part of each sample, and which of the part's samples it is.
+        parts: the samples of each dataset.
+        order: of a blend: the part of each sample, and its number in that part.
     """
 
     def __init__(
@@ -211,14 +211,14 @@ class BlendedDataset:
         return self.parts[part][number]
 
     def dataset_prefix(self, i: int) -> Path:
-        """Prefix of the dataset that sample `i` is from."""
+        """Return the prefix of the dataset of sample `i`."""
         return self.parts[self._locate(i)[0]].dataset.prefix
 
     def _locate(self, i: int) -> tuple[int, int]:
         if self.order is None:
             return 0, i
         part = int(self.order[0][i])
-        # past the share that was asked for, a blend may want more of a part than was made of it
+        # near its end a blend may choose more samples of a part than were built: wrap around
         return part, int(self.order[1][i]) % len(self.parts[part])
 
 
@@ -241,6 +241,7 @@ def _dataset_slices(
         part_name = f"the {source.name} split"
         if len(source.parts) > 1:
             part_name += f" of {prefix}"
-            found += f"; as few in {len(empty):,} of {len(source.parts):,} datasets" * (len(empty) > 1)
+            if len(empty) > 1:
+                found += f"; as few in {len(empty):,} of {len(source.parts):,} datasets"
         raise not_enough_tokens_error(found, wanted, source.flag, part_name)
     return tuple(slices)

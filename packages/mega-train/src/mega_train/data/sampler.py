@@ -1,5 +1,5 @@
-"""Which samples a rank reads next, by number: a function of how many the run has consumed, so that a run goes
-on with the same samples on any layout. (Which tokens a number means is the index's matter.)
+"""Sample numbers of each rank, as a function of the consumed samples, so that a resumed run reads the same
+samples on any layout.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from mega_schema.errors import ConfigError
 
 
 class Sampler(Protocol):
-    """The order in which numbers of samples are read."""
+    """Order in which sample numbers are read."""
 
     def micro_batches(self, consumed: int, count: int) -> Iterator[list[int]]:
-        """Sample numbers of this rank's next `count` micro-batches, once the run has consumed so many."""
+        """Yield the sample numbers of this rank's next `count` micro-batches, from `consumed` samples on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialSampler:
-    """Megatron's "single" sampler: samples in the order of the index, and past the last the first again.
+    """Megatron's "single" sampler: samples in the order of the index, wrapping at the end.
 
     Each micro-batch takes the next micro · dp samples, rank r the r-th `micro` of them.
     """
@@ -39,11 +39,11 @@ class SequentialSampler:
 
 
 class CyclicSampler:
-    """Megatron's "cyclic" sampler: samples shuffled anew in every epoch, by the epoch's number alone.
+    """Megatron's "cyclic" sampler: samples shuffled in every epoch, seeded by the epoch's number.
 
-    An epoch is as many samples as whole micro-batches of all ranks take. `sharded`, every rank shuffles a
-    range of its own, so the order is that of one layout; otherwise all ranks share one shuffled order, and a
-    run goes on with the same samples on any layout whose epochs are as long.
+    An epoch has the samples of whole micro-batches of all ranks. With `is_sharded`, every rank shuffles its
+    own range, so the order depends on the layout; otherwise all ranks share one shuffled order, and a run
+    resumes with the same samples on any layout with epochs of the same length.
     """
 
     def __init__(self, total: int, micro: int, dp: int, rank: int, *, is_sharded: bool) -> None:

@@ -1,9 +1,8 @@
-"""Prompts with their answers, packed into rows: what supervised fine-tuning reads.
+"""Supervised fine-tuning data: prompts with their answers, packed into rows.
 
-`mega-data preprocess --json-keys prompt answer` writes a dataset of each key, whose documents stand in the
-order of the lines. An example is a prompt, its answer and the token that ends a document. Whole examples lie
-in a row one after another, as many as there is room for; they do not see each other, each begins at position
-0, and only tokens of answers are learnt.
+`mega-data preprocess --json-keys prompt answer` writes a dataset of each key, with documents in the order of
+the lines. An example is a prompt, its answer and the end-of-document token. Rows hold whole examples, as many
+as fit; examples do not attend to each other, each starts at position 0, and only answer tokens have a loss.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from mega_schema.tokenizer.identity import TokenizerIdentity
 from mega_train.config import DataConfig
 
 Ints = NDArray[np.int64]
-# what a row says of each of its places, in this order; an example's number counts from 0 in its row
+# the four values of each position of a row, in this order; examples are numbered from 0 in their row
 TOKEN, EXAMPLE, POSITION, LEARNT = range(4)
 
 
 class PromptResponsePairs:
-    """Two datasets, the one's documents the prompts and the other's their answers.
+    """Two datasets: the prompts, and their answers in the same order.
 
     Attributes:
         prefix: of the prompts' dataset.
@@ -60,11 +59,10 @@ class PromptResponsePairs:
 
     @classmethod
     def open(cls, data: DataConfig) -> PromptResponsePairs:
-        """The pair that a run's flags name.
+        """Open the pair that a run's flags name.
 
         Raises:
             ConfigError: they name none, or more than one.
-            FormatError: as above.
         """
         if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
             found = " ".join(data.path) or "none"
@@ -79,12 +77,12 @@ class PromptResponsePairs:
 
     @property
     def identity(self) -> TokenizerIdentity | None:
-        """Of the tokenizer that made them, where they say which."""
+        """The tokenizer of both, where they record it."""
         return None if self.info is None else self.info.tokenizer
 
     @property
     def tokenizer(self) -> Path | None:
-        """The folder of the tokenizer's files, where it lies beside the prompts."""
+        """The folder of the tokenizer's files beside the prompts; None where there is none."""
         folder = beside(self.prefix, ".tokenizer")
         return folder if folder.is_dir() else None
 
@@ -100,12 +98,12 @@ class PromptResponsePairs:
 
     @cached_property
     def lengths(self) -> tuple[Ints, Ints]:
-        """(N,) tokens of every prompt, and of every answer with its end."""
+        """(N,) tokens of every prompt, and of every answer with its end-of-document token."""
         prompt = _document_lengths(self.prompts) - self._has_eod(self.prompts)
         return prompt, _document_lengths(self.answers) - self._has_eod(self.answers) - self._has_bos + 1
 
     def read(self, i: int) -> tuple[Ints, int]:
-        """Tokens of an example, and how many of them are its prompt."""
+        """Return the tokens of an example, and the length of its prompt."""
         prompts, answers = self.lengths
         prompt = _document_tokens(self.prompts, i)[: prompts[i]]
         answer = _document_tokens(self.answers, i)
@@ -114,12 +112,12 @@ class PromptResponsePairs:
         return np.concatenate([prompt, answer, [self.eod]]).astype(np.int64), len(prompt)
 
     def _has_eod(self, part: IndexedDataset) -> Ints:
-        """(N,) 1 where a document's last token is the one that ends it: --append-eod wrote it."""
+        """Return (N,) 1 where a document ends with the end-of-document token, which --append-eod wrote."""
         return _has_token(part, part.documents[1:] - 1, last=True, token=self.eod)
 
     @cached_property
     def _has_bos(self) -> Ints:
-        """(N,) 1 where an answer begins with the token that begins a text, though a prompt is before it."""
+        """(N,) 1 where an answer begins with the begin-of-text token although a prompt precedes it."""
         assert self.info is not None
         bos, part = self.info.tokenizer.bos, self.answers
         if bos is None:
@@ -131,12 +129,12 @@ class PromptResponsePairs:
 
 
 class PackedSftDataset:
-    """Rows of `length` + 1 tokens in the order they are read: examples shuffled, epoch by epoch.
+    """Packed rows of `length` + 1 tokens; examples are shuffled in each epoch.
 
     A longer run has the same rows first.
 
     Attributes:
-        left_out: examples that are longer than a row.
+        too_long: examples that are longer than a row.
     """
 
     def __init__(
@@ -151,7 +149,7 @@ class PackedSftDataset:
     ) -> None:
         """
         Args:
-            part: first and last-plus-one example to read.
+            example_range: first and last-plus-one example to read.
             rows: how many are wanted at least.
             name: what an error calls the examples.
 
@@ -160,7 +158,8 @@ class PackedSftDataset:
         """
         self.pairs = pairs
         self.length = length
-        lengths = sum(pairs.lengths)[example_range[0] : example_range[1]]  # type: ignore[index]
+        prompts, answers = pairs.lengths
+        lengths = (prompts + answers)[example_range[0] : example_range[1]]
         fits = np.flatnonzero(lengths <= length + 1) + example_range[0]
         if not len(fits):
             raise ConfigError(
@@ -190,7 +189,7 @@ class PackedSftDataset:
         return len(self.ends)
 
     def dataset_prefix(self, i: int) -> Path:
-        """Prefix of the prompts."""
+        """Return the prefix of the prompts."""
         return self.pairs.prefix
 
     def __getitem__(self, i: int) -> Ints:
@@ -215,7 +214,7 @@ class PackedSftDataset:
 
 
 def _row_ends(lengths: Ints, row_tokens: int) -> Ints:
-    """Where each row ends, when whole examples of these lengths go into rows with so much room, in turn."""
+    """Compute where each row ends when whole examples of these lengths fill rows of `row_tokens`."""
     total = np.cumsum(lengths)
     ends = list[int]()
     row_start = 0
@@ -226,18 +225,19 @@ def _row_ends(lengths: Ints, row_tokens: int) -> Ints:
 
 
 def _document_tokens(part: IndexedDataset, i: int) -> NDArray[Any]:
+    """Return the tokens of document `i`."""
     first, stop = part.documents[i], part.documents[i + 1]
     return np.concatenate([part[sequence] for sequence in range(first, stop)] or [np.empty(0, part.dtype)])
 
 
 def _document_lengths(part: IndexedDataset) -> Ints:
-    """(D,) tokens of each document."""
+    """Return (D,) tokens of each document."""
     before = np.concatenate([[0], np.cumsum(part.lengths, dtype=np.int64)])
     return before[part.documents[1:]] - before[part.documents[:-1]]
 
 
 def _has_token(part: IndexedDataset, sequence: Ints, *, last: bool, token: int) -> Ints:
-    """(D,) 1 where the first or last token of these sequences is `token`, of documents that have any."""
+    """Return (D,) 1 where the first or last token of these sequences is `token`; 0 for empty documents."""
     matches = np.zeros(len(sequence), np.int64)
     nonempty = np.flatnonzero(part.documents[1:] > part.documents[:-1])
     last_or_first = sequence[nonempty]

@@ -1,4 +1,4 @@
-"""Which sequences of a corpus are for training, validation and test; both of Megatron's rules."""
+"""Divide a dataset's sequences into training, validation and test, by either of Megatron's rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Range = tuple[int, int]
 
 
 def parse_split(split: str) -> list[float]:
-    """The three numbers of a text such as "969, 30, 1", those that are left out as 0.
+    """Parse the fractions of a text such as "969, 30, 1"; missing ones are 0.
 
     Raises:
         ConfigError: the text holds something else, or more than three.
@@ -32,12 +32,12 @@ def parse_split(split: str) -> list[float]:
 
 
 def fraction_range(begin: float, end: float, sequences: int) -> Range:
-    """The sequences between two shares of 1, by Megatron core's rounding and BigScience's."""
+    """Return the sequences between two fractions, with the rounding of Megatron core and BigScience."""
     return round(begin * sequences), round(end * sequences)
 
 
 def split_ranges(split: str, sequences: int, rule: SplitRule = "mcore") -> tuple[Range, Range, Range]:
-    """First and last-plus-one sequence of training, validation and test.
+    """Return the first and last-plus-one sequence of training, validation and test.
 
     "mcore" rounds each boundary by itself; "legacy" (through October 2023) rounds each share and then moves
     all boundaries by what is left over. They differ by a sequence or so for small and odd counts, which

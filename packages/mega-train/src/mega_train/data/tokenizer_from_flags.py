@@ -1,4 +1,4 @@
-"""The tokenizer that a run's flags name, for data that does not say which one made it."""
+"""Open the tokenizer that the flags name, for data that does not record its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mega_train.config import RunConfig, TokenizerConfig
 
 
 def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | None]:
-    """The tokenizer, where one is named; and the run, whose vocabulary is then the tokenizer's.
+    """Open the tokenizer of the flags, if any, and set the run's vocabulary size from it.
 
     --vocab-file and --merge-file without a type name a GPT2BPETokenizer: that is the default type of
     Megatron's pretrain_gpt.py, so its scripts leave it out. A NullTokenizer is made of Megatron's
@@ -51,7 +51,7 @@ def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | No
 
 
 def _default_type(config: TokenizerConfig) -> str:
-    """The type of a tokenizer that only its files name.
+    """Infer the type of a tokenizer from its files.
 
     Raises:
         ConfigError: the files are not those of a GPT2BPETokenizer.
@@ -67,7 +67,7 @@ def _default_type(config: TokenizerConfig) -> str:
 
 
 def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: TokenizerIdentity) -> None:
-    """Refuse a tokenizer that is not the one the data says it was made with.
+    """Refuse a tokenizer that differs from the one recorded in the data.
 
     Raises:
         ConfigError: ids, vocabulary or end of document differ.
@@ -86,7 +86,7 @@ def check_tokenizer_flag(flag_identity: TokenizerIdentity, data_identity: Tokeni
 
 @contextmanager
 def tokenizer_folder(tokenizer: Path | Tokenizer | None) -> Iterator[Path | None]:
-    """A folder of its files: the one it lies in, or one that goes when the block ends."""
+    """Yield a folder of the tokenizer's files: its own, or a temporary one."""
     if tokenizer is None or isinstance(tokenizer, Path):
         yield tokenizer
         return

@@ -1,7 +1,7 @@
-"""How gradients are laid end to end in buckets, and which stretch of each a replica owns. Integers alone.
+"""Layout of gradient buckets, and the range of each that a replica owns. Integers only.
 
 The backward pass goes from the last parameter to the first, so buckets are filled in that order: the first
-is complete, and on its way to the other replicas, while the rest of the pass runs (arXiv:2006.15704 §3.2).
+one is complete, and its reduction starts, while the rest of the pass runs (arXiv:2006.15704 §3.2).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 from mega_schema.params import Param
 
-ALIGNMENT = 64  # elements; a GPU reads a weight that begins at a multiple of 128 bytes at full speed
+ALIGNMENT = 64  # elements; a GPU reads weights aligned to 128 bytes at full speed
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingConfig:
-    """What a run asks of the replicas of its model.
+    """How the replicas of the model share its state.
 
     Attributes:
-        stage: ZeRO's, what is cut over them: 0 nothing, 1 moments and main weights, 2 also gradients, 3 also
-            weights.
-        bucket: elements after which a bucket of gradients is closed.
-        overlap_reduce: whether gradients are added up while the backward pass runs.
+        stage: of ZeRO, what is sharded over the replicas: 0 nothing, 1 moments and main weights, 2 also
+            gradients, 3 also weights.
+        bucket_elements: elements after which a bucket of gradients is closed.
+        overlap_reduce: whether gradients are reduced while the backward pass runs.
         overlap_gather: whether weights are gathered while the next forward pass runs.
-        reduce_bf16: whether gradients are rounded to bfloat16 before they are added up over the replicas.
+        reduce_bf16: whether gradients are rounded to bfloat16 before the reduction over the replicas.
     """
 
     stage: int = 0
@@ -36,11 +36,11 @@ class ShardingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A flat buffer that several parameters share.
+    """A flat buffer of several parameters.
 
     Attributes:
-        begins: of each parameter in it, its number and its first element, in the order of the backward pass.
-        length: elements, with padding; every replica's share of it begins aligned.
+        param_offsets: (number, first element) of each parameter, in the order of the backward pass.
+        length: elements, with padding; every replica's shard starts aligned.
     """
 
     param_offsets: tuple[tuple[int, int], ...]
@@ -49,8 +49,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """What a rank owns of a parameter's gradient, main weight and moments: a stretch of its local tensor,
-    flattened. Empty where other replicas own it all."""
+    """The range of a parameter's flattened local tensor whose gradient, main weight and moments a rank owns.
+    Empty where other replicas own all of it.
+    """
 
     row: Param
     begin: int
@@ -64,13 +65,13 @@ class ShardRange:
 def assign_buckets(
     sizes: Sequence[int], *, max_elements: int, replicas: int, separate: Collection[int] = ()
 ) -> tuple[Bucket, ...]:
-    """Deal parameters to buckets.
+    """Assign parameters to buckets.
 
     Args:
         sizes: elements of every parameter, in the order of the forward pass.
-        most: a bucket is closed once it has this many elements (Megatron's --ddp-bucket-size).
-        alone: numbers of the parameters that have a bucket to themselves: two ranks that hold the same one
-            among different others then cut it alike.
+        max_elements: a bucket is closed once it has this many elements (Megatron's --ddp-bucket-size).
+        separate: numbers of parameters with a bucket of their own, so that two ranks that hold one among
+            different others shard it alike.
     """
     buckets: list[Bucket] = []
     param_offsets: list[tuple[int, int]] = []
@@ -96,12 +97,12 @@ def assign_buckets(
 
 @dataclass(frozen=True, slots=True)
 class ParamSlot:
-    """Where a parameter lies.
+    """The position of a parameter in its bucket.
 
     Attributes:
-        bucket, begin: the number of its bucket, and its first element there.
-        stretch: what this replica owns of it.
-        own: the stretch's first element in the stretch of the bucket that this replica owns.
+        bucket, offset: the number of its bucket, and its first element there.
+        shard: the range of it that this replica owns.
+        shard_offset: the range's first element in this replica's shard of the bucket.
     """
 
     bucket: int
@@ -113,7 +114,7 @@ class ParamSlot:
 def param_slots(
     rows: Sequence[Param], sizes: Sequence[int], buckets: Sequence[Bucket], rank: int, replicas: int
 ) -> list[ParamSlot]:
-    """Where every parameter lies, in the order of `rows`, as replica `rank` of `replicas` sees it."""
+    """Compute the slot of every parameter, in the order of `rows`, for replica `rank` of `replicas`."""
     slots: dict[int, ParamSlot] = {}
     for bucket, layout in enumerate(buckets):
         start_of_shard, end_of_shard = shard_range(layout.length, rank, replicas)
@@ -125,13 +126,13 @@ def param_slots(
 
 
 def shard_range(length: int, rank: int, replicas: int) -> tuple[int, int]:
-    """The stretch of a bucket that a replica owns."""
+    """Return the range of a bucket that a replica owns."""
     shard_elements = length // replicas
     return rank * shard_elements, (rank + 1) * shard_elements
 
 
 def owned_range(begin: int, size: int, start_of_shard: int, end_of_shard: int) -> tuple[int, int]:
-    """The stretch of a parameter at `begin` that lies within `first` up to `past` of its bucket."""
+    """Intersect a parameter at `begin` with a shard; returns the range within the parameter."""
     start = max(begin, start_of_shard)
     end = min(begin + size, end_of_shard)
     return (start - begin, end - begin) if start < end else (0, 0)

@@ -1,17 +1,17 @@
-"""Replicas that share gradients, and in ZeRO's stages 1 and 2 optimizer state, by buckets (arXiv:1910.02054).
+"""Data parallelism and ZeRO stages 1 and 2, with flat buckets (arXiv:1910.02054).
 
-Every parameter has a place in a bucket, the same for its weight, its gradient and its moments, and every
-replica owns an equal stretch of every bucket. Replicas are the ranks that hold the same weights: those of dp,
-and those that share a sequence.
+Every parameter has a slot in a bucket, the same for its weight, its gradient and its moments, and every
+replica owns an equal shard of every bucket. Replicas are the ranks that hold the same weights: those of dp,
+and those of cp.
 
 | stage | a bucket's gradients are | kept by each replica |
 |---|---|---|
-| 0 | summed on all, once a step | all |
-| 1 | summed, each stretch on its owner, once a step | weights and gradients; its stretches of the rest |
-| 2 | the same, after every micro-batch | weights; its stretches of the rest |
+| 0 | all-reduced once a step | all |
+| 1 | reduce-scattered once a step | weights and gradients; its shards of the rest |
+| 2 | reduce-scattered after every micro-batch | weights; its shards of the rest |
 
-Buckets go in the order of the backward pass and never overtake each other, so all replicas agree on whose
-turn it is. Whether they go as they fill up or all at the end changes no bit of the sums.
+Buckets are reduced in the order of the backward pass and never overtake each other, so all replicas agree on
+the next one. Reducing them early or all at the end gives the same bits.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ NamedParams = Sequence[tuple[Param, nn.Parameter]]
 
 
 class BucketedDataParallel:
-    """The weights and gradients of one rank, stages 0 to 2 (a `grad_sync.Shards`).
+    """The weights and gradients of one rank in stages 0 to 2 (a `grad_sync.ShardingStrategy`).
 
     Attributes:
-        held, models: as given.
+        params, models: as given.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class BucketedDataParallel:
     ) -> None:
         """
         Args:
-            held: the parameters in the order of the forward pass. Their values move into buffers of ours.
-            gradients: where the layers leave theirs; from now on in our buckets.
-            alone: names of parameters that are cut alike on another pipeline stage.
-            models: their units wait for the weights they need, where these are gathered meanwhile.
+            params: the parameters in the order of the forward pass. Their values move into flat buffers.
+            weight_gradients: accumulates the layers' weight gradients, from now on in the buckets.
+            separate_names: names of parameters that are sharded alike on another pipeline stage.
+            models: with overlapping gathers, their units wait for the weights they need.
         """
         self.params = params
         self.models = models
@@ -107,7 +107,7 @@ class BucketedDataParallel:
 
 
 class _WeightBuckets:
-    """Weights as views of buckets; main weights as views of the stretches a replica owns."""
+    """Weights as views of buckets; main weights as views of this replica's shards."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _WeightBuckets:
 
     @torch.no_grad()
     def copy_main_to_model_params(self) -> None:
-        """Round the main weights to the weights, and give every replica what the others own."""
+        """Round the main weights into the model's weights, and all-gather them over the replicas."""
         self.wait_all_gather()
         for bucket in reversed(range(len(self._flat))):  # the first layers are needed first
             shard = self._shards[bucket]
@@ -155,7 +155,7 @@ class _WeightBuckets:
         self._wait(range(len(self._flat)))
 
     def add_gather_hooks(self, model: Decoder) -> None:
-        """Let each block, and what lies before and after them, wait for its own weights as it begins."""
+        """Make each unit of the model wait for its weights when its forward pass starts."""
         for unit in fsdp_units(model):
             needed = sorted({self._bucket_of[weight] for weight in unit.parameters()}, reverse=True)
             unit.register_forward_pre_hook(lambda *_, needed=needed: self._wait(needed))
@@ -167,7 +167,7 @@ class _WeightBuckets:
 
 
 class _GradientBuckets:
-    """Gradients as views of buckets, and the sums of the stretches a replica owns."""
+    """Gradients as views of buckets, and the reduced gradients of this replica's shards."""
 
     def __init__(
         self,
@@ -187,7 +187,8 @@ class _GradientBuckets:
         self._device = params[0][1].device
         self._dtype = torch.bfloat16 if config.reduce_bf16 else torch.float32  # between replicas
         self._reduces_early = stage == 2 or config.overlap_reduce
-        # waited for at once, or when the next one has gone, since it keeps room of its own, or at the end
+        # 0 waits at once; 1 after the next launch, as each reduction of stage 2 holds a buffer; else at the
+        # end
         self._max_pending = 0 if not config.overlap_reduce else 1 if stage == 2 else len(buckets)
         self._bucket_of = {weight: slot.bucket for (_, weight), slot in zip(params, slots, strict=True)}
         self._flat: list[Tensor | None] = [None] * len(buckets)
@@ -235,7 +236,7 @@ class _GradientBuckets:
         self._local_sums.clear()
 
     def reduce(self) -> list[Tensor]:
-        """Send what has not gone yet, and wait for all."""
+        """Launch the remaining reductions and wait for all."""
         while self._turn < self._total_turns:
             self._launch_reduction()
         while self._pending:
@@ -243,14 +244,14 @@ class _GradientBuckets:
         return self._param_shards
 
     def _accumulate(self, main_grad: partial[Tensor], weight: nn.Parameter) -> None:
-        """Autograd made a gradient of its own; a linear layer's went to `main` directly."""
+        """Add a gradient that autograd computed; linear layers write to `main_grad` directly."""
         if weight.grad is not None:
             main_grad().add_(weight.grad)
             weight.grad = None
             self._mark_ready(weight)
 
     def _mark_ready(self, weight: nn.Parameter) -> None:
-        """The gradient of one micro-batch is in its bucket."""
+        """Count a parameter's gradient of one micro-batch, and reduce the buckets that are complete."""
         bucket = self._bucket_of[weight]
         self._ready_counts[bucket] += 1
         flushes = self._total_turns // len(self._buckets)
@@ -261,7 +262,7 @@ class _GradientBuckets:
             self._launch_reduction()
 
     def _is_next_ready(self) -> bool:
-        """Whether the bucket whose turn it is has all that it waits for."""
+        """Whether the next bucket to be reduced has all its gradients."""
         round_number, bucket = divmod(self._turn, len(self._buckets))
         return self._ready_counts[bucket] >= self._needed_counts[bucket] * (round_number + 1)
 
@@ -308,14 +309,16 @@ class _GradientBuckets:
 
 
 def ordered_params(models: Sequence[Decoder], rt: Runtime) -> list[tuple[Param, nn.Parameter]]:
-    """The parameters this rank holds, each with its table row, in the order of the forward pass."""
+    """List this rank's parameters, each with its row of the parameter table, in the order of the forward
+    pass.
+    """
     order = {name: position for position, name in enumerate(rt.table)}
     pairs = (pair for model in models for pair in parameters(model, rt))
     return sorted(pairs, key=lambda pair: order[pair[0].name])
 
 
 def fsdp_units(model: Decoder) -> list[nn.Module]:
-    """What a model is called by, one after another: the embeddings, each block, the norm, the head."""
+    """List the modules that a model calls in turn: the embeddings, each block, the norm, the head."""
     return [
         unit
         for child in model.children()

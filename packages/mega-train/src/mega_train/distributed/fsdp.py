@@ -1,8 +1,8 @@
-"""ZeRO's stage 3: weights too are cut over the replicas, and gathered by blocks (arXiv:1910.02054 §5.3).
+"""ZeRO stage 3 by torch's FSDP2: weights are sharded too, and gathered by block (arXiv:1910.02054 §5.3).
 
-torch's FSDP2 is the engine. It cuts every parameter along its first dimension, gathers a block's weights for
-its forward and backward pass, frees them after it, and sums the gradients onto their owners as each block's
-backward pass ends. What it keeps in float32 are the main weights; it rounds as it gathers.
+FSDP2 shards every parameter along its first dimension, gathers a block's weights for its forward and backward
+pass, frees them afterwards, and reduce-scatters the gradients as each block's backward pass ends. Its float32
+shards are the main weights; it rounds them when it gathers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mega_train.distributed.data_parallel import ordered_params
 
 
 class Fsdp2:
-    """The weights and gradients of one rank, stage 3 (a `grad_sync.Shards`).
+    """The weights and gradients of one rank in stage 3 (a `grad_sync.ShardingStrategy`).
 
     Attributes:
-        models: the stages this rank holds. Their weights are not set: `main` is to be filled.
+        models: the stages of this rank. Their weights are not initialised: fill `main_params`.
     """
 
     is_sharded = True
@@ -37,10 +37,10 @@ class Fsdp2:
     def __init__(self, rt: Runtime, mesh: Mesh, reduce_dtype: torch.dtype = torch.float32) -> None:
         """
         Args:
-            rt: its dtype is what blocks compute in.
-            reduce_dtype: in which gradients are added up over the replicas.
+            rt: its dtype is the dtype of the computation.
+            reduce_dtype: dtype of the gradient reduction over the replicas.
         """
-        # nothing is made whole: neither here nor when `main` is filled
+        # the full weights never exist: neither here nor when `main_params` is filled
         self.models = chunks(replace(rt, dtype=torch.float32, device=torch.device("meta")), mesh)
         group = mesh.replicas.group
         assert group is not None
@@ -63,7 +63,7 @@ class Fsdp2:
 
     @property
     def has_local_non_finite(self) -> bool:
-        """FSDP adds gradients up as they are made, so that whose was the first is not known."""
+        """Always false: FSDP reduces gradients as they are computed, so the rank of origin is not known."""
         return False
 
     def zero_grad(self, num_micro_batches: int) -> None:
@@ -80,10 +80,10 @@ class Fsdp2:
         return (_local_tensor(weight) for weight in self._weights)
 
     def copy_main_to_model_params(self) -> None:
-        """Nothing: blocks gather from `main`."""
+        """Do nothing: blocks gather from `main_params`."""
 
     def wait_all_gather(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _use_sum_reduction(unit: FSDPModule) -> None:
@@ -97,7 +97,7 @@ def _local_tensor(weight: Tensor) -> Tensor:
 
 
 def _shard_range(row: Param, shape: tuple[int, ...], replicas: Axis) -> ShardRange:
-    """FSDP's cut: whole rows of the first dimension, the last replicas may have fewer or none."""
+    """Return FSDP's shard: whole rows of the first dimension; the last replicas may have fewer or none."""
     rows = shape[0]
     width = int(np.prod(shape[1:], dtype=np.int64))
     rows_per_rank = -(-rows // replicas.size)

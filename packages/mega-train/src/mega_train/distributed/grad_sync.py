@@ -1,4 +1,4 @@
-"""The gradients of a step once replicas have added theirs up: summed over tp and pp, measured, clipped."""
+"""Synchronise gradients over tp and pp after data parallelism reduced them; compute norms and clip."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mega_schema.params import Param, count
 from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.distributed.kv_replication import all_reduce_replicated, owned_gradients
 
-_MAX_NAMED_RANKS = 16  # ranks that a message names
+_MAX_NAMED_RANKS = 16  # ranks named in a message
 
 
 class ShardingStrategy(Protocol):
-    """How the replicas of a model share the work of keeping it: ZeRO's stages (arXiv:1910.02054)."""
+    """How the replicas of a model share its state: ZeRO's stages (arXiv:1910.02054)."""
 
     @property
     def models(self) -> Sequence[Decoder]:
-        """The stages this rank holds."""
+        """The stages of this rank."""
 
     @property
     def params(self) -> Sequence[tuple[Param, nn.Parameter]]:
@@ -30,42 +30,42 @@ class ShardingStrategy(Protocol):
 
     @property
     def shard_ranges(self) -> Sequence[ShardRange]:
-        """What this rank keeps of each of them."""
+        """The range of each parameter that this rank owns."""
 
     @property
     def main_params(self) -> Sequence[Tensor]:
-        """The float32 weights of each stretch, flat."""
+        """The float32 weights of each range, flat."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether replicas keep different stretches; else each of them keeps all."""
+        """Whether replicas own different ranges; otherwise each owns everything."""
 
     @property
     def has_local_non_finite(self) -> bool:
-        """Whether this rank's own gradients, before the replicas' were added, were not finite."""
+        """Whether this rank's own gradients, before the reduction, were not finite."""
 
     def zero_grad(self, num_micro_batches: int) -> None:
-        """Forget the step before. `micros` micro-batches come."""
+        """Clear the gradients before a step of `num_micro_batches` micro-batches."""
 
     def reduce(self) -> Sequence[Tensor]:
-        """The gradient of each stretch, flat and float32: the sum over the replicas, all of them together."""
+        """Return the gradient of each range, flat and float32, summed over the replicas."""
 
     def copy_main_to_model_params(self) -> None:
-        """Make the model's weights those of `main`, on all replicas. A forward pass waits for them."""
+        """Copy `main_params` to the model's weights on all replicas. A forward pass waits for them."""
 
     def wait_all_gather(self) -> None:
-        """Wait until every weight has arrived."""
+        """Wait until all weights are gathered."""
 
     def local_weights(self) -> Iterator[Tensor]:
-        """The model's weights as this rank holds them; of stage 3 its shard of each."""
+        """Iterate over the model's weights on this rank; in stage 3 over its shards."""
 
 
 class GradientSync:
-    """The gradients of the stretches this rank keeps.
+    """The gradients of the ranges that this rank owns.
 
     Attributes:
-        of: of each stretch, flat and float32; those of a step after `reduce`.
-        elements: of all parameters of the model, tied ones once, without padding.
+        shards: the gradient of each range, flat and float32; valid after `reduce`.
+        num_elements: of all parameters of the model, tied ones once, without padding.
     """
 
     def __init__(self, sharding: ShardingStrategy, mesh: Mesh, table: Collection[Param]) -> None:
@@ -82,13 +82,14 @@ class GradientSync:
         self.shards: Sequence[Tensor] = ()
 
     def reduce(self, scale: float = 1.0) -> None:
-        """Make them the whole batch's: mean over replicas, then sums over tp and pp where ranks share work.
+        """Average over the replicas, then sum over tp and pp where ranks share the work.
 
-        In this order (Megatron's), since a sum over many ranks adds up in an order that depends on where in a
-        buffer a gradient lies: what several ranks hold alike is made alike by the last sum.
+        This is Megatron's order. A reduction over many ranks adds in an order that depends on a gradient's
+        offset in its buffer, so replicated gradients could differ in bits; the last sum makes them equal
+        again.
 
         Args:
-            scale: what the loss was multiplied by; they are divided by it.
+            scale: the loss scale; gradients are divided by it.
         """
         self.shards = self.sharding.reduce()
         if (divisor := self.mesh.replicas.size * scale) != 1:
@@ -98,35 +99,35 @@ class GradientSync:
         self._sync_tied_embeddings()
 
     def _sum_partial_grads(self) -> None:
-        """Sum over tp what all its ranks hold and each used in part: for its own heads; and with sequence
-        parallelism, outside the tensor-parallel regions, for its own tokens.
+        """Sum over tp the gradients to which each rank contributes a part: of its own heads and, with
+        sequence parallelism outside the tensor-parallel regions, of its own tokens.
         """
         partial = [
             gradient
             for row, gradient in zip(self.rows, self.shards, strict=True)
             if row.of_heads or (self.mesh.tp.sequence and row.split is None)
         ]
-        if partial:  # a stage that is an embedding and no layer has none
+        if partial:  # a stage with only the embedding has none
             summed = self.mesh.tp.reduce(torch.cat(partial))
             for gradient, total in zip(partial, summed.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(total)
 
     def norm(self) -> float:
-        """Global L2 norm, every element of every parameter counted on one rank."""
+        """Compute the global L2 norm; each element of each parameter counts once."""
         norms = [torch.linalg.vector_norm(g) for g in owned_gradients(self._flat_gradients(), self.mesh.tp)]
         square = torch.stack(norms).square().sum() if norms else torch.zeros((), device=self.mesh.device)
         return float(self._sum_over_ranks(square).sqrt())
 
     def num_zeros(self) -> float:
-        """How many elements of the gradients are zero, every element of every parameter counted once.
+        """Count the zero elements of the gradients; each element of each parameter counts once.
 
-        What is not zero is counted and the rest is taken from the table, so that padding is not in it.
+        The non-zero elements are counted and subtracted from the table's total, which has no padding.
         """
         counts = [torch.count_nonzero(g) for g in owned_gradients(self._flat_gradients(), self.mesh.tp)]
         return float(self.num_elements - self._sum_over_ranks(self._sum_float64(counts)))
 
     def params_norm(self) -> float:
-        """L2 norm of the weights, every element of every parameter counted once."""
+        """Compute the L2 norm of the weights; each element of each parameter counts once."""
         shards = zip(self.sharding.shard_ranges, self.sharding.main_params, strict=True)
         main_params = owned_gradients(
             ((shard.row, shard.begin, main_param) for shard, main_param in shards), self.mesh.tp
@@ -135,22 +136,22 @@ class GradientSync:
         return float(self._sum_over_ranks(self._sum_float64(squares)).sqrt())
 
     def _sum_float64(self, scalars: Sequence[Tensor]) -> Tensor:
-        """In float64, which counts exactly."""
+        """Sum scalars in float64, which counts exactly."""
         zero = torch.zeros(1, dtype=torch.float64, device=self.mesh.device)
         return torch.cat([zero, *(part.double().view(1) for part in scalars)]).sum()
 
     def _sum_over_ranks(self, x: Tensor) -> Tensor:
-        """The sum of what each of them answers for."""
+        """Sum over all ranks the values of the elements that each owns."""
         if self.sharding.is_sharded:
             self.mesh.replicas.reduce(x)
         return self.mesh.pp.reduce(self.mesh.tp.reduce(x))
 
     def first_non_finite(self) -> str:
-        """The first parameter in the order of the backward pass whose gradient is not finite.
+        """Name the first parameter in the order of the backward pass whose gradient is not finite.
 
-        With it the rank on which it began, where that is known: the lowest one that holds such a weight, or
-        else the only rank of the copy of the model whose part of the batch gave such a gradient. In a copy on
-        several ranks it reaches all of them, by activations or their gradients: then all are named.
+        With it the rank of origin, where that is known: the lowest one that holds a non-finite weight, or
+        else the only rank of the replica whose local gradients were not finite. A replica on several ranks
+        spreads the value by its activations and gradients, so all its ranks are named.
         """
         num_names = len(self.names)
         position = min(
@@ -183,7 +184,7 @@ class GradientSync:
         return any(not weight.isfinite().all() for weight in self.sharding.local_weights())
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale down so that the norm is at most `most`; Megatron's coefficient, with its 1e-6."""
+        """Scale the gradients to a norm of at most `max_norm`; with Megatron's 1e-6."""
         if max_norm > 0 and (scale := max_norm / (norm + 1e-6)) < 1:
             self._multiply(scale)
 
@@ -197,7 +198,7 @@ class GradientSync:
         ]
 
     def _sync_tied_embeddings(self) -> None:
-        """Add the two gradients of a parameter that the first stage reads and the last stage scores with."""
+        """Add up the two gradients of an embedding that the first stage and the last stage share."""
         pp = self.mesh.pp
         for row, gradient in zip(self.rows, self.shards, strict=True):
             if (row.tied_to or row.name) in self.tied_names:
@@ -208,5 +209,5 @@ class GradientSync:
 
 
 def tied_across_stages(table: Collection[Param], mesh: Mesh) -> Collection[str]:
-    """Names of the parameters that one on another pipeline stage is tied to."""
+    """Return the names of the parameters that are tied to one on another pipeline stage."""
     return {row.tied_to for row in table if row.tied_to} if mesh.pp.size > 1 else ()

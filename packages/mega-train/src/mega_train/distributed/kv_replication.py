@@ -1,7 +1,7 @@
-"""Key and value heads that neighbours of tp hold alike: gradients are added up, elements counted once.
+"""Key and value heads that several tp ranks hold: sum their gradients, count their elements once.
 
-A gradient here is a stretch of a parameter's local tensor, flat, with the place of its first element; all
-neighbours have the same stretch of theirs.
+A gradient here is a range of a parameter's flattened local tensor, with the offset of its first element; all
+tp ranks have the same range of theirs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FlatGradient = tuple[Param, int, Tensor]
 
 
 def all_reduce_replicated(gradients: Iterable[FlatGradient], tp: Axis) -> None:
-    """Sum what several ranks hold over its holders, in place: each has the part of its own query heads.
+    """Sum replicated heads over their holders, in place: each holder has the part of its own query heads.
 
-    Every group of holders has a row of its own in one sum over tp, so that no groups of processes are needed
-    for this; it happens once a step.
+    Each group of holders has a slot in one all-reduce over tp. That needs no process groups for the holders,
+    and it happens once a step.
     """
     for row, begin, gradient in gradients:
         if (replicated := row.repeated(tp.size)) is None:
@@ -34,7 +34,7 @@ def all_reduce_replicated(gradients: Iterable[FlatGradient], tp: Axis) -> None:
 
 
 def owned_gradients(gradients: Iterable[FlatGradient], tp: Axis) -> list[Tensor]:
-    """The parts of them that this rank answers for: over tp, every element once, of tied parameters none."""
+    """Select the gradients that this rank owns: over tp every element once, and none of tied parameters."""
     owned: list[Tensor] = []
     for row, begin, gradient in gradients:
         replicated = row.repeated(tp.size)
@@ -52,5 +52,5 @@ def owned_gradients(gradients: Iterable[FlatGradient], tp: Axis) -> list[Tensor]
 
 
 def _clamp_offset(begin: int, position: int) -> int:
-    """Where a place of the local tensor is in a stretch that begins at `begin`; 0 if it was before it."""
+    """Convert an offset in the local tensor to one in a range that starts at `begin`; 0 before it."""
     return max(0, position - begin)

@@ -1,4 +1,4 @@
-"""Choose how replicas share weights, gradients and optimizer state: the ZeRO stage of a run."""
+"""Build the sharding strategy of a run's ZeRO stage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mega_train.distributed.grad_sync import ShardingStrategy, tied_across_stage
 
 
 def build_sharding(rt: Runtime, mesh: Mesh, config: ShardingConfig) -> ShardingStrategy:
-    """Build the models of this rank, their values not yet set, and what shares them among the replicas."""
+    """Build this rank's models, with uninitialised weights, and their sharding strategy."""
     if config.stage == 3 and mesh.replicas.size > 1:
-        # here, as FSDP2 imports DTensor and sympy: 50 MB and a second of a process that needs neither
+        # imported here: FSDP2 imports DTensor and sympy, 50 MB and one second that other stages save
         from mega_train.distributed.fsdp import Fsdp2
 
         return Fsdp2(rt, mesh, torch.bfloat16 if config.reduce_bf16 else torch.float32)

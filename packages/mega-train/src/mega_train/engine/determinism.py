@@ -1,4 +1,4 @@
-"""Arithmetic that gives the same bits every time."""
+"""Deterministic mode: arithmetic that gives the same bits every time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from mega_schema.errors import ConfigError
 
-# NCCL's, whose sums do not depend on when messages arrive; Megatron's list
+# NCCL algorithms whose sums do not depend on arrival times; Megatron's list
 _DETERMINISTIC_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
 
 def check_nccl_algorithm(environment: Mapping[str, str]) -> None:
-    """That NCCL adds up in one order.
+    """Check that NCCL reduces in a fixed order.
 
     Raises:
-        ConfigError: it was not told to.
+        ConfigError: NCCL_ALGO does not fix the order.
     """
     algorithm = environment.get("NCCL_ALGO")
     if algorithm not in _DETERMINISTIC_ALGORITHMS:
@@ -33,15 +33,15 @@ def check_nccl_algorithm(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Where it is wanted, torch uses algorithms that repeat bit for bit, and refuses what it has none for.
+    """Make torch use deterministic algorithms, and refuse operations without one.
 
-    Torch has this for a process only; it is put back.
+    The setting is process-wide in torch; the previous one is restored.
     """
     if not enabled:
         yield
         return
     previous = torch.are_deterministic_algorithms_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it with its first product
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first product
     torch.use_deterministic_algorithms(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One micro-batch on one stage: tokens to inputs, positions and targets; forward; mean loss."""
+"""Forward step of a micro-batch on a stage: inputs, positions and targets; forward pass; mean loss."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mega_train.resolve import ResolvedConfig
 
 
 class ForwardStep:
-    """The micro-batches of one optimizer step, or of one batch of a validation (a `executor.Work`).
+    """The micro-batches of one optimizer step, or of one validation batch (an `executor.PipelineWork`).
 
-    A micro-batch's loss is the mean over its tokens that count, and the step's is the mean over its
-    micro-batches (Megatron's), or the mean over all tokens of the step that count. With context parallelism a
-    rank computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is
-    the batch's, of losses and of gradients alike.
+    A micro-batch's loss is the mean over its tokens that count. The step's loss is the mean over its
+    micro-batches (Megatron's default) or over all its tokens that count. With context parallelism a rank
+    computes the losses of its own tokens of every sample, times cp: then the mean over all replicas is that
+    of the batch, for losses and gradients alike.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class ForwardStep:
     ) -> None:
         """
         Args:
-            models: the stages this rank holds, by chunk.
+            models: this rank's stages, by chunk.
             batches: per micro-batch (samples, length + 1) token ids, or (samples, 4, length + 1) of
-                `data.answers`; the same on every rank of cp.
-            scale: of the loss; gradients are multiplied by it.
-            samples: per micro-batch the numbers of its samples, which decide what dropout drops; None drops
-                nothing, as in a validation.
+                `data.sft`; the same on every rank of cp.
+            loss_scale: multiplies the loss, and with it the gradients.
+            sample_numbers: per micro-batch, the seeds of its dropout; None disables dropout, as in a
+                validation.
         """
         self.models = models
         self.config = config
@@ -57,13 +57,14 @@ class ForwardStep:
         self.sample_numbers = sample_numbers
         self.seq_length = batches[0].shape[-1] - 1
         self.position_s = places(self.seq_length, mesh.cp, device=mesh.device)
-        # Megatron tells positions that begin again to a table alone: rotary ones are places in the sample
+        # as in Megatron, --reset-position-ids affects only position tables, not rotary positions
         resets_positions = config.run.data.reset_positions and config.spec.positions != "rope"
         self.data_config = replace(config.run.data, reset_positions=resets_positions)
         per_token = config.run.train.per_token_loss or config.run.data.sft
         self.loss_tokens = self._count_loss_tokens() if per_token else None
-        # A head that adds its gradient in forward adds in another order where several forwards go before a
-        # backward, or where replicas sum after each micro-batch; a GPU would wait for the number.
+        # The head may add its weight gradient during forward if the factor is known. That changes the order
+        # of sums where several forwards precede a backward (gpipe) or replicas reduce after each micro-batch
+        # (ZeRO 2); on a GPU reading the factor would block.
         accumulates_in_order = config.run.parallel.schedule != "gpipe" and config.sharding_config.stage < 2
         self.knows_loss_grad = (
             sample_numbers is not None and accumulates_in_order and mesh.device.type == "cpu"
@@ -105,12 +106,14 @@ class ForwardStep:
         )
 
     def _count_loss_tokens(self) -> Tensor:
-        """Tokens of all replicas' micro-batches that count, over dp: the mean over replicas undoes that."""
+        """Count the tokens of all replicas that have a loss, divided by dp: the mean over replicas undoes
+        that.
+        """
         counts = [(self._split_micro_batch(micro)[1] != IGNORED).sum() for micro in range(len(self.batches))]
         return self.mesh.dp.reduce(torch.stack(counts).sum()).clamp(min=1) / self.mesh.dp.size
 
     def _local_tokens(self, x_BS: Tensor) -> Tensor:
-        """What belongs to this rank's tokens: (T,) of the whole rows'."""
+        """Select the values of this rank's tokens, flattened to (T,)."""
         return x_BS[:, self.position_s].flatten()
 
     def _dropout(self, micro: int) -> Dropout | None:
@@ -122,7 +125,7 @@ class ForwardStep:
         return Dropout(train.hidden_dropout, train.attention_dropout, key_T, self.mesh.tp, kernel)
 
     def _split_micro_batch(self, micro: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Tokens, targets and positions, (B, S) each, and documents where each sees only itself."""
+        """Split micro-batch `micro` as `split_batch` does."""
         batch = torch.from_numpy(self.batches[micro]).to(self.mesh.device, non_blocking=True)
         return split_batch(batch, self.data_config, self.config.eod)
 
@@ -130,11 +133,12 @@ class ForwardStep:
 def split_batch(
     batch: Tensor, data_config: DataConfig, eod: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Tokens, targets and positions, (B, S) each, and documents where each sees only itself.
+    """Split a batch into tokens, targets and positions, (B, S) each, and documents where attention is limited
+    to them.
 
     Args:
-        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.answers`.
-        eod: the token that ends a document, where `data` asks for what needs it.
+        batch: (B, S + 1) token ids, or (B, 4, S + 1) of `data.sft`.
+        eod: the token that ends a document, where `data_config` needs it.
     """
     if batch.ndim == 3:
         target_BS = batch[:, TOKEN, 1:].masked_fill(batch[:, LEARNT, 1:] == 0, IGNORED)

@@ -1,4 +1,4 @@
-"""From a configuration to a run: open what it reads, check it all, meet the other ranks, train."""
+"""Prepare and run training: open inputs, check the configuration, join the other ranks, train."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from mega_train.telemetry.events import Message, TrainStart
 from mega_train.telemetry.factory import open_observers
 from mega_train.telemetry.observers import Observers
 
-_SIGTERM_GRACE = 15.0  # seconds; torchrun kills what has not ended 30 s after it was told to
+_SIGTERM_GRACE = 15.0  # seconds; torchrun kills processes 30 s after SIGTERM
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 log = logging.getLogger("mega.train")
@@ -59,13 +59,13 @@ log = logging.getLogger("mega.train")
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that can begin, with the files it reads open.
+    """A checked run, with its input files open.
 
     Attributes:
-        older: prepares it with an older checkpoint than that of an iteration.
+        prepare_older: prepares the run with a checkpoint older than an iteration.
         superseded: iterations in --save whose checkpoints the run supersedes.
-        changes: settings that are not what the checkpoint recorded.
-        refusal: why the run may not write into --save, where that was not to be an error.
+        changes: settings that differ from those that the checkpoint recorded.
+        refusal: why the run may not write into --save, where that is not an error.
     """
 
     config: ResolvedConfig
@@ -87,20 +87,20 @@ def prepare(
     unconverted_spec: ModelSpec | None = None,
     may_write: bool = True,
 ) -> PreparedRun:
-    """Open the corpora and the checkpoint, and check everything against everything.
+    """Open the datasets and the checkpoint, and check the whole configuration.
 
     Args:
-        family: of the model; None means the checkpoint's, or gpt.
-        before: the checkpoint is to be older than that of this iteration.
-        unconverted: the model of a checkpoint that is to be converted before the run.
-        starts: whether the run is to write into --save, so that what keeps it from that is an error.
+        family: of the model; None takes the checkpoint's, or gpt.
+        before_iteration: take a checkpoint older than this iteration.
+        unconverted_spec: the model of a checkpoint that is converted before the run.
+        may_write: whether the run writes into --save, so that a reason against it is an error.
 
     Raises:
-        MegaError: the run cannot begin. Nothing was written and no process was met.
+        MegaError: the run cannot start. Nothing was written and no process group was joined.
     """
     prepare_older = partial(prepare, run, family, world)
     if run.model.preset is not None:
-        preset(run.model.preset)  # a name that is not known is told before a file that is not there
+        preset(run.model.preset)  # report an unknown preset before a missing file
     resume_point = resume.find_checkpoint(run, world, before_iteration)
     checkpoint, schedules = resume_point.checkpoint, resume_point.schedules
     loaded_spec = checkpoint.spec if checkpoint else unconverted_spec
@@ -110,7 +110,7 @@ def prepare(
     if resume_point.refusal is not None and may_write:
         refusals.extend([resume_point.refusal])
     datasets = refusals.attempt(_open_datasets, run, flag_tokenizer, loaded_spec)
-    if datasets is None:  # what it decides is not checked, and is not called missing
+    if datasets is None:  # values that depend on it are neither checked nor called missing
         refusals.unknown |= {"--data-path"} | ({"--vocab-size"} if flag_tokenizer is None else set())
     identity = datasets.identity if datasets else None
     tokenizer = (datasets.tokenizer if datasets else None) or flag_tokenizer
@@ -148,10 +148,10 @@ def prepare(
 
 
 def _check_machine(config: ResolvedConfig, world: World) -> None:
-    """What this machine must have for the plan.
+    """Check that this machine has what the run needs.
 
     Raises:
-        ConfigError: there are too few GPUs, or a kernel cannot be had.
+        ConfigError: there are too few GPUs, or a kernel is not available.
     """
     if config.device == "cuda" and world.local_rank >= (gpus := torch.cuda.device_count()):
         raise ConfigError(
@@ -171,19 +171,18 @@ def _check_machine(config: ResolvedConfig, world: World) -> None:
             wanted="compute capability 8.9 or more (Ada, Hopper and after)",
             hint="--bf16 alone",
         )
-    choose(
-        config.run.train.kernels, torch.device(config.device)
-    )  # what cannot be had is said before ranks meet
+    # fails before the rendezvous if a kernel is not available
+    choose(config.run.train.kernels, torch.device(config.device))
 
 
 def _open_datasets(
     run: RunConfig, flag_tokenizer: Tokenizer | None, loaded_spec: ModelSpec | None
 ) -> Datasets | PromptResponsePairs:
-    """Open what the run reads.
+    """Open the datasets of the run.
 
     Args:
-        said: the tokenizer that flags name.
-        loaded: the model of the checkpoint.
+        flag_tokenizer: the tokenizer that flags name.
+        loaded_spec: the model of the checkpoint.
 
     Raises:
         MegaError: it cannot be opened, or no vocabulary is known for mock data.
@@ -205,22 +204,22 @@ def _open_datasets(
 
 
 def train(prepared: PreparedRun, world: World, out: TextIO, init_method: str = "env://") -> int:
-    """Train, as one rank of the world; the first rank shows the run on `out` and keeps its record.
+    """Train as one rank; rank 0 reports on `out` and writes the event log.
 
     Args:
-        meet: where the ranks find each other, a torch.distributed init_method.
+        init_method: the rendezvous of the ranks, a torch.distributed init_method.
 
     Returns:
-        the exit code of why the run left.
+        the exit code of the exit reason.
 
     Raises:
-        MegaError: another run saves to the same folder, an observer that is asked for cannot be had, or the
-            run cannot go on.
+        MegaError: another run writes to the same folder, an observer is not available, or the run cannot
+            continue.
     """
     run = prepared.config.run
     with (
         deterministic_algorithms(run.train.deterministic),
-        open_observers(run, world, out) as observers,  # first, since what it refuses leaves no folder behind
+        open_observers(run, world, out) as observers,  # first: a refusal leaves no folder behind
         lock_run(run.checkpoint.save if world.rank == 0 else None),
     ):
         return _train(prepared, world, observers, init_method)
@@ -238,7 +237,7 @@ def _train(prepared: PreparedRun, world: World, observers: Observers, init_metho
         sequence=config.run.parallel.sequence,
         fused=config.run.parallel.tp_overlap,
         meet=init_method,
-        timeout_minutes=config.run.parallel.timeout_minutes + 1,  # the watchdog is first, and knows more
+        timeout_minutes=config.run.parallel.timeout_minutes + 1,  # the watchdog acts first, and reports more
     )
     prepared = _agree_on_checkpoint(prepared, mesh)
     config = prepared.config
@@ -274,7 +273,7 @@ def _train(prepared: PreparedRun, world: World, observers: Observers, init_metho
 
 
 def _agree_on_checkpoint(prepared: PreparedRun, mesh: Mesh) -> PreparedRun:
-    """As `resume.agreed`, with all that follows from the checkpoint."""
+    """Agree over all ranks on the checkpoint, and return the run prepared with it."""
     if prepared.checkpoint is None:
         return prepared
     candidates = {prepared.checkpoint.iteration: prepared}
@@ -291,7 +290,7 @@ def _agree_on_checkpoint(prepared: PreparedRun, mesh: Mesh) -> PreparedRun:
 
 
 def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]:
-    """A watchdog over a rank that has others to wait for."""
+    """Build the watchdog of a rank; none in a run of one process."""
     mesh = trainer.mesh
     if mesh.store is None:
         return nullcontext()
@@ -309,7 +308,7 @@ def _build_watchdog(trainer: Trainer) -> AbstractContextManager[Watchdog | None]
 
 @contextmanager
 def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[None]:
-    """Say why a run ends early, one rank for all: an interruption, a mistake, another rank that was lost."""
+    """Report from one rank why a run ends early: an interruption, an error, or a lost rank."""
     try:
         yield
     except KeyboardInterrupt:
@@ -325,12 +324,12 @@ def _report_early_exit(trainer: Trainer, watchdog: Watchdog | None) -> Iterator[
 
 
 def tune_malloc() -> None:
-    """Let what tensors free serve the next step. On Linux with glibc alone.
+    """Make malloc reuse freed memory in the next step. Only on Linux with glibc.
 
-    By default glibc takes blocks of a few megabytes from the system, and gives them back, each time: a step's
-    logits come as pages that the system clears first, and the host of a virtual machine may have to find.
-    bench/cpu_training.py measures the difference. Beside it torch's large pages (THP_MEM_ALLOC_ENABLE) save
-    nothing, and glibc reuses badly what they align (docs/log.md).
+    By default glibc maps blocks of a few megabytes, and unmaps them, each time: a step's logits are then
+    pages that the kernel zeroes first and that the host of a virtual machine may have to allocate.
+    bench/cpu_training.py measures the difference. With it torch's huge pages (THP_MEM_ALLOC_ENABLE) save
+    nothing, and glibc reuses aligned blocks badly (docs/log.md).
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
@@ -339,7 +338,7 @@ def tune_malloc() -> None:
 
 
 def start_event(trainer: Trainer) -> TrainStart:
-    """What observers are told first."""
+    """Build the first event of a run."""
     config, layout = trainer.config, trainer.config.layout
     return TrainStart(
         iteration=trainer.iteration,
@@ -360,7 +359,7 @@ def start_event(trainer: Trainer) -> TrainStart:
 
 
 def kernels_summary(run: RunConfig, kernel_choice: Choice, device: torch.device) -> str:
-    """Whose kernels a run computes with, whose AdamW where it is not torch's, and whether it uses FP8."""
+    """Describe the kernels of a run, its AdamW where it is not torch's, and FP8 where it is used."""
     adamw_source = choose_adamw(run.train.kernels, device).source
     adamw_note = (
         f", {adamw_source} (adamw)" if adamw_source != "torch" and run.optimizer.name != "sgd" else ""

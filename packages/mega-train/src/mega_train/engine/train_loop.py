@@ -1,4 +1,4 @@
-"""The training loop: steps, lines of the log, validations, checkpoints, in Megatron's order."""
+"""The training loop: steps, log lines, validations, checkpoints, in Megatron's order."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mega_train.telemetry.observers import Observers
 from mega_train.telemetry.profiler import Profiler
 from mega_train.telemetry.timers import reduce_timers
 
-_LONG_WAIT = 1.0  # seconds of waiting for a checkpoint before the next that a person should know of
+_LONG_WAIT = 1.0  # seconds of waiting for the previous checkpoint that are reported
 Clock = Callable[[], float]
 
 
 class TrainLoop:
-    """A run's steps, and what happens between them, until it leaves.
+    """The steps of a run, and logging, validation and checkpoints between them.
 
     Attributes:
-        since: the steps since the last line of the log. Validations and checkpoints are not in their seconds:
-            they are not the model's pace.
+        steps_since_log: steps since the last log line. Their seconds exclude validations and checkpoints,
+            which are not the model's throughput.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class TrainLoop:
     ) -> None:
         """
         Args:
-            watch: who is told; the ranks beside the first tell nobody.
-            clock: seconds from any beginning.
-            today: seconds since 1970.
+            observers: receive the events; empty on ranks other than the first.
+            clock: seconds from any origin.
+            wall_clock: seconds since 1970.
         """
         self.trainer = trainer
         self.observers = observers
@@ -64,7 +64,7 @@ class TrainLoop:
         )
 
     def run(self) -> ExitReason:
-        """Train until there is a reason to leave; the last step is saved whatever it is."""
+        """Train until an exit condition holds; the last step is always saved."""
         trainer, config = self.trainer, self.trainer.config.run
         first_iteration = trainer.iteration
         reason = self.exit_conditions.check_before_run(trainer.iteration)
@@ -102,10 +102,10 @@ class TrainLoop:
         return reason
 
     def _save_last(self, *, always: bool) -> None:
-        """See that there is a checkpoint of the step just done; one that failed is tried once more.
+        """Save the last step; retry once if its save failed.
 
         Raises:
-            MegaError: there is none.
+            MegaError: it could not be saved.
         """
         trainer = self.trainer
         saves = self.trainer.saver
@@ -152,7 +152,7 @@ class TrainLoop:
             self._validate(name, reader)
 
     def _step(self) -> None:
-        """A step, or those at once that are to be passed over."""
+        """Do one step, or skip a range of --skip-train-iteration-range."""
         trainer = self.trainer
         lr = self.trainer.lr
         consumed_before = self.trainer.consumed_samples
@@ -169,7 +169,7 @@ class TrainLoop:
         try:
             loss, norm = trainer.step(lr)
         except NonFiniteLossError:
-            trainer.saver.finish()  # the run ends: what was good is kept
+            trainer.saver.finish()  # the run ends: finish the last good checkpoint
             raise
         step_end = StepEnd(
             iteration=trainer.iteration,
@@ -245,7 +245,7 @@ class TrainLoop:
 
 
 def _device_peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s of the device in this arithmetic, where they are known."""
+    """Return the device's peak FLOP/s in this dtype, where it is known."""
     if device.type != "cuda":
         return None
     return peak_flops(torch.cuda.get_device_name(device), half=dtype != torch.float32)

@@ -1,4 +1,4 @@
-"""One rank's share of a run: an optimizer step, a validation, a checkpoint."""
+"""One rank's trainer: optimizer step, validation, checkpoint."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ from mega_train.telemetry.timers import Timers, no_timer
 
 
 class NonFiniteLossError(MegaError):
-    """Loss or gradient are no numbers; all ranks find it in the same step."""
+    """The loss or the gradient is not finite; all ranks raise it in the same step."""
 
 
 class Trainer:
-    """One rank of a run: its share of the model, its gradients, its optimizer, its data.
+    """One rank of a run: its stages of the model, gradients, optimizer and data.
 
     Attributes:
-        models: the pipeline stages it holds, in the order a micro-batch passes them; one, or with an
-            interleaved pipeline several.
-        held: their parameters, all together.
+        models: its pipeline stages, in the order of the forward pass; several with an interleaved pipeline.
+        params: their parameters.
         iteration: optimizer steps done.
-        consumed: training samples consumed; it decides which sample numbers come next. Which tokens they are
-            depends on the seed, --split, --seq-length and on how often the whole run (--train-iters) goes
-            through the corpus, as in Megatron.
-        tokens: of those samples, all that were read; a curriculum reads fewer of each at first.
-        skipped: those samples whose step was skipped; the learning rate's course does not count them.
-        scale: what the loss is multiplied by.
-        valid, test: samples to score, by the name of their group; none where there is nothing to score.
-        extra: of the last step, what the log asks for beside loss and norm, by Megatron's names.
-        timers: the seconds of its phases.
-        tables: what this rank does in a step, or in a batch of a validation, of so many micro-batches.
-        actions: of the schedule done, those of validations too: a sign of life also within a long step.
-        loaded: the checkpoint it began with.
-        saves: the checkpoints it writes.
-        choice: whose kernels it computes with, and why.
+        consumed_samples: training samples consumed; determines the next sample numbers. Their tokens depend
+            on the seed, --split, --seq-length and on the passes of the whole run (--train-iters) over the
+            dataset, as in Megatron.
+        consumed_tokens: tokens of those samples that were read; a curriculum reads fewer of each at first.
+        skipped_samples: samples of skipped steps; the learning-rate schedule does not count them.
+        loss_scaler: scales the loss.
+        valid, test: samples to evaluate, by the name of their group; empty where nothing is evaluated.
+        extra: further numbers of the last step for the log, by Megatron's names.
+        timers: seconds of each phase.
+        pipeline_schedules: this rank's actions in a step or a validation batch, by the number of
+            micro-batches.
+        heartbeat: number of actions done, in validations too: shows progress within a long step.
+        loaded_from: the checkpoint it started from.
+        saver: writes its checkpoints.
+        kernel_choice: the kernels, and why they were chosen.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Trainer:
     ) -> None:
         """
         Args:
-            checkpoint: what to go on from; None begins anew.
-            tokenizer: folder of the tokenizer that goes with every checkpoint.
+            checkpoint: what to resume from; None starts from new weights.
+            tokenizer: folder of the tokenizer that is copied into every checkpoint.
             superseded: iterations in --save whose checkpoints the first save supersedes.
         """
         self.config = config
@@ -121,7 +121,7 @@ class Trainer:
             self.consumed_tokens = int(
                 checkpoint.trainer.get("consumed_tokens", self.consumed_samples * config.seq_length)
             )
-            self.skipped_samples = self.consumed_samples  # the courses begin here
+            self.skipped_samples = self.consumed_samples  # the schedules start here
             if loads_optimizer(config.run):
                 state_dict.load_optimizer(checkpoint, self.optimizer, self.rt)
                 self.skipped_samples = int(checkpoint.trainer.get("skipped_samples", 0))
@@ -141,15 +141,15 @@ class Trainer:
         self.samplers = {reader: build_sampler(config, mesh, reader) for reader in data_splits}
 
     def step(self, lr: float) -> tuple[float, float]:
-        """One optimizer step. Where loss or gradient are not finite on any rank, every rank skips the update.
+        """Do one optimizer step. If loss or gradient are not finite on any rank, every rank skips the update.
 
         Returns:
             the loss in nats per token, and the gradient's norm before clipping; the same on every rank. The
             norm of a skipped step is not finite.
 
         Raises:
-            NotFinite: loss or gradient are not finite, and it is not for float16's scale to mend. Nothing was
-                updated.
+            NonFiniteLossError: loss or gradient are not finite, and no float16 loss scale explains it.
+                Nothing was updated.
         """
         train, global_batch_size = self.config.run.train, self.global_batch_size
         self.sharding.zero_grad(self.config.num_micro_batches(global_batch_size))
@@ -159,12 +159,12 @@ class Trainer:
             )
         with self.timers("all-grads-sync"):
             self.grad_sync.reduce(self.loss_scaler.value)
-        # read only now: a number read from a GPU waits for all that was asked of it before
+        # read late: reading a number from a GPU waits for all work launched before
         with self.timers("optimizer-unscale-and-check-inf"):
             norm = self.grad_sync.norm()
             loss = float(mean)
         finite = math.isfinite(loss) and math.isfinite(norm)
-        overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: the scale mends it
+        overflow = train.fp16 and math.isfinite(loss)  # of a scaled gradient: a lower scale fixes it
         if not finite and not overflow and train.on_non_finite == "stop":
             raise self._non_finite_error(loss, norm)
         self.loss_scaler.update(overflow=not finite)
@@ -185,7 +185,7 @@ class Trainer:
         return loss, norm if math.isfinite(loss) else math.nan
 
     def skip_to(self, last_iteration: int) -> None:
-        """Leave out the steps through iteration `last`: their samples are consumed, no course counts them."""
+        """Skip the steps through `last_iteration`: they consume samples, and no schedule counts them."""
         consumed_before, self.consumed_samples = (
             self.consumed_samples,
             self.config.batch_size_schedule.samples_after(
@@ -213,12 +213,12 @@ class Trainer:
 
     @property
     def seq_length(self) -> int:
-        """Tokens of a sample that the next step reads."""
+        """Tokens of a sample in the next step."""
         return self.config.seq_length_schedule.length_at(self.iteration + 1)
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of the next step, all ranks together."""
+        """Samples of the next step over all ranks."""
         return self.config.batch_size_schedule.size_at(self.consumed_samples)
 
     @property
@@ -228,7 +228,7 @@ class Trainer:
 
     @property
     def resume_hint(self) -> str:
-        """How the run can be gone on with, for a person."""
+        """How to resume the run, for a message."""
         checkpoint = self.config.run.checkpoint
         if self.saver.saved_at is None and checkpoint.interval is not None:
             return f"nothing was saved yet: --save-interval is {checkpoint.interval}"
@@ -249,7 +249,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, reader: SampleReader) -> float:
-        """Mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
+        """Compute the mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
 
         Validation reads on every --eval-interval steps. Between two of those steps (at a run's end) it reads
         what the one before did, so that the two compare; Megatron reads on there too.
@@ -268,9 +268,11 @@ class Trainer:
         return float(torch.stack(losses).double().mean())
 
     def save(self) -> None:
-        """Begin a checkpoint of where the run stands; `saves` tells when it is written."""
+        """Start to save a checkpoint; `saver` reports when it is written."""
         checkpoint = self.config.run.checkpoint
-        if self.mesh.rank == 0 and not self._identities:  # they take reading, so once and not at the start
+        if (
+            self.mesh.rank == 0 and not self._identities
+        ):  # computed once, and not at the start: it reads the datasets
             self._identities.update(compute_identities(self.config.run.data, self._datasets))
         trainer = {
             "iteration": self.iteration,
@@ -298,7 +300,7 @@ class Trainer:
         )
 
     def _recorded_config(self) -> RunConfig:
-        """The configuration as run.toml has it: what a person allowed once is not allowed again."""
+        """Return the configuration for run.toml, without one-time permissions."""
         checkpoint = replace(self.config.run.checkpoint, overwrite=False, override_data=False)
         return replace(self.config.run, checkpoint=checkpoint)
 
@@ -327,6 +329,8 @@ class Trainer:
             timer=timer,
         )
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device)
+        # replicas are dp x cp: the losses of cp ranks are scaled by cp (`ForwardStep`), so the mean over both
+        # is the mean over the batch
         return mesh.replicas.reduce(mesh.pp.reduce(total)) / mesh.replicas.size
 
     def _pipeline_schedule(self, num_micro_batches: int, *, train: bool) -> Table:

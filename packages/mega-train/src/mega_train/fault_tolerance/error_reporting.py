@@ -1,7 +1,7 @@
-"""Who of many ranks speaks when something ends them all: one, and where torchrun's readers look.
+"""Report a fatal error from one rank only, in torchelastic's error file, so that torchrun's summary shows it.
 
-torchrun prints a traceback of its own below every failure, with a summary at its end. A line that lies in the
-file it names in TORCHELASTIC_ERROR_FILE stands in that summary as the cause.
+torchrun prints its own traceback for every failure, and a summary at the end. The summary shows the line in
+the file that TORCHELASTIC_ERROR_FILE names.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class RankLostError(MegaError):
 
 
 class SingleRankErrors(click.Group):
-    """Commands that leave it to the first rank to say what all ranks find.
+    """Commands whose errors only rank 0 reports.
 
-    When it leaves, torchrun ends the others. A rank that found something by itself, such as a file its
-    machine lacks, says so when nothing ended it. What ranks find out about each other, the watchdog says.
+    When it exits, torchrun ends the other ranks. An error that only another rank has, such as a missing file
+    on its machine, is reported after a delay. The watchdog reports errors between ranks.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -52,7 +52,7 @@ class SingleRankErrors(click.Group):
 
 
 def current_rank() -> int:
-    """This process's rank; torch is not imported for a mistake in the flags of a run that is alone."""
+    """Return this process's rank, without importing torch for a flag error in a single-process run."""
     if _ERROR_FILE not in os.environ and "mega_model.distributed.mesh" not in sys.modules:
         return 0
     from mega_model.distributed.mesh import World
@@ -61,7 +61,7 @@ def current_rank() -> int:
 
 
 def write_error_file(line: str) -> None:
-    """Leave the line where torchrun looks for the cause."""
+    """Write the line where torchrun looks for the cause."""
     if file := os.environ.get(_ERROR_FILE):
         record = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(file).write_text(json.dumps({"message": record}), "utf-8")

@@ -1,4 +1,4 @@
-"""Why a run leaves, and that all its ranks do so after the same step."""
+"""Decide when a run exits, on all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mega_train.resolve import ResolvedConfig
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """Why a run leaves.
+    """Why a run exits.
 
     Attributes:
-        name: what the record calls it.
+        name: its name in the event log.
         code: the exit code of every rank.
-        said: why, for a person.
-        hasty: the machine is about to be taken away: save, and do nothing else before.
+        message: the reason, for the user.
+        is_urgent: the machine may be taken away: save, and do nothing else before.
     """
 
     name: str
@@ -34,7 +34,8 @@ INTERVAL = ExitReason("exit interval", message="--exit-interval divides it")
 DURATION = ExitReason("exit duration", message="--exit-duration-in-mins is over")
 KILL_SWITCH = ExitReason("kill switch", message="the file of --kill-switch-path is there")
 SIGNAL = ExitReason("signal", 128 + signal.SIGTERM, "told to end (SIGTERM or SIGUSR1)", is_urgent=True)
-# where several hold, or ranks disagree, the last of them counts
+# in ascending priority: ranks all-reduce the maximum of their indices, so that the last one that any rank
+# sees wins
 _REASONS = (None, EVAL_ONLY, LAST_ITERATION, INTERVAL, DURATION, KILL_SWITCH, SIGNAL)
 
 
@@ -43,10 +44,10 @@ def _never() -> bool:
 
 
 class ExitConditions:
-    """Says after every step whether all ranks leave now: the one place where that is decided.
+    """Checks after every step whether all ranks exit.
 
-    A clock, a file and a signal may be seen by one rank and not by another, so where one of them is asked for
-    the ranks compare: the largest of a number each, a collective of a few bytes a step.
+    A clock, a file and a signal may be seen by one rank and not by another. So where one of them is used, the
+    ranks compare by an all-reduce of the maximum of one integer each, a few bytes a step.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class ExitConditions:
     ) -> None:
         """
         Args:
-            told: whether this process was told to end.
-            began: when the run's time began, on `clock`; now, if not given.
+            received_signal: whether this process received SIGTERM or SIGUSR1.
+            start_time: start of the run on `clock`; now, if not given.
         """
         train = config.run.train
         self._mesh = mesh
@@ -76,14 +77,14 @@ class ExitConditions:
         self._is_local = train.exit_minutes is None and train.kill_switch is None and received_signal is None
 
     def check_before_run(self, iteration: int) -> ExitReason | None:
-        """Why the run leaves without a step; `iteration` are done."""
+        """Return the reason to exit without a step, after `iteration` steps; None to train."""
         local_reason = (
             EVAL_ONLY if self._is_eval_only else LAST_ITERATION if iteration >= self._last else None
         )
         return self._all_reduce_reason(self._external_reason() or local_reason)
 
     def check_after_step(self, iteration: int) -> ExitReason | None:
-        """Why all ranks leave after this step, or None where they go on."""
+        """Return the reason why all ranks exit after this step; None to continue."""
         local_reason = self._external_reason() or (LAST_ITERATION if iteration >= self._last else None)
         if local_reason is None and self._interval and iteration % self._interval == 0:
             local_reason = INTERVAL

@@ -1,4 +1,4 @@
-"""Being told to end: by a scheduler whose time is up, by whoever preempts the machine, by a person."""
+"""Handle SIGTERM and SIGUSR1 from a scheduler, a preemption or a user."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-# USR1 is what Slurm sends ahead of the end (--signal=USR1@120)
+# Slurm sends USR1 before the time limit (--signal=USR1@120)
 EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 class SignalHandler:
-    """Whether this process was told to end, as long as the block lasts: `with Told() as told: ... told()`.
+    """Records SIGTERM and SIGUSR1: `with SignalHandler() as handler: ... handler.received()`.
 
-    The signals themselves end nothing then, however often they come.
+    The signals do not end the process inside the block, however often they arrive.
     """
 
     def __init__(self) -> None:
         self._received = False
 
     def received(self) -> bool:
+        """Whether one of the signals arrived."""
         return self._received
 
     def __enter__(self) -> Self:

@@ -1,10 +1,10 @@
-"""Turns a run that hangs, or that has lost a rank, into one line and the Python stacks of all ranks.
+"""Turn a hang or a lost rank into one error line and the Python stacks of all ranks.
 
-A collective that one rank never enters makes all others wait in silence. Every rank therefore has a thread
-that looks on: when the rank makes no progress for too long, when a collective fails because its peer is gone,
-or when the process is told to end and gets no further, the thread calls the others over the store that the
-ranks met at. Each leaves a sign there of where it stands, the first to call waits a few seconds for them,
-says in one line who is missing and where the others are, prints the stacks, and all ranks leave.
+A collective that one rank never enters blocks all others silently. So every rank has a watchdog thread. When
+the rank makes no progress for too long, when a collective fails because its peer is gone, or when the process
+gets a signal and makes no progress, the thread calls the other ranks through the store of the rendezvous.
+Each writes its status there. The first to call waits a few seconds for them, reports in one line who is
+missing and where the others are, prints the stacks, and all ranks exit.
 
 The main thread may be inside a call that never returns, so nothing here needs it: signals arrive through a
 file descriptor, and the process ends with `os._exit`.
@@ -35,10 +35,9 @@ from mega_schema.errors import MegaError
 from mega_train.fault_tolerance.error_reporting import RankLostError, write_error_file
 from mega_train.fault_tolerance.signal_handler import EXIT_SIGNALS
 
-EXIT_RANK_LOST, EXIT_TERMINATED = (
-    3,
-    128 + signal.SIGTERM,
-)  # exit codes: a rank hung or was lost, the process was told to end
+# exit codes: a rank hung or was lost; the process was terminated
+EXIT_RANK_LOST = 3
+EXIT_TERMINATED = 128 + signal.SIGTERM
 _TERMINATED = "was told to end (SIGTERM)"
 _PACKAGES = ("mega_train", "mega_model", "mega_schema")
 
@@ -47,10 +46,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Where a rank stands.
+    """The status of a rank.
 
     Attributes:
-        place: the innermost function of ours that it is in, and over which axis.
+        frame: its innermost function of this project, and the axis it communicates over.
         idle: seconds without progress.
         stacks: of its threads, as text.
     """
@@ -67,7 +66,7 @@ class RankStatus:
 
 
 class Watchdog:
-    """Looks on while a rank works: `with Watchdog(...) as watchdog: ...`."""
+    """Monitors a rank: `with Watchdog(...) as watchdog: ...`."""
 
     def __init__(
         self,
@@ -86,17 +85,17 @@ class Watchdog:
     ) -> None:
         """
         Args:
-            store: where the ranks met; a connection of its own is made.
-            limit: seconds without progress that are a hang.
-            progress: changes whenever the rank gets on.
-            standing: how far the run is, and how it can go on; for the line.
-            hurry: seconds without progress that are a hang once the process was told to end; with 0 it then
-                ends at once. Else someone else handles the signals.
-            patience: seconds that the others have to answer.
-            tick: seconds between two looks.
-            leave: ends the process.
+            store: of the rendezvous; the watchdog opens its own connection.
+            limit: seconds without progress that count as a hang.
+            progress: a value that changes whenever the rank makes progress.
+            status: the progress of the run and how to resume it, for the error line.
+            sigterm_grace: seconds without progress that count as a hang after a signal; 0 ends the process at
+                once. Otherwise a signal handler handles the signals.
+            reply_timeout: seconds that the other ranks have to reply.
+            tick: seconds between two checks.
+            exit: ends the process.
         """
-        # a connection each: a call to a store that is cut off may never return
+        # separate connections: a call to a store that is cut off may never return
         self._listener_store, self._store = (
             PrefixStore("watchdog", store.clone())  # type: ignore[attr-defined]
             for _ in range(2)
@@ -146,21 +145,21 @@ class Watchdog:
         self._wake_writer.close()
 
     def on_peer_lost(self, error: Exception) -> NoReturn:
-        """A collective failed: find out who is gone, say so, and leave."""
+        """Handle a failed collective: find and report the lost rank, then exit."""
         self._peer_error = error
         self._wake_writer.send(b"\0")
         while True:
             threading.Event().wait()
 
     def on_error(self, error: MegaError) -> NoReturn:
-        """This rank found that the run cannot go on. Of all ranks that do, the first says so.
+        """Handle an error with which the run cannot continue. The first rank that has it reports it.
 
-        The others that find it leave in silence, and so do those that lose this rank by it.
+        The others exit silently, and so do ranks that lose this rank by it.
         """
         try:
             number = self._call_with_timeout(self.reply_timeout, lambda: self._store.add("causes", 1))
         except (RuntimeError, TimeoutError):
-            number = 1  # nobody is there to have said it
+            number = 1  # no other rank can have reported it
         if number == 1:
             write_error_file(f"error: {error}")
             self._out.write(f"error: {error}\n")
@@ -173,10 +172,10 @@ class Watchdog:
                 if self._listener_store.check(["calls"]):
                     return self._was_called.set()
         except RuntimeError:
-            return  # nobody can call any more; what happens to this rank itself is still seen
+            return  # no rank can call any more; this rank's own state is still checked
 
     def _watch(self) -> None:
-        # since when the process is told to end
+        # signal_time: when a signal arrived; 0 before
         last_progress = self._progress()
         progress_time = time.monotonic()
         signal_time = 0.0
@@ -204,7 +203,7 @@ class Watchdog:
                 return self._call_ranks("another rank called", idle, EXIT_RANK_LOST)
 
     def _call_ranks(self, reason: str, idle: float, code: int) -> None:
-        """Leave a sign; the first to call waits for those of the others, and speaks for all."""
+        """Publish this rank's status; the first to call collects those of the others and reports."""
         own_status = self._own_status(idle)
         try:
             answers = self._call_with_timeout(
@@ -212,7 +211,7 @@ class Watchdog:
             )
             if answers is not None:
                 diagnosis, statuses = answers
-                # who is told to end, with all its fellows, has nothing to explain
+                # if all ranks were terminated, there is nothing to diagnose
                 is_expected = reason == _TERMINATED and len(statuses) == self.world
                 self._report(reason, "" if is_expected else diagnosis, () if is_expected else statuses)
                 self._call_with_timeout(self.reply_timeout, lambda: self._store.set("said", ""))
@@ -227,12 +226,12 @@ class Watchdog:
         self._exit(code)
 
     def _gather_statuses(self, own_status: RankStatus) -> tuple[str, list[RankStatus]] | None:
-        """What the ranks found, for the first that asks; the others wait here until it has spoken.
+        """Return the diagnosis and the statuses on the first rank that calls; the others wait for its report.
 
-        Nothing, where there is no more to say.
+        None, where nothing is left to report.
         """
         if self._store.check(["causes"]):
-            return None  # it was said why a rank is gone
+            return None  # the cause was already reported
         first = self._store.add("calls", 1) == 1
         self._store.set(f"sign {self.rank}", json.dumps(asdict(own_status)))
         if not first:
@@ -246,7 +245,7 @@ class Watchdog:
         return diagnose(statuses, hosts), statuses
 
     def _call_with_timeout(self, seconds: float, function: Callable[[], T]) -> T:
-        """What `ask` gives, asked in a thread that is left behind when it takes longer."""
+        """Call `function` in a thread, which is abandoned after `seconds`."""
         answer: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
 
         def run() -> None:
@@ -265,7 +264,7 @@ class Watchdog:
         return result
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is, or for these seconds."""
+        """Wait until `condition` holds, at most `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             time.sleep(self._tick / 10)
@@ -286,7 +285,7 @@ class Watchdog:
     def _own_status(self, idle: float) -> RankStatus:
         frames = sys._current_frames()
         main = frames.pop(self._main or 0, None)
-        if self._peer_error is not None:  # it waits in `lost` since
+        if self._peer_error is not None:  # the main thread waits in `on_peer_lost`
             main = [frame for frame, _ in traceback.walk_tb(self._peer_error.__traceback__)][-1]
         texts = traceback.format_stack(main)
         for thread in threading.enumerate():
@@ -296,7 +295,7 @@ class Watchdog:
 
 
 def current_frame(frame: FrameType | None) -> str:
-    """The innermost function of ours on a stack, and the axis it works over where it knows one."""
+    """Describe the innermost function of this project on a stack, and the axis it communicates over."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in _PACKAGES:
@@ -308,7 +307,7 @@ def current_frame(frame: FrameType | None) -> str:
 
 
 def diagnose(statuses: Sequence[RankStatus], hosts: Mapping[int, str]) -> str:
-    """Who does not answer, and where the others are, the fewest first."""
+    """Describe who does not reply and where the others are, the smallest group first."""
     answered = {status.rank for status in statuses}
     parts = [f"rank {rank} ({host}) does not answer" for rank, host in hosts.items() if rank not in answered]
     by_frame: dict[str, list[RankStatus]] = {}
@@ -324,12 +323,12 @@ def diagnose(statuses: Sequence[RankStatus], hosts: Mapping[int, str]) -> str:
 
 
 def format_stacks(statuses: Sequence[RankStatus]) -> str:
-    """The stacks of all ranks, as text for a person."""
+    """Format the stacks of all ranks."""
     return "".join(f"--- stacks of {status.name}\n{status.stacks}" for status in statuses)
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 as "1-3 and 7"."""
+    """Format 1, 2, 3, 7 as "1-3 and 7"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -340,5 +339,5 @@ def _format_ranges(numbers: Sequence[int]) -> str:
 
 
 def _gloo_cause(error: Exception) -> str:
-    """What gloo says of a failed collective, without its place in gloo and its advice."""
+    """Extract the cause of a failed collective from gloo's message."""
     return str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]

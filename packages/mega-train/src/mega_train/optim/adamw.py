@@ -17,12 +17,13 @@ from mega_train.optim.base import MOMENTS, LoadShard
 
 @dataclass(frozen=True, slots=True)
 class AdamWGroup:
-    """Parameters that are updated alike.
+    """Parameters that are updated with the same learning rate and weight decay.
 
     Attributes:
-        places: of the parameters, among those of the optimizer.
-        decays: whether weight decay moves them.
-        is_end: whether they are the embedding or the output, which can have a learning rate of their own.
+        indices: of the parameters, among those of the optimizer.
+        decays: whether weight decay applies.
+        is_embedding_or_output: whether they are the embedding or the output, which can have their own
+            learning rate.
     """
 
     indices: tuple[int, ...]
@@ -31,14 +32,14 @@ class AdamWGroup:
 
 
 class AdamW:
-    """Decoupled weight decay (arXiv:1711.05101) by torch's fused kernel.
+    """AdamW (arXiv:1711.05101) by torch's fused kernel.
 
     The functional form: the class torch.optim.AdamW imports torch._dynamo, 140 MB and 1.5 s of a rank.
 
     Attributes:
-        stretches: what this rank keeps of its parameters.
-        main: the float32 weights of each, flat; the update is done on them.
-        steps: updates done.
+        shard_ranges: the ranges of the parameters that this rank owns.
+        main_params: the float32 weights of each range, flat; updated in place.
+        steps: number of updates.
     """
 
     def __init__(

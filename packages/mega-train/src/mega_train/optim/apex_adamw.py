@@ -1,8 +1,8 @@
-"""AdamW by NVIDIA apex's kernel for many tensors at once, the one its FusedAdam calls.
+"""AdamW by NVIDIA apex's multi-tensor kernel, the one that its FusedAdam calls.
 
-apex could not be installed where this was written: the call is held against a stand-in that takes the
-arguments in the order of `multi_tensor_adam_cuda` (apex, csrc/multi_tensor_adam.cu), and has not run with
-apex itself; `mega-train doctor --kernels apex` checks it where that is.
+Never run with apex itself, which could not be installed: the tests use a stand-in with the arguments of
+`multi_tensor_adam_cuda` (apex, csrc/multi_tensor_adam.cu). `mega-train doctor --kernels apex` checks the
+kernel on a machine that has it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mega_train.distributed.bucket_layout import ShardRange
 from mega_train.optim.adamw import AdamW, AdamWGroup
 from mega_train.optim.base import MOMENTS
 
-_DECOUPLED, _BIAS_CORRECTION = 1, 1  # its AdamW mode, and bias correction
+_DECOUPLED, _BIAS_CORRECTION = 1, 1  # AdamW mode and bias correction of the kernel
 _MAX_ELEMENTS = 1 << 30  # elements of a tensor: the kernel counts them in 32 bits
 
 
 class ApexAdamW(AdamW):
-    """`AdamW`, its update made by `amp_C.multi_tensor_adam`; weights on a GPU.
+    """`AdamW` with the update by `amp_C.multi_tensor_adam`; weights on a GPU.
 
     Raises:
-        ImportError: apex is not there, or was built without its CUDA extensions.
+        ImportError: apex is not installed, or was built without its CUDA extensions.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class ApexAdamW(AdamW):
         self._kernel = multi_tensor_adam
         self._skipped = torch.zeros(
             1, dtype=torch.int32, device=main_params[0].device
-        )  # asked for and not read
+        )  # overflow flag: a required argument that is not read
 
     @torch.no_grad()
     def _update(self, group: AdamWGroup, gradients: list[Tensor], lr: float, weight_decay: float) -> None:
-        # without the empty ones: the kernel launches nothing more once it meets one at the end
+        # leave out empty tensors: with one at the end the kernel does not launch the remaining work
         nonempty = [index for index in group.indices if self.main_params[index].numel()]
         if not nonempty:
             return

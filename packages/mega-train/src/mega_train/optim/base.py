@@ -1,4 +1,4 @@
-"""What the trainer asks of an optimizer, and the checkpoint namespaces that hold each optimizer's state."""
+"""Interface of the optimizers, and the checkpoint namespaces of their state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from mega_train.distributed.bucket_layout import ShardRange
 
 OptimizerName = Literal["adam", "sgd", "muon"]
-LoadShard = Callable[[str, ShardRange, Tensor], None]  # a namespace, a stretch and the values to set, flat
+LoadShard = Callable[[str, ShardRange, Tensor], None]  # (namespace, range, flat values to fill)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "optim.momentum"
-# the namespaces that hold an optimizer's state, beside the main weights
+# namespaces of each optimizer's state, without the main weights
 STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
     {
         "adam": frozenset({"optim.exp_avg", "optim.exp_avg_sq"}),
@@ -26,23 +26,23 @@ STATE_NAMESPACES: Mapping[OptimizerName, frozenset[str]] = MappingProxyType(
 
 
 class Optimizer(Protocol):
-    """What a trainer asks of one."""
+    """Interface of an optimizer."""
 
     @property
     def steps(self) -> int:
-        """Updates done."""
+        """Number of updates."""
 
     def step(
         self, gradients: Sequence[Tensor], lr: float, weight_decay: float, decoupled_lr: float | None = None
     ) -> None:
-        """One update with these gradients of the stretches, this learning rate and this weight decay.
+        """Update the main weights by the gradients of their ranges.
 
         Args:
-            ends: the learning rate of embedding and output, where it is another.
+            decoupled_lr: the learning rate of embedding and output, where it differs.
         """
 
     def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
-        """What is kept beside the main weights: namespace, stretch, and its values, flat."""
+        """Iterate over the state beside the main weights: namespace, range, and its values, flat."""
 
     def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
-        """Take up the state of a run: `fill` sets every part of it. `steps` updates were done so far."""
+        """Load the state after `steps` updates: `load_shard` fills every part of it."""

@@ -1,4 +1,4 @@
-"""The optimizer that a run names, over what a rank keeps of its parameters."""
+"""Build the optimizer of a run over the parameters that a rank owns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mega_train.optim.base import Optimizer
 from mega_train.optim.muon import Muon
 from mega_train.optim.sgd import SGD
 
-_TOLERANCE = 16.0  # roundings of the largest weight, over all steps of a check
+_TOLERANCE = 16.0  # in rounding errors of the largest weight, over all steps of a check
 
 
 @dataclass(frozen=True, slots=True)
 class AdamWChoice:
-    """Whose AdamW a run takes, and why."""
+    """The implementation of AdamW, and why it was chosen."""
 
     optimizer_class: type[AdamW]
     source: str
@@ -35,7 +35,7 @@ class AdamWChoice:
 
 
 def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
-    """Whose AdamW --kernels names for a device: apex's where it is asked for by name, torch's otherwise."""
+    """Choose the AdamW of --kernels: apex's where it is named and available, otherwise torch's."""
     if kernels != "apex" or device.type != "cuda":
         return AdamWChoice(AdamW, "torch", "torch's fused one")
     if find_spec("amp_C") is None:
@@ -44,7 +44,7 @@ def choose_adamw(kernels: Kernels, device: torch.device) -> AdamWChoice:
 
 
 def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> Optimizer:
-    """That of --optimizer, its state zero."""
+    """Build the optimizer of --optimizer with zero state."""
     config = run.optimizer
     tensors = (sharding.shard_ranges, sharding.main_params)
     betas = (config.beta1, config.beta2)
@@ -67,7 +67,7 @@ def build_optimizer(run: RunConfig, sharding: ShardingStrategy, mesh: Mesh) -> O
 
 
 def check_adamw(adamw_class: type[AdamW], device: torch.device) -> Checked:
-    """Three steps of it against arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
+    """Compare three steps with arXiv:1711.05101, algorithm 2, in float64 on the CPU."""
     random = torch.Generator().manual_seed(1)
     start_time = time.perf_counter()
     rows = (Param("matrix", (33, 65), 0, ONES), Param("norm", (65,), 0, ONES, decay=False))
@@ -80,7 +80,7 @@ def check_adamw(adamw_class: type[AdamW], device: torch.device) -> Checked:
         for gradients in gradient_steps:
             optimizer.step([tensor.to(device) for tensor in gradients], 0.01, 0.1)
         results = [main_param.cpu().double() for main_param in main_params]
-    except Exception as error:  # whatever a package's kernel can raise is the answer
+    except Exception as error:  # any exception of a third-party kernel is the result of the check
         failure = f"{type(error).__name__}: {error}"
         return Checked("adamw", time.perf_counter() - start_time, float("inf"), failure)
     seconds = time.perf_counter() - start_time

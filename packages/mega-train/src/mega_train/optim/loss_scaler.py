@@ -1,4 +1,4 @@
-"""The arithmetic of a run: the weights' dtype, and the scale that keeps float16 gradients above zero."""
+"""The parameters' dtype, and the loss scaler that keeps float16 gradients from underflow."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mega_train.config import TrainConfig
 
 
 def param_dtype(config: TrainConfig) -> torch.dtype:
-    """Of weights and activations; main weights and gradients are float32 always."""
+    """Return the dtype of weights and activations; main weights and gradients are always float32."""
     return torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
 
 
 @dataclass(slots=True)
 class DynamicLossScaler:
-    """What the loss is multiplied by before the backward pass (arXiv:1710.03740 §3.2), in Megatron's way.
+    """Loss scaler (arXiv:1710.03740 §3.2) with Megatron's rules.
 
-    A gradient that overflows halves the scale once `hysteresis` of them have come; from then on each one
-    does, until `window` steps without one have doubled it.
+    The scale is halved once `hysteresis` gradients have overflowed; from then on each overflow halves it,
+    until `growth_interval` steps without one double it.
 
     Attributes:
         value: the scale; 1 where none is needed.
-        window: steps without an overflow after which it grows; 0 for a scale that never changes.
-        good: steps since the last overflow or growth.
-        patience: overflows that are still let pass; it goes on falling below zero.
+        growth_interval: steps without an overflow after which the scale doubles; 0 for a constant scale.
+        growth_tracker: steps since the last overflow or growth.
+        hysteresis_tracker: overflows still tolerated; it continues to fall below zero.
     """
 
     value: float = 1.0
@@ -48,7 +48,7 @@ class DynamicLossScaler:
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> DynamicLossScaler:
-        """The scale a run begins with."""
+        """Build the scaler of a new run."""
         if not config.fp16:
             return cls()
         if config.loss_scale is not None:
@@ -62,7 +62,7 @@ class DynamicLossScaler:
         )
 
     def update(self, *, overflow: bool) -> None:
-        """After a step."""
+        """Update the scale after a step."""
         if not self.growth_interval:
             return
         if overflow:
@@ -77,7 +77,7 @@ class DynamicLossScaler:
             self.value *= 2
 
     def state_dict(self) -> dict[str, float]:
-        """What a resumed run needs: of a scale that never changes, nothing."""
+        """Return the state for a checkpoint; empty for a constant scale."""
         return (
             {"value": self.value, "good": self.growth_tracker, "patience": self.hysteresis_tracker}
             if self.growth_interval
@@ -86,7 +86,7 @@ class DynamicLossScaler:
 
     @staticmethod
     def is_valid_state(state: object) -> bool:
-        """Whether a checkpoint says what `load` reads."""
+        """Whether `load_state_dict` can read the state."""
         if not isinstance(state, dict) or not state:
             return state == {}
         value = state.get("value")
@@ -95,7 +95,7 @@ class DynamicLossScaler:
         return number and all(type(count) is int for count in counts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a run, where both have a scale that moves."""
+        """Load the state, where both scales are dynamic."""
         if self.growth_interval and state:
             self.value = float(state["value"])
             self.growth_tracker = int(state["good"])
@@ -103,7 +103,7 @@ class DynamicLossScaler:
 
 
 def scale_loss(loss: Tensor, scale: float) -> Tensor:
-    """The loss, with a gradient that is `scale` times as large."""
+    """Return the loss with its gradient multiplied by `scale`."""
     return loss if scale == 1 else _ScaleGradient.apply(loss, scale)
 
 

@@ -1,9 +1,10 @@
-"""Muon: matrices move by their orthogonalised momentum, the rest by AdamW (Jordan 2024, arXiv:2502.16982).
+"""Muon: matrices move by their orthogonalised momentum, other weights by AdamW (Jordan 2024,
+arXiv:2502.16982).
 
-A step needs a layer's matrices whole, and a rank keeps stretches of shares of them. So they are put together
-and taken apart again around the Newton-Schulz iteration: over tp by a sum, over the replicas that share the
-optimizer's state by one exchange each way, in which every replica gets another matrix to work on. Queries,
-keys and values are matrices of their own, and so are gate and up: fusing them is for speed. Layout changes
+A step needs a layer's whole matrices, and a rank owns ranges of shards of them. So they are gathered before
+the Newton-Schulz iteration and scattered after it: over tp by a sum, over the replicas that share the
+optimizer's state by one collective each way, in which every replica works on another matrix. Queries, keys
+and values are separate matrices, and so are gate and up, which are fused only for speed. The layout changes
 nothing but the order of sums.
 """
 
@@ -32,7 +33,7 @@ _ADAMW_RMS = 0.2  # root mean square of AdamW's usual update (arXiv:2502.16982 �
 
 
 def orthogonalize(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """U f(S) Vᵀ of U S Vᵀ, f five times a quintic that takes every singular value near 1; in `dtype`."""
+    """Approximate U Vᵀ of the SVD U S Vᵀ by five quintic Newton-Schulz steps, in `dtype`."""
     a, b, c = _QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).to(dtype)
@@ -45,12 +46,12 @@ def orthogonalize(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MatrixShard:
-    """One run of a parameter, such as its queries.
+    """This rank's shard of one matrix of a parameter, such as its queries.
 
     Attributes:
-        number: of the stretch that this rank keeps of the parameter.
-        brought: what this rank answers for, over tp and over the replicas every element once.
-        held: what it keeps, as others may too.
+        index: of the range of the parameter that this rank owns.
+        owned: the elements that this rank contributes; over tp and the replicas every element once.
+        stored: the elements that it stores, as other ranks may too.
     """
 
     shape: tuple[int, int]
@@ -63,14 +64,14 @@ class MatrixShard:
         return math.prod(self.shape)
 
     def copy_to_full(self, shard: Tensor, full: Tensor) -> None:
-        """Copy what this rank answers for into the whole matrix."""
+        """Copy the elements that this rank contributes into the full matrix."""
         for fragment in self.owned:
             full[fragment.slab.in_global] = shard[fragment.in_stretch].view(fragment.block)[
                 fragment.slab.in_local
             ]
 
     def copy_from_full(self, full: Tensor, shard: Tensor) -> None:
-        """Copy this rank's part of the whole matrix."""
+        """Copy this rank's elements from the full matrix."""
         for fragment in self.stored:
             shard[fragment.in_stretch].view(fragment.block)[fragment.slab.in_local] = full[
                 fragment.slab.in_global
@@ -78,7 +79,7 @@ class MatrixShard:
 
 
 def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[MatrixShard]:
-    """The matrices that these stretches are parts of, the same on every rank of tp and every replica."""
+    """List the matrices of these ranges, the same on every rank of tp and every replica."""
     for index, shard in enumerate(shard_ranges):
         row = shard.row
         rows, columns = row.shape
@@ -100,7 +101,7 @@ def matrix_shards(shard_ranges: Sequence[ShardRange], tp: Axis) -> Iterator[Matr
 
 
 def _within_rows(fragments: Sequence[Fragment], begin: int, end: int) -> Iterator[Fragment]:
-    """The parts within a run of rows, counted from its first; a box is never of two runs."""
+    """Select the fragments in a block of rows, with rows counted from its first; no box spans two blocks."""
     for fragment in fragments:
         first_row, *rest = fragment.slab.start
         if begin <= first_row < end:
@@ -110,10 +111,10 @@ def _within_rows(fragments: Sequence[Fragment], begin: int, end: int) -> Iterato
 
 
 class Muon:
-    """Muon for matrices of layers, AdamW for all else; weight decay is decoupled in both.
+    """Muon for the layers' matrices, AdamW for the rest; weight decay is decoupled in both.
 
     The update of a matrix is scaled to the root mean square of AdamW's, so that one learning rate and one
-    weight decay are for both.
+    weight decay serve both.
     """
 
     def __init__(
@@ -132,9 +133,9 @@ class Muon:
     ) -> None:
         """
         Args:
-            sharded: replicas keep different stretches; else each of them keeps all.
+            is_sharded: replicas own different ranges; otherwise each owns everything.
             dtype: of the Newton-Schulz iteration.
-            adam: whose AdamW.
+            adamw_class: the implementation of AdamW.
         """
         self.momentum = momentum
         self.tp = tp
@@ -155,7 +156,7 @@ class Muon:
         self._buffers = [torch.zeros_like(main_param) for main_param in self.main_params]
         self._matrices = list(matrix_shards(self.shard_ranges, tp))
         other_ranges = [shard_ranges[index] for index in self._other_indices]
-        # of a stage of its own, an embedding has a stretch; every other stage has norms
+        # never empty: a stage with only the embedding has its range, every other stage has norms
         self._adamw = adamw_class(
             other_ranges, [main_params[index] for index in self._other_indices], betas=betas, eps=eps
         )
@@ -183,7 +184,7 @@ class Muon:
         torch._foreach_add_(self.main_params, directions, alpha=-lr)
 
     def _orthogonalized(self, group: Sequence[MatrixShard], directions: Sequence[Tensor]) -> list[Tensor]:
-        """What is taken off each of as many matrices as there are replicas, or fewer, at a rate of 1."""
+        """Compute the updates of up to as many matrices as there are replicas, at a learning rate of 1."""
         max_elements = max(matrix.size for matrix in group)
         rank = self.replicas.rank
         own_matrix = directions[0].new_zeros(max_elements)

@@ -13,8 +13,8 @@ from mega_train.optim.base import MOMENTUM, LoadShard
 
 
 class SGD:
-    """Momentum (Sutskever et al. 2013), the decay added to the gradient: b = momentum · b + g + decay · w,
-    w -= rate · b, as apex's FusedSGD and torch's.
+    """SGD with momentum (Sutskever et al. 2013) and the decay in the gradient: b = momentum · b + g + decay ·
+    w, w -= lr · b, as in apex's FusedSGD and torch.
     """
 
     def __init__(

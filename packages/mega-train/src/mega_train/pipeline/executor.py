@@ -1,11 +1,10 @@
-"""Runs a table of a schedule on one rank.
+"""Execute one rank's table of a pipeline schedule.
 
-Messages travel while the rank computes. A table says when a message begins to be sent or received; the rank
-waits for it where it cannot go on without it: a pass for what it needs, and a line
-(`mega_model.distributed.pipeline_p2p`) for the message before, so that one message at a time is on its way
-on it. The ends of a line agree on the order of its messages, since both tables come from one order of
-passes; `simulator.check` proves it of a schedule, on lines that hold no message at all. On a GPU to wait is
-to let the compute stream wait; the CPU goes on.
+Messages travel while the rank computes. The table says when a send or receive starts. The rank waits for it
+where it needs the result: a pass for its input, and a channel (`mega_model.distributed.pipeline_p2p`) for its
+previous message, so that a channel carries one message at a time. Both ends of a channel agree on the order
+of its messages, since both tables come from one order of passes; `simulator.check_schedule` proves it of a
+schedule, on channels without a buffer. On a GPU a wait blocks the compute stream and not the CPU.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ PassKey = tuple[int, int]  # chunk and micro-batch
 
 
 class PipelineWork(Protocol):
-    """What a rank does with a micro-batch."""
+    """What a rank computes for a micro-batch."""
 
     def forward(self, chunk: int, micro: int, received: Tensor | None) -> Tensor:
-        """The output of the stage that chunk `chunk` is: (T, D) for the next, or on the last stage a loss.
+        """Return the output of stage `chunk`: (T, D) for the next stage, or on the last stage a loss.
 
-        It is freed once it is sent, so nothing that the backward pass reads may lie in its storage.
+        Its storage is freed once it is sent, so nothing that the backward pass reads may share it.
         """
 
     @property
     def boundary(self) -> tuple[int, int]:
-        """(T, D) of what crosses between stages, as this rank holds it."""
+        """(T, D) of the activations between stages, on this rank."""
 
 
 def execute(
@@ -59,16 +58,16 @@ def execute(
     on_action: Callable[[], object] = lambda: None,
     timer: TimerFactory = no_timer,
 ) -> list[Tensor]:
-    """Carry out the table.
+    """Execute the table.
 
     Args:
-        weights: where backward passes leave the gradients of weights; it puts them off where the table does.
-        done: called after every action.
-        timed: a context for each phase by its name: passes, and waiting for messages.
+        weights: accumulates the gradients of weights; defers them where the table does.
+        on_action: called after every action.
+        timer: a context for each phase by its name: passes, and waiting for messages.
 
     Returns:
-        on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere
-        nothing.
+        on the rank of the last stage the detached losses in the order of their micro-batches; elsewhere an
+        empty list.
     """
     executor = _Executor(table, work, channels, weights, dtype, device, timer)
     for action in table:
@@ -78,10 +77,10 @@ def execute(
 
 
 class _Executor:
-    """One rank on its way through its table.
+    """Execution of one rank's table.
 
     Attributes:
-        inputs, outputs: of passes whose backward is still to come, on this rank's side of the graph.
+        inputs, outputs: of passes whose backward is pending, on this rank's side of the graph.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class _Executor:
                     self.weights.run(key)
 
     def finish(self) -> list[Tensor]:
-        """Wait until all is sent; the losses."""
+        """Wait until everything is sent; return the losses."""
         self.output.wait()
         self.input_gradient.wait()
         return self.losses
@@ -168,7 +167,7 @@ class _Executor:
 
 
 class _ChannelEnd:
-    """An end of a line on which one message at a time is on its way."""
+    """One end of a channel, with at most one message in flight."""
 
     def __init__(self, channel: Line | None) -> None:
         self.channel = channel
@@ -176,10 +175,10 @@ class _ChannelEnd:
         self.freed_after_send: Tensor | None = None
 
     def begin(self, x: Tensor, *, free_after_send: bool = False) -> Message:
-        """Send `x`, or receive into it, once the message before has arrived.
+        """Start to send `x`, or to receive into it, once the previous message has arrived.
 
         Args:
-            emptied: give its memory back when it has, though a graph still holds the tensor (Megatron's
+            free_after_send: free its memory afterwards although a graph still holds the tensor (Megatron's
                 deallocate_output_tensor).
         """
         self.wait()

@@ -1,9 +1,8 @@
-"""Pipeline schedules as tables: for every rank, the list of what it does. Pure functions of integers.
+"""Pipeline schedules as tables: the list of actions of every rank. Pure functions of integers.
 
-A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s lies on rank s mod P as its
-chunk s div P. A schedule orders what a rank computes; from that order alone follows what it sends and
-receives when (`_with_transfers`). A table is checked, timed and counted without a process (`simulate`), and
-one small executor (`pipeline`) runs any of them.
+A rank of a pipeline over P ranks holds `chunks` stages of the model: stage s is chunk s div P of rank s mod
+P. A schedule orders what a rank computes; what it sends and receives when follows from that order alone
+(`_with_transfers`). `simulator` checks and times a table without a process, and `executor` runs any of them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """The sizes a schedule is made for.
+    """The sizes of a pipeline.
 
     Attributes:
         ranks: of the pipeline.
-        chunks: stages that each rank holds.
+        chunks: stages of each rank.
         micros: micro-batches of an optimizer step.
     """
 
@@ -29,17 +28,17 @@ class PipelineShape:
     micros: int
 
     def is_first_stage(self, chunk: int, rank: int) -> bool:
-        """Whether this chunk of this rank is the first stage of all."""
+        """Whether this chunk of this rank is the first stage."""
         return chunk == 0 and rank == 0
 
     def is_last_stage(self, chunk: int, rank: int) -> bool:
-        """Whether this chunk of this rank is the last stage of all."""
+        """Whether this chunk of this rank is the last stage."""
         return chunk == self.chunks - 1 and rank == self.ranks - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStep:
-    """Something done for one micro-batch by one chunk of the rank whose table it stands in."""
+    """An action for one micro-batch and one chunk of a rank."""
 
     chunk: int
     micro: int
@@ -50,31 +49,31 @@ class Forward(PipelineStep):
 
 
 class Backward(PipelineStep):
-    """The backward pass, whole."""
+    """The whole backward pass."""
 
 
 class BackwardInput(PipelineStep):
-    """The part of the backward pass that the stage before waits for: B of arXiv:2401.10241."""
+    """The gradient of the input, which the previous stage waits for: B of arXiv:2401.10241."""
 
 
 class BackwardWeight(PipelineStep):
-    """The rest, which nobody waits for: products that are gradients of weights, W of arXiv:2401.10241."""
+    """The gradients of the weights, which no stage waits for: W of arXiv:2401.10241."""
 
 
 class ReceiveInput(PipelineStep):
-    """Begin to receive the chunk's input from the rank before; the forward pass waits for it."""
+    """Start to receive the chunk's input from the previous rank; the forward pass waits for it."""
 
 
 class SendOutput(PipelineStep):
-    """Begin to send the chunk's output to the next rank."""
+    """Start to send the chunk's output to the next rank."""
 
 
 class ReceiveGradient(PipelineStep):
-    """Begin to receive the gradient of the chunk's output from the next rank; backward waits for it."""
+    """Start to receive the gradient of the chunk's output from the next rank; backward waits for it."""
 
 
 class SendGradient(PipelineStep):
-    """Begin to send the gradient of the chunk's input to the rank before."""
+    """Start to send the gradient of the chunk's input to the previous rank."""
 
 
 Compute = Forward | Backward | BackwardInput | BackwardWeight
@@ -85,25 +84,28 @@ Schedule = Callable[[PipelineShape, int], Table]
 
 
 def gpipe(shape: PipelineShape, rank: int) -> Table:
-    """All forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is alive at once."""
+    """Do all forward passes, then all backward passes (arXiv:1811.06965): every micro-batch is in flight at
+    once.
+    """
     return _with_transfers(_alternate(shape, shape.micros * shape.chunks), shape, rank)
 
 
 def one_forward_one_backward(shape: PipelineShape, rank: int) -> Table:
-    """1F1B (arXiv:2104.04473 §2.2): forwards until the pipeline is full, then in turn, then drain.
+    """Schedule 1F1B (arXiv:2104.04473 §2.2): forwards until the pipeline is full, then alternate, then drain.
 
-    With one chunk to a rank, at most `ranks - rank` micro-batches are alive on it, whatever their number.
-    With several it is the interleaved schedule, which fills in a chunk's time: a rank goes on with its chunks
-    until the first backward pass reaches it. With rounds all of `ranks` micro-batches it is Megatron's order.
+    With one chunk per rank, at most `ranks - rank` micro-batches are in flight on it, whatever their number.
+    With several it is the interleaved schedule: a rank continues with its next chunks until the first
+    backward pass reaches it. If all rounds have `ranks` micro-batches, it is Megatron's order.
     """
     return _with_transfers(_alternate(shape, _warmup_forwards(shape, rank)), shape, rank)
 
 
 def zero_bubble(shape: PipelineShape, rank: int) -> Table:
-    """1F1B whose weight gradients fill the bubble: with one chunk to a rank, ZB-H1 of arXiv:2401.10241 §2.
+    """Schedule 1F1B with weight gradients in the bubble: with one chunk per rank, ZB-H1 of arXiv:2401.10241
+    §2.
 
-    A rank puts off the weight gradients of `rank` passes: as many as there are ranks before it, which would
-    wait for them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
+    A rank defers the weight gradients of `rank` passes: one for each previous rank, which would wait for
+    them. So with one chunk no rank holds more micro-batches than the first rank of 1F1B does.
     """
     return _with_transfers(
         list(_split_backward(_alternate(shape, _warmup_forwards(shape, rank)), rank)), shape, rank
@@ -111,7 +113,7 @@ def zero_bubble(shape: PipelineShape, rank: int) -> Table:
 
 
 def forward_only(shape: PipelineShape, rank: int) -> Table:
-    """Every micro-batch through the stages once, as validation does."""
+    """Schedule one forward pass of every micro-batch, as a validation needs."""
     return _with_transfers(list(_passes(shape)[0]), shape, rank)
 
 
@@ -121,7 +123,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def _warmup_forwards(shape: PipelineShape, rank: int) -> int:
-    """Forwards of 1F1B before the first backward: as many as it takes one to come back to this rank."""
+    """Count the forwards of 1F1B before a rank's first backward."""
     ranks_after = shape.ranks - rank - 1
     if shape.chunks == 1:
         return ranks_after
@@ -129,10 +131,11 @@ def _warmup_forwards(shape: PipelineShape, rank: int) -> int:
 
 
 def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
-    """The micro-batches in the rounds in which they go over a rank's chunks: chunk 0, then 1, and so on.
+    """Divide the micro-batches into the rounds in which they pass a rank's chunks: chunk 0, then 1, and so
+    on.
 
-    Rounds of `ranks` keep every rank busy. What does not divide makes some rounds longer, never shorter: in a
-    shorter one a rank would wait for a micro-batch to come around. The longer ones come first.
+    Rounds of `ranks` keep every rank busy. A remainder makes some rounds longer, never shorter: in a shorter
+    one a rank would wait for a micro-batch to come around. The longer ones come first.
     """
     count = max(1, shape.micros // shape.ranks)
     micros_per_round, longer = divmod(shape.micros, count)
@@ -141,7 +144,7 @@ def _micro_batch_rounds(shape: PipelineShape) -> list[range]:
 
 
 def _passes(shape: PipelineShape) -> tuple[list[Forward], list[Backward]]:
-    """All passes of a rank, each kind in the order in which every rank does it."""
+    """List all passes of a rank; every rank does each kind in this order."""
     rounds = _micro_batch_rounds(shape)
     chunks = range(shape.chunks)
     forwards = [
@@ -157,7 +160,7 @@ def _passes(shape: PipelineShape) -> tuple[list[Forward], list[Backward]]:
 
 
 def _alternate(shape: PipelineShape, warmup: int) -> list[Compute]:
-    """`fill` forwards, then one forward and one backward in turn, then the backwards that remain."""
+    """Order `warmup` forwards, then one forward and one backward in turn, then the remaining backwards."""
     forwards, backwards = _passes(shape)
     order: list[Compute] = list(forwards[:warmup])
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
@@ -166,7 +169,7 @@ def _alternate(shape: PipelineShape, warmup: int) -> list[Compute]:
 
 
 def _split_backward(order: list[Compute], delay: int) -> Iterator[Compute]:
-    """Split every backward pass; the weights' part follows the inputs' part of `later` passes after it."""
+    """Split every backward pass; its weight gradients follow the input gradients of `delay` passes later."""
     passes = [action for action in order if isinstance(action, Backward)]
     weights = [BackwardWeight(action.chunk, action.micro) for action in passes]
     started = 0
@@ -182,15 +185,15 @@ def _split_backward(order: list[Compute], delay: int) -> Iterator[Compute]:
 
 
 def _with_transfers(order: list[Compute], shape: PipelineShape, rank: int) -> Table:
-    """The table of a rank that computes in this order.
+    """Add sends and receives to an order of passes.
 
-    A result is sent as soon as it is there. What a pass needs begins to be received one pass of its kind
-    before, so that it travels while this rank computes. What comes around from the last rank to the first, or
-    back, is there earlier when a round is longer than `ranks`, by as many passes, and is received so much
-    earlier. No line between two ranks then ever has to hold more than the one message that travels on it.
+    A result is sent as soon as it is computed. What a pass needs starts to be received one pass of its kind
+    earlier, so that it travels while this rank computes. What wraps from the last rank to the first, or back,
+    is ready earlier by as many passes as a round is longer than `ranks`, and is received that much earlier.
+    Then no channel ever has to hold more than the one message in flight.
 
-    All ranks do forwards in one order and backwards in one order; hence what a rank receives of a kind comes
-    in the order in which its neighbour sends it, and no message needs a name.
+    All ranks do forwards in one order and backwards in one order. So a rank receives messages of a kind in
+    the order in which its neighbour sends them, and no message needs a tag.
     """
     extra = {
         micro: max(0, len(micro_batches) - shape.ranks)

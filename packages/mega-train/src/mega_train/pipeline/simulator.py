@@ -1,8 +1,7 @@
-"""Tables of a schedule carried out on abstract time: no process, no tensor.
+"""Simulate the tables of a pipeline schedule on abstract time: no process, no tensor.
 
-What a table may get wrong shows here: a pass without what it needs, a message that nobody takes, ranks that
-wait for each other. What it costs shows too: how long a step takes, how much of it ranks stand idle, and how
-many micro-batches each keeps alive.
+It finds errors of a table: a pass without its input, a message that is never received, a deadlock. It
+measures the time of a step, the idle share (bubble) and the micro-batches in flight on each rank.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ from mega_train.pipeline.schedules import (
 
 
 class ScheduleError(Exception):
-    """The tables of a schedule cannot be carried out."""
+    """The tables of a schedule cannot be executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCosts:
-    """How long things take, in any one unit.
+    """Durations of passes and transfers, in any one unit.
 
     Attributes:
-        forward, input, weight: of one chunk and one micro-batch; a whole backward pass is `input + weight`.
+        forward, input, weight: of one chunk and one micro-batch; a whole backward pass takes `input +
+            weight`.
         transfer: from the moment both ends are ready to the arrival.
     """
 
@@ -59,7 +59,7 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPass:
-    """A pass and when it was computed."""
+    """A pass with its start and end time."""
 
     action: Compute
     begin: float
@@ -68,27 +68,27 @@ class ScheduledPass:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What every rank computed when.
+    """The passes of every rank with their times.
 
     Attributes:
-        spans: by rank, in order.
+        passes: by rank, in order.
     """
 
     passes: list[list[ScheduledPass]]
 
     @property
     def makespan(self) -> float:
-        """From the begin to the end of the last pass."""
+        """Time of the end of the last pass."""
         return max(passes[-1].end for passes in self.passes)
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time in which nothing is computed."""
+        """Fraction of all ranks' time in which nothing is computed."""
         busy = sum(scheduled.end - scheduled.begin for passes in self.passes for scheduled in passes)
         return 1 - busy / (len(self.passes) * self.makespan)
 
     def micro_batches_in_flight(self, rank: int) -> int:
-        """Most passes of a rank whose activations are kept at once: forward begun, backward not all done."""
+        """Count the most micro-batches whose activations a rank keeps at once."""
         in_flight = peak = 0
         for scheduled in self.passes[rank]:
             in_flight += isinstance(scheduled.action, Forward)
@@ -99,7 +99,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class _Channel:
-    """Messages of one kind from a rank to a neighbour: the n-th that is sent is the n-th received."""
+    """Messages of one kind from a rank to a neighbour: the n-th sent is the n-th received."""
 
     transfer: float
     sent: list[tuple[PipelineStep, float]] = field(default_factory=list)
@@ -119,10 +119,10 @@ class _Channel:
 
 
 class _Rank:
-    """One rank on its way through its table.
+    """Simulation of one rank.
 
     Attributes:
-        waits: what it waits for, while it does.
+        waiting_for: the action it waits for; None while it does not.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class _Rank:
         self._input_gradients = channels["gradient", rank]
 
     def run(self, costs: PassCosts, max_unreceived: int) -> Iterator[None]:
-        """Go on as far as possible; yields where it must wait for another rank."""
+        """Advance as far as possible; yields where it must wait for another rank."""
         for action in self.table:
             self.waiting_for = action
             match action:
@@ -199,7 +199,7 @@ class _Rank:
         yield from self._wait(channel, len(channel.sent) - 1 - max_unreceived)
 
     def _wait(self, channel: _Channel, number: int) -> Iterator[None]:
-        """Until message `number` of the line has arrived."""
+        """Wait until message `number` of the channel has arrived."""
         if number < 0:
             return
         while len(channel.arrived) <= number:
@@ -207,7 +207,7 @@ class _Rank:
         self.clock = max(self.clock, channel.arrived[number])
 
     def _peer_step(self, action: PipelineStep, offset: int) -> PipelineStep:
-        """What the neighbour that the message goes to calls it: the chunk there, and the micro-batch."""
+        """Return the receiver's chunk and micro-batch of a message."""
         stage = action.chunk * self.pipe.ranks + self.rank + offset
         if not 0 <= stage < self.pipe.ranks * self.pipe.chunks:
             raise ScheduleError(f"rank {self.rank} sends to a stage that is not: {action}")
@@ -221,15 +221,15 @@ class _Rank:
 def simulate(
     tables: Sequence[Table], shape: PipelineShape, costs: PassCosts | None = None, *, max_unreceived: int = 1
 ) -> Timeline:
-    """Carry out the tables of all ranks.
+    """Simulate the tables of all ranks.
 
     Args:
-        unreceived: messages that a rank may have sent on a line, and go on, before the first of them is
-            taken; 0 is a transport without any buffer, where to send is to wait for the receiver.
+        max_unreceived: messages that a rank may have sent on a channel before the first of them is received;
+            0 is a transport without buffers, where a send waits for the receiver.
 
     Raises:
-        ScheduleError: a rank does something it cannot do yet or did already, a message is not the one that
-            is awaited, a message is never taken, or ranks wait for each other.
+        ScheduleError: an action is not possible or repeated, a message differs from the expected one or is
+            never received, or ranks deadlock.
     """
     costs = costs or PassCosts()
     channels = {
@@ -262,10 +262,10 @@ def simulate(
 def check_schedule(
     schedule: Callable[[PipelineShape, int], Table], shape: PipelineShape, *, training: bool = True
 ) -> Timeline:
-    """Make a schedule's tables and hold them to all that is asked of them, over lines without a buffer.
+    """Build a schedule's tables and check them on channels without buffers.
 
     Returns:
-        how they went, with every part of a pass taking one unit.
+        the timeline, with a cost of one for every part of a pass.
 
     Raises:
         ScheduleError: what `simulate` finds, or a pass is missing.

@@ -1,4 +1,4 @@
-"""How the layers of a run are dealt to the stages of its pipeline, from the flags that say it."""
+"""Assign the layers of a run to the stages of its pipeline, by its flags."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from mega_train.config import ParallelConfig
 
 
 def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layout:
-    """The layout with its virtual stages and the layers of every stage.
+    """Return the layout with its virtual stages and the layers of every stage.
 
     Raises:
-        ConfigError: two flags say different things.
-        LayoutError: the layers cannot be dealt so.
+        ConfigError: two flags disagree.
     """
     for counted_flag, layers_flag in (
         (
@@ -42,7 +41,7 @@ def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layo
 
 
 def _virtual_stages(parallel: ParallelConfig, layers: int, pp: int) -> int:
-    """Stages of each rank."""
+    """Return the stages of each rank."""
     layers_per_stage = parallel.layers_per_virtual
     count = parallel.virtual
     flag = "--num-layers-per-virtual-pipeline-stage"

@@ -33,7 +33,7 @@ from mega_train.planning.workload import Workload
 
 
 def layers_bytes(workload: Workload, stage: Stage) -> float:
-    """Of the layers of a stage; of a group of them that is computed again only what enters it."""
+    """Bytes of the layers of a stage; of a recomputed group only its input."""
     entering = workload.outer_tokens * workload.spec.hidden * workload.precision.weight
     if workload.recompute.cut:
         entering //= workload.layout.tp
@@ -47,9 +47,7 @@ def layers_bytes(workload: Workload, stage: Stage) -> float:
 
 
 def mask_bytes(workload: Workload) -> float:
-    """Of what the layers' attention shares, whatever is computed again: what ALiBi adds to the scores of each
-    head, or the switches of a window.
-    """
+    """Bytes that the layers share for attention masks: ALiBi's biases of each head, or a window's mask."""
     m = workload.spec
     pairs = workload.seq_length // workload.layout.cp * workload.seq_length
     if m.positions == "alibi":
@@ -63,13 +61,13 @@ def mask_bytes(workload: Workload) -> float:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Of one layer that is not computed again as a whole."""
+    """Bytes of one layer that is not recomputed as a whole."""
     m = workload.spec
     e = workload.precision.weight
     t = workload.layout.tp
     norm = _norm_bytes(workload)
     masks = 2 * m.hidden if workload.implementation.keeps_masks else 0
-    # a float32 copy of the input is each RMSNorm's own
+    # each RMSNorm keeps its own float32 copy of the input
     lean = workload.implementation.fused or m.norm == "layernorm" or e == 4
     shared = m.hidden * e if m.parallel_residual and lean else 0
     normed = 0 if workload.recompute.recomputes("layernorm") else m.hidden * e
@@ -83,8 +81,8 @@ def layer_bytes(workload: Workload) -> float:
 
 
 def _norm_bytes(workload: Workload) -> int:
-    """Of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32 and the
-    normalised input; every other norm keeps its input and two statistics.
+    """Bytes of one norm of the residual stream, per token. The reference RMSNorm keeps its input in float32
+    and the normalised input; every other norm keeps its input and two statistics.
     """
     m, e = workload.spec, workload.precision.weight
     return (
@@ -95,13 +93,13 @@ def _norm_bytes(workload: Workload) -> int:
 
 
 def _qkv_bytes(workload: Workload) -> float:
-    """Queries, keys and values as attention is given them, and its output."""
+    """Bytes of queries, keys and values as attention reads them, and of its output."""
     e, sizes = workload.precision.weight, workload.model.shares
     is_rotated = workload.spec.qk_norm or (workload.spec.turning and not workload.implementation.fused)
     qkv_width = sizes.queries + 2 * sizes.keys
     rotated = sizes.queries + sizes.keys if is_rotated else 0
     normed = 0.0
-    if workload.spec.qk_norm:  # in rows of their own, and with RMSNorm in float32 and scaled
+    if workload.spec.qk_norm:  # separate rows, with RMSNorm in float32 and scaled
         rows = sizes.queries + sizes.keys
         statistics = rows / workload.spec.head_width
         normed = (
@@ -117,8 +115,8 @@ def _qkv_bytes(workload: Workload) -> float:
 
 
 def core_bytes(workload: Workload) -> float:
-    """What attention keeps of its own: a sum per head and token; copies of another width; with cp whole rows
-    of keys and values, and the outputs of two chunks; or the scores.
+    """Bytes that attention itself keeps: a statistic per head and token; copies in another dtype; with cp the
+    gathered keys and values, and the outputs of two chunks; or the scores.
     """
     e = workload.precision.weight
     sizes = workload.model.shares
@@ -139,7 +137,7 @@ def core_bytes(workload: Workload) -> float:
 
 
 def _recomputed_bytes(workload: Workload) -> float:
-    """Of the outputs that selective recomputation makes anew while one layer's backward pass needs them."""
+    """Bytes of the outputs that selective recomputation restores for one layer's backward pass."""
     m = workload.spec
     e = workload.precision.weight
     recompute = workload.recompute
@@ -154,12 +152,12 @@ def _is_copied(workload: Workload) -> bool:
 
 
 def embedding_bytes(workload: Workload) -> float:
-    """Of the embedding: where tokens and places are found, 8 bytes each."""
+    """Bytes of the embedding: token ids and positions, 8 bytes each."""
     return workload.tokens * (8 + 1) + workload.outer_tokens * 8
 
 
 def loss_bytes(workload: Workload) -> float:
-    """Of the last norm, and of the gradients of the head's input and of its weight; or of the logits."""
+    """Bytes of the last norm, and of the gradients of the head's input and weight; or of the logits."""
     m, e, (rows, width) = workload.spec, workload.precision.weight, workload.model.shares.head
     norm = _norm_bytes(workload)
     loss = workload.tokens * (rows * e + 18) if workload.implementation.whole_logits else rows * width * 4
@@ -167,7 +165,7 @@ def loss_bytes(workload: Workload) -> float:
 
 
 def working_bytes(workload: Workload, *, last: bool) -> float:
-    """Of the gradients on their way through one layer, and of the layers computed again for them; or of the
+    """Bytes of the gradients in flight through one layer and of the layers recomputed for them; or of the
     logits' gradients or a chunk of logits, where they are more.
     """
     m = workload.spec

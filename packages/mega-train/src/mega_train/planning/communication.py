@@ -10,7 +10,7 @@ from mega_train.planning.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommVolume:
-    """Bytes that the rank with most to send sends in one optimizer step, by axis."""
+    """Bytes that the busiest rank sends in one optimizer step, by axis."""
 
     tp: float
     cp: float
@@ -37,7 +37,7 @@ def comm_volume(workload: Workload) -> CommVolume:
 
 
 def tied_gradient_bytes(workload: Workload) -> float:
-    """Of the gradient of an embedding that scores too, which the first stage and the last add up."""
+    """Bytes of the gradient of a tied embedding, which the first and the last stage exchange."""
     if workload.layout.pp == 1:
         return 0.0
     return (
@@ -46,7 +46,7 @@ def tied_gradient_bytes(workload: Workload) -> float:
 
 
 def p2p_bytes(workload: Workload) -> float:
-    """Bytes of one micro-batch that cross from a stage to the next, from one rank to one rank."""
+    """Bytes of one micro-batch from a rank of one stage to a rank of the next."""
     activation_bytes = workload.outer_tokens * workload.spec.hidden * workload.precision.weight
     return (
         activation_bytes / workload.layout.tp
@@ -56,7 +56,7 @@ def p2p_bytes(workload: Workload) -> float:
 
 
 def data_parallel_bytes(workload: Workload) -> tuple[float, float]:
-    """Bytes that the fullest rank sends to reduce gradients, and to gather what the reduction left apart.
+    """Bytes that the fullest rank sends to reduce gradients, and to gather gradients or weights.
 
     Without ZeRO an all-reduce, which is a reduce-scatter and a gather of gradients; with it the gather is of
     weights. Stage 2 reduces after every micro-batch; stage 3 does too, and gathers for every micro-batch's

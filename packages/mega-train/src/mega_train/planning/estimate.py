@@ -1,4 +1,4 @@
-"""A job on a machine: memory per rank, traffic per axis, FLOPs, and the time of a step."""
+"""Estimate a workload on a machine: memory per rank, communication per axis, FLOPs, and step time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mega_train.planning.workload import Workload, check_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:
-    """Where a step's time goes, on the stage that all others wait for.
+    """Seconds of a step by kind, on the slowest stage.
 
     Attributes:
         bubble: waiting for the pipeline to fill and to drain.
-        pp, dp: transfers that nothing hides.
+        pp, dp: exposed transfers.
     """
 
     gemm: float
@@ -54,7 +54,7 @@ class TimeBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a job would need and how fast it would be."""
+    """The estimated resources and speed of a workload."""
 
     workload: Workload
     hardware: Hardware
@@ -62,12 +62,12 @@ class Estimate:
 
     @property
     def memory(self) -> tuple[RankMemory, ...]:
-        """Of a rank at every place of pp."""
+        """Of a rank at every pipeline rank."""
         return tuple(rank_memory(self.workload, pp_rank) for pp_rank in range(self.workload.layout.pp))
 
     @property
     def peak_rank(self) -> RankMemory:
-        """Of the place of pp that holds most."""
+        """Memory of the pipeline rank that uses most."""
         return peak_rank(self.workload)
 
     @property
@@ -80,12 +80,12 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Share of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
+        """Fraction of the machine's peak that the model's own FLOPs are (arXiv:2204.02311 appendix B)."""
         return model_flops(self.workload) / self._peak_flops
 
     @property
     def hfu(self) -> float:
-        """Share of the peak with recomputation counted as work."""
+        """Fraction of the peak with recomputation counted."""
         return hardware_flops(self.workload) / self._peak_flops
 
     @property
@@ -140,7 +140,7 @@ def _stage_kind(workload: Workload, pp_rank: int) -> tuple[int, int, bool, bool]
 
 
 def _pass_costs(workload: Workload, cost: MicroBatchCost, pp_rank: int) -> tuple[PassCost, PassCost]:
-    """Forward and backward of one micro-batch on the rank at `place` of pp, all of its stages together."""
+    """Costs of forward and backward of one micro-batch on pipeline rank `pp_rank`, over all its stages."""
     layers, recomputed, first, last = _stage_kind(workload, pp_rank)
     forward, backward = cost.layer * layers, cost.layer_back * layers + cost.layer_recompute * recomputed
     if first:
@@ -155,8 +155,8 @@ def _total_seconds(passes: tuple[PassCost, PassCost]) -> float:
 
 
 def _bubble_work(workload: Workload, cost: MicroBatchCost) -> float:
-    """Seconds of the bubble in which a zero-bubble pipeline does weight gradients that it had put off: of the
-    (p - 1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
+    """Seconds of the bubble that a zero-bubble pipeline fills with deferred weight gradients: of the (p -
+    1)(F + B + W) of 1F1B twice W (arXiv:2401.10241 table 2).
     """
     if workload.schedule != "zero-bubble":
         return 0.0
@@ -164,7 +164,7 @@ def _bubble_work(workload: Workload, cost: MicroBatchCost) -> float:
 
 
 def _p2p_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds of one micro-batch's transfers from a stage to the next, there and back, that nothing hides.
+    """Seconds of the exposed transfers of one micro-batch between two stages, both ways.
 
     A stage between two others also receives as much as it sends.
     """
@@ -179,7 +179,7 @@ def _p2p_seconds(workload: Workload, hardware: Hardware) -> float:
 
 
 def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
-    """Seconds of transfers that an interleaved pipeline does not hide while it fills and drains.
+    """Seconds of transfers that an interleaved pipeline exposes while it fills and drains.
 
     Of the passes before its first backward pass and after its last forward pass, on the place in the middle
     (arXiv:2104.04473 §2.2).
@@ -192,7 +192,7 @@ def _fill_transfers(workload: Workload, hardware: Hardware) -> float:
 
 
 def _exposed_dp_seconds(workload: Workload, hardware: Hardware, slowest: tuple[PassCost, PassCost]) -> float:
-    """Seconds of the data-parallel transfers that nothing hides.
+    """Seconds of the exposed data-parallel transfers.
 
     Before stage 2 only one micro-batch's backward pass can hide the sums, which are of all micro-batches.
     Interleaved, the stages of a rank finish one after the other, a round of pp micro-batches apart, and the
@@ -209,10 +209,10 @@ def _exposed_dp_seconds(workload: Workload, hardware: Hardware, slowest: tuple[P
 
 
 def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_seconds: float) -> float:
-    """Seconds by which transfers outlast the work they are hidden behind.
+    """Seconds by which transfers outlast the computation that hides them.
 
     Args:
-        work: of one micro-batch on the rank, all of its stages together.
+        compute_seconds: of one micro-batch on the rank, over all its stages.
     """
     if workload.zero > 1:  # while any micro-batch is computed
         return max(0.0, transfer_seconds - workload.num_micro_batches * compute_seconds)
@@ -223,11 +223,11 @@ def _unhidden_seconds(workload: Workload, transfer_seconds: float, compute_secon
 
 
 def _optimizer_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds of clearing, measuring and clipping gradients and of AdamW: bytes of the fullest rank."""
+    """Seconds to clear, measure and clip gradients and to run AdamW: bytes of the fullest rank."""
     elements = max(workload.model.elements)
     owners = workload.replicas if workload.zero else 1
     adam = (
         elements / owners * (16 + 12 + workload.precision.weight)
-    )  # reads gradient, main, moments; writes all but the first
+    )  # reads gradient, main weight and moments; writes all but the gradient
     other = elements * 4 * workload.precision.gradient  # cleared, measured, read and written to be clipped
     return (adam + other) / (hardware.stream * hardware.bandwidth)

@@ -1,4 +1,4 @@
-"""Floating-point operations of one optimizer step, all ranks together.
+"""Floating-point operations of one optimizer step over all ranks.
 
 Every matrix of the table is used once per token: 2 operations per element forward, 4 backward. With the
 4·s·q of attention per token and layer forward and 8 backward, nothing left out as masked, this is, for GPT
@@ -14,24 +14,24 @@ from mega_train.planning.workload import Workload
 
 
 def parameters(spec: ModelSpec) -> int:
-    """Of the whole model, a tied one counted once, padding not counted."""
+    """Count the parameters of the model, tied ones once, without padding."""
     return count(table(spec))
 
 
 def model_flops(workload: Workload) -> float:
-    """What the model needs, however it is computed: the numerator of MFU."""
+    """FLOPs that the model needs, however it is computed: the numerator of MFU."""
     return (
         workload.global_batch_size * workload.seq_length * flops_per_token(workload.spec, workload.seq_length)
     )
 
 
 def flops_per_token(spec: ModelSpec, length: int) -> float:
-    """The same for one token of a sequence of `length`."""
+    """FLOPs per token of a sequence of `length`."""
     return 6.0 * (_layer_elements(spec) + _head_elements(spec)) + 3.0 * _attention_flops(spec, length)
 
 
 def hardware_flops(workload: Workload) -> float:
-    """With what recomputation repeats: the numerator of HFU."""
+    """FLOPs including recomputation: the numerator of HFU."""
     spec = workload.spec
     forward = _attention_flops(workload.spec, workload.seq_length)
     if workload.recompute.granularity == "full":
@@ -50,5 +50,5 @@ def _head_elements(spec: ModelSpec) -> int:
 
 
 def _attention_flops(spec: ModelSpec, length: int) -> float:
-    """Per token, forward."""
+    """FLOPs of attention per token, forward."""
     return 4.0 * length * spec.q_rows * spec.layers

@@ -13,12 +13,12 @@ from mega_train.planning.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes on the ranks of one place of the pipeline, at the moment that most is held.
+    """Peak bytes of the ranks at one pipeline rank.
 
     Attributes:
         activations: kept for the backward pass of every micro-batch in flight.
-        loss: of the one micro-batch whose loss is being computed: the last norm's, and the head's gradients.
-        buffers: gradients of activations on their way through a layer, and what is recomputed for them.
+        loss: of the micro-batch whose loss is being computed: the last norm's, and the head's gradients.
+        buffers: gradients of activations in flight through a layer, and what is recomputed for them.
     """
 
     weights: int
@@ -34,7 +34,7 @@ class RankMemory:
 
 
 def rank_memory(workload: Workload, pp_rank: int) -> RankMemory:
-    """Of the ranks at `place` of pp; they all hold the same."""
+    """Estimate the memory at pipeline rank `pp_rank`."""
     stages, elements = workload.model.stages[pp_rank], workload.model.elements[pp_rank]
     weights, gradients, state = workload.precision.bytes_per_param(workload.zero, workload.replicas)
     stage_micro_batches = micro_batches_in_flight(workload, pp_rank)
@@ -54,9 +54,9 @@ def rank_memory(workload: Workload, pp_rank: int) -> RankMemory:
 
 
 def _gathered_bytes(workload: Workload, pp_rank: int) -> float:
-    """What ZeRO makes whole for a while: at stage 2 the gradients of a bucket, unless they wait for their
-    round, which `_unreduced` counts; at stage 3 the weights of a block, of the one after it, and of the ends,
-    and a block's gradients (arXiv:1910.02054 §7).
+    """Bytes that ZeRO gathers for a while: at stage 2 the gradients of a bucket, unless `_unreduced_bytes`
+    counts them; at stage 3 the weights of a block, of the next one and of the ends, and a block's gradients
+    (arXiv:1910.02054 §7).
     """
     if workload.zero < 2 or workload.replicas == 1 or _reduces_by_round(workload):
         return 0
@@ -71,7 +71,7 @@ def _gathered_bytes(workload: Workload, pp_rank: int) -> float:
 
 
 def _unreduced_bytes(workload: Workload, pp_rank: int) -> float:
-    """Bytes of the gradients that stage 2 adds up over a round of micro-batches before it reduces them.
+    """Bytes of the gradients that stage 2 accumulates over a round of micro-batches before it reduces them.
 
     They are of one virtual stage, and of another while the first is being reduced.
     """
@@ -85,7 +85,7 @@ def _reduces_by_round(workload: Workload) -> bool:
 
 
 def peak_rank(workload: Workload) -> RankMemory:
-    """Of the place of pp that holds most."""
+    """Return the memory of the pipeline rank that uses most."""
     return max(
         (rank_memory(workload, pp_rank) for pp_rank in workload.model.distinct_ranks),
         key=lambda rank: rank.total,
@@ -93,12 +93,12 @@ def peak_rank(workload: Workload) -> RankMemory:
 
 
 def micro_batches_in_flight(workload: Workload, pp_rank: int) -> tuple[int, ...]:
-    """Micro-batches whose activations each stage of this place holds when most are held.
+    """Count the micro-batches whose activations each stage of this pipeline rank holds at its peak.
 
-    GPipe (arXiv:1811.06965) holds all. 1F1B holds as many as there are stages from here to the last.
+    GPipe (arXiv:1811.06965) holds all. 1F1B holds as many as there are stages from this one to the last.
     Interleaved, a rank goes forward through its stages in rounds of pp micro-batches, or a few more where pp
-    does not divide them, until the first backward pass reaches it (arXiv:2104.04473 §2.2). Zero-bubble puts
-    off the weight gradients of one pass for every place before it (arXiv:2401.10241 §2).
+    does not divide them, until the first backward pass reaches it (arXiv:2104.04473 §2.2). Zero-bubble defers
+    the weight gradients of one pass for every earlier pipeline rank (arXiv:2401.10241 §2).
     """
     pp = workload.layout.pp
     vp = workload.layout.vp

@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal, and as JSON."""
+"""Render estimates as tables for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def write_estimates(estimates: Sequence[Estimate], out: TextIO, *, searched: bool, as_json: bool) -> None:
-    """One estimate, or those of a search, as a person or a program reads them."""
+    """Write one estimate, or those of a search, as tables or as JSON."""
     if as_json:
         content: object = to_dict(estimates[0])
         if searched:
@@ -60,7 +60,7 @@ def write_estimates(estimates: Sequence[Estimate], out: TextIO, *, searched: boo
 
 
 def show_estimate(estimate: Estimate, console: Console) -> None:
-    """Everything of one estimate."""
+    """Print one estimate."""
     workload = estimate.workload
     hardware = estimate.hardware
     seconds = estimate.seconds
@@ -87,7 +87,7 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
 
 
 def show_search(estimates: Sequence[Estimate], console: Console) -> None:
-    """The layouts of a search, and the flags of the first."""
+    """Print the layouts of a search, and the flags of the first."""
     table = Table(box=None, pad_edge=False)
     for name in _COLUMNS:
         side: Literal["left", "right"] = "left" if name in ("schedule", "recompute") else "right"
@@ -117,7 +117,7 @@ def show_search(estimates: Sequence[Estimate], console: Console) -> None:
 
 
 def to_dict(estimate: Estimate) -> dict[str, Any]:
-    """Everything of one estimate; bytes, seconds and FLOPs."""
+    """Return one estimate as JSON values; bytes, seconds and FLOPs."""
     workload, layout = estimate.workload, estimate.workload.layout
     return {
         "model": workload.spec.to_dict(),
@@ -158,7 +158,7 @@ def format_layout(workload: Workload) -> str:
 
 
 def recompute_label(workload: Workload) -> str:
-    """What is computed again, in a word or two."""
+    """Name the recomputation in a word or two."""
     recompute = workload.recompute
     if recompute.granularity != "full":
         return " ".join((recompute.granularity or "none", *(recompute.modules if recompute.chosen else ())))
@@ -174,7 +174,7 @@ def print_line(console: Console, text: str) -> None:
 
 
 def _memory_table(estimate: Estimate) -> Table:
-    """A line for each run of places that hold the same."""
+    """Build a table with a line for the first, the last and the fullest pipeline rank."""
     table = Table(box=None, pad_edge=False)
     table.add_column("GiB of a rank at pp")
     for name in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "total"):

@@ -1,9 +1,9 @@
-"""What one micro-batch costs one rank: floating-point operations, bytes moved, and the seconds of both.
+"""Cost of one micro-batch on one rank: FLOPs, bytes moved, and the seconds of both.
 
-A matrix product of (m, k) by (k, n) takes 2mnk / (gemm · peak) seconds for its arithmetic and its operands'
-bytes / (stream · bandwidth) for moving them, one after the other: the one curve of efficiency here. It bends
-at the machine's own balance of FLOP/s to bytes/s, so a product that tensor parallelism cut thin is slow
-without a constant that says so. Everything elementwise is bytes alone.
+A matrix product of (m, k) by (k, n) takes 2mnk / (gemm · peak) seconds for its arithmetic plus its operands'
+bytes / (stream · bandwidth) to move them: the only efficiency curve here. It bends at the machine's own ratio
+of FLOP/s to bytes/s, so a product that tensor parallelism made thin is slow without a further constant.
+Elementwise work counts bytes only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PassCost:
         gemm: matrix products of weights.
         attention: between the qkv and the out products.
         stream: norms, activations, residuals, loss.
-        tp, cp: transfers that nothing hides.
+        tp, cp: exposed transfers.
     """
 
     gemm: float = 0.0
@@ -60,8 +60,8 @@ class MicroBatchCost:
     """Seconds of one micro-batch's parts on one rank: a layer, the embedding, the head with the loss.
 
     Attributes:
-        layer_again: what is computed again of a layer that is.
-        layer_weights: of a layer's backward pass, the products that are gradients of weights.
+        layer_recompute: the recomputed part of a layer.
+        layer_weights: of a layer's backward pass, the weight gradients.
     """
 
     layer: PassCost
@@ -114,10 +114,10 @@ class MicroBatchCost:
 
 
 def _selective_recompute(workload: Workload, attention: PassCost, byte_seconds: float) -> PassCost:
-    """The forward pass of the modules of one layer that selective recomputation runs again.
+    """Cost of the modules of one layer that selective recomputation runs again.
 
     Args:
-        core: attention's.
+        attention: attention's.
         byte_seconds: to move an element of an activation to or from memory.
     """
     recompute = workload.recompute
@@ -134,10 +134,10 @@ def _selective_recompute(workload: Workload, attention: PassCost, byte_seconds: 
 
 @dataclass(frozen=True, slots=True)
 class TpCollectives:
-    """How many gathers or reduce-scatters over tp a part needs; an all-reduce is two.
+    """All-gathers and reduce-scatters over tp of each part of the model; an all-reduce is two.
 
-    arXiv:1909.08053 §3 and, with sequence parallelism, arXiv:2205.05198 §4.2.2: as many bytes, as gathers and
-    reduce-scatters, and those more that bring back inputs of which a rank kept its share only.
+    arXiv:1909.08053 §3 and, with sequence parallelism, arXiv:2205.05198 §4.2.2: the same bytes as all-gathers
+    and reduce-scatters, and further gathers for inputs of which a rank kept only its shard.
     """
 
     layer: int
@@ -149,7 +149,7 @@ class TpCollectives:
 
 
 def tp_collectives(workload: Workload) -> TpCollectives:
-    """Of one micro-batch; recomputation not counted."""
+    """Count the collectives of one micro-batch without recomputation."""
     if not workload.sequence:
         return TpCollectives(4, 4, 2, 0, 0, 2)
     regather = 1 if workload.implementation.regathers else 0
@@ -157,13 +157,13 @@ def tp_collectives(workload: Workload) -> TpCollectives:
 
 
 def collective_bytes(workload: Workload) -> float:
-    """Bytes that one rank sends in one gather or reduce-scatter of a micro-batch over tp."""
+    """Bytes that one rank sends in one all-gather or reduce-scatter of a micro-batch over tp."""
     t = workload.layout.tp
     return (t - 1) / t * workload.tokens * workload.spec.hidden * workload.precision.weight
 
 
 def kv_gather_bytes(workload: Workload) -> float:
-    """Bytes that one rank sends in one gather of a layer's keys and values over cp."""
+    """Bytes that one rank sends in one all-gather of a layer's keys and values over cp."""
     return (
         (workload.layout.cp - 1)
         * workload.tokens
@@ -178,7 +178,7 @@ MatrixShapes = Sequence[tuple[int, int]]  # (rows, columns) of matrices
 
 @dataclass(frozen=True, slots=True)
 class _GemmCost:
-    """Seconds of matrix products of one micro-batch with weights of these (rows, columns)."""
+    """Seconds of the matrix products of one micro-batch with weights of given (rows, columns)."""
 
     workload: Workload
     hardware: Hardware
@@ -197,7 +197,7 @@ class _GemmCost:
         )
 
     def backward(self, weights: MatrixShapes, factor: int | None = None) -> float:
-        """The gradient of the input, and that of the weight, which is added to what others left."""
+        """Seconds of the input gradient, and of the weight gradient with its accumulation."""
         workload = self.workload
         e = factor or self.workload.precision.factor_bytes
         inputs = sum(
@@ -238,13 +238,13 @@ class _GemmCost:
 
 
 def attention_flops(workload: Workload) -> float:
-    """Of one layer and micro-batch on one rank, forward, nothing left out as masked."""
+    """FLOPs of one layer's attention for one micro-batch on one rank, forward, without masking."""
     return 4.0 * workload.tokens * workload.seq_length * workload.model.shares.queries
 
 
 def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: bool) -> float:
-    """Seconds of attention between qkv and out. Fused, it skips what is masked and goes back with 2.5 times
-    the products (arXiv:2205.14135); else scores are written, normed and dropped out in memory.
+    """Seconds of attention between qkv and out. Fused kernels skip masked scores and need 2.5 times the FLOPs
+    in backward (arXiv:2205.14135); otherwise scores go through memory for softmax and dropout.
     """
     if workload.implementation.attention != "scores":
         efficiency = (
@@ -266,7 +266,7 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
     pair = gemm.seconds(rows, workload.seq_length, width, e, e) + gemm.seconds(
         rows, width, workload.seq_length, e, e
     )
-    # softmax reads and writes, dropout reads and writes and writes its mask of a byte
+    # softmax reads and writes; dropout reads, writes, and writes its one-byte mask
     per_score = 5 * e + 1 if is_backward else 4 * e + 1
     scores = heads * rows * workload.seq_length
     score_seconds = scores * per_score / (hardware.stream * hardware.bandwidth)
@@ -275,7 +275,7 @@ def _attention_seconds(workload: Workload, hardware: Hardware, *, is_backward: b
 
 def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward: bool) -> float:
     """Seconds of a layer's elementwise work: two norms and two residual sums outside the tensor-parallel
-    regions; activation, rotary turning and, going back, the joining of dq, dk and dv inside.
+    regions; activation, rotary embedding and, in backward, the concatenation of dq, dk and dv inside.
     """
     spec, t = workload.spec, workload.layout.tp
     outer = workload.outer_tokens * spec.hidden * (6 + 2 * _norm_accesses(workload, back=is_backward))
@@ -283,22 +283,22 @@ def _elementwise_seconds(workload: Workload, hardware: Hardware, *, is_backward:
     if spec.gated and workload.implementation.eager:
         activation_accesses = (
             13 if is_backward else 5
-        )  # its SiLU and product apart, and, going back, both halves joined
+        )  # SiLU and product separately; in backward both halves are concatenated
     queries, keys = workload.model.shares.queries, workload.model.shares.keys
     rotated = 2 * (queries + keys) if spec.turning else 0
     if workload.implementation.eager:
-        rotated *= 5  # four products, two sums and the halves joined
+        rotated *= 5  # four products, two sums and the concatenated halves
     joined = 2 * (queries + 2 * keys) if is_backward else 0
     inner = workload.tokens * (activation_accesses * spec.ffn / t + rotated + joined)
     return (outer + inner) * workload.precision.weight / (hardware.stream * hardware.bandwidth)
 
 
 def _norm_accesses(workload: Workload, *, back: bool) -> float:
-    """Elements' reads and writes of one norm, in units of an activation.
+    """Element reads and writes of one norm, in units of an activation.
 
     Eager RMSNorm forward: a float32 copy, its square, the mean, the scaled copy, its cast and the product
     with the weight. Backward: the gradients of that product, cast up, of the scaled copy, of the mean and of
-    the square, their sum, cast down. In float32 there is nothing to cast.
+    the square, their sum, cast down. In float32 there are no casts.
     """
     if not workload.implementation.eager or workload.spec.norm != "rmsnorm":
         return 3 if back else 2
@@ -308,13 +308,13 @@ def _norm_accesses(workload: Workload, *, back: bool) -> float:
 
 
 def _layer_forward(workload: Workload, hardware: Hardware) -> tuple[PassCost, PassCost]:
-    """A layer's forward pass, and the part of it that selective recomputation repeats."""
+    """Cost of a layer's forward pass, and of its attention alone."""
     layout = workload.layout
     collective_seconds = collective_bytes(workload) / hardware.link_bandwidth(layout.tp, 1)
     tp_seconds = tp_collectives(workload).layer * collective_seconds
     gemm_seconds = _GemmCost(workload, hardware).forward(workload.model.shares.matrices)
     if workload.implementation.overlaps_tp == "both":
-        # in t pieces, of which the first has nothing to hide behind
+        # in tp pieces, of which the first is exposed
         tp_seconds = tp_seconds / layout.tp + max(0.0, tp_seconds * (1 - 1 / layout.tp) - gemm_seconds)
     attention = PassCost(
         attention=_attention_seconds(workload, hardware, is_backward=False),
@@ -330,10 +330,10 @@ def _layer_backward(workload: Workload, hardware: Hardware) -> PassCost:
     collective_seconds = collective_bytes(workload) / hardware.link_bandwidth(layout.tp, 1)
     tp_seconds = tp_collectives(workload).layer_back * collective_seconds
     gemm_seconds = _GemmCost(workload, hardware).backward(workload.model.shares.matrices)
-    # a zero-bubble pipeline puts off the products that such transfers would hide behind
+    # a zero-bubble pipeline defers the products that would hide these transfers
     if workload.implementation.overlaps_tp != "none" and workload.schedule != "zero-bubble":
-        # the gradient of a column-cut linear's input is summed while that of its weight is computed, and an
-        # input is gathered while a gradient passes; with sequence parallelism two gathers stand alone
+        # the input gradient of a column-parallel linear is reduced during its weight gradient, and an input
+        # is gathered during an input gradient; with sequence parallelism two gathers are exposed
         exposed = 2 * collective_seconds if workload.sequence else 0.0
         if workload.implementation.overlaps_tp == "both":
             exposed /= layout.tp

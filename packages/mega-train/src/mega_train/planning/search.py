@@ -1,4 +1,4 @@
-"""Which layouts of a model on so many GPUs fit, and which of them are fastest."""
+"""Search the layouts of a model on a number of GPUs: which fit, and which are fastest."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mega_train.planning.workload import Schedule, Workload
 
 
 def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 10) -> list[Estimate]:
-    """The fastest ways to run this job's model and batch that fit, fastest first.
+    """Search the fastest layouts that fit for a model and batch, fastest first.
 
-    Tried are all tp of a node, all pp, vp and cp, micro-batches that divide, and 1F1B and zero-bubble, with
-    sequence parallelism, the optimizer's state shared out and transfers hidden, which cost nothing. Of
-    recomputation the least that fits is taken. ZeRO 2 and 3 are not tried: beside a pipeline they send more
+    Tried are all tp of a node, all pp, vp and cp, micro-batches that divide the batch, and 1F1B and
+    zero-bubble, with sequence parallelism, a sharded optimizer and overlapped transfers, which cost nothing.
+    The least recomputation that fits is taken. ZeRO 2 and 3 are not tried: with a pipeline they send more
     than they save.
 
     Args:
-        job: its cut, micro-batch, recomputation and ZeRO stage do not matter.
+        template: its layout, micro-batch, recomputation and ZeRO stage are ignored.
     """
     estimates = [
         estimate(fitting, hardware)
@@ -36,7 +36,7 @@ def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 1
 
 
 def variants(workload: Workload, hardware: Hardware) -> list[Estimate]:
-    """This job with every micro-batch and number of virtual stages that fits, least recomputation first."""
+    """Estimate every micro-batch size and number of virtual stages that fits, by least recomputation."""
     layout = workload.layout
     candidates = _batch_variants(workload, layout, workload.model.shares, (workload.schedule,), {})
     return [
@@ -47,7 +47,7 @@ def variants(workload: Workload, hardware: Hardware) -> list[Estimate]:
 
 
 def list_layouts(template: Workload, world: int, node: int) -> Iterator[Workload]:
-    """Every way to cut the model and the batch over `world` ranks."""
+    """Yield every way to divide the model and the batch over `world` ranks."""
     shares = _param_shares(template.spec, divisors(world, node))
     depths: dict[tuple[int, int], tuple[Stages, ...]] = {}
     for layout in _list_meshes(world, tuple(shares), template.spec.layers, node):
@@ -61,11 +61,11 @@ def _batch_variants(
     schedules: Sequence[Schedule],
     depths: dict[tuple[int, int], tuple[Stages, ...]],
 ) -> Iterator[Workload]:
-    """Every micro-batch and number of virtual stages on this mesh.
+    """Yield every micro-batch size and number of virtual stages on this layout.
 
     Args:
-        schedules: orders of a pipeline's passes.
-        depths: what `stages` gave so far, by pp and vp; added to.
+        schedules: pipeline schedules.
+        depths: cache of `stages_by_rank`, by pp and vp; extended here.
     """
     if template.global_batch_size % layout.dp or (layout.cp > 1 and template.seq_length % (2 * layout.cp)):
         return
@@ -88,13 +88,13 @@ def _batch_variants(
 
 
 def _param_shares(spec: ModelSpec, degrees: Sequence[int]) -> Mapping[int, ParamShares]:
-    """The model's share of one rank for every tensor-parallel degree that divides it."""
+    """Compute one rank's share of the model for every tensor-parallel degree that divides it."""
     shares_by_tp = {}
     for tp in degrees:
         try:
             shares_by_tp[tp] = ParamShares.from_spec(spec, tp)
         except MegaError:
-            continue  # its heads or its feed-forward cannot be cut so
+            continue  # heads or feed-forward do not divide by this tp
     return shares_by_tp
 
 
@@ -106,7 +106,9 @@ def _list_meshes(world: int, degrees: Sequence[int], layers: int, node: int) -> 
 
 
 def _least_recompute(workload: Workload, memory: float) -> Workload | None:
-    """The job with as little computed again as fits: nothing, attention, the fewest layers of a stage."""
+    """Return the workload with the least recomputation that fits: none, attention, the fewest layers of a
+    stage.
+    """
     for policy in (KEEP_ALL, Recompute("selective")):
         if (candidate := _if_it_fits(workload, policy, memory)) is not None:
             return candidate

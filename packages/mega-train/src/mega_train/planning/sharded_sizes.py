@@ -1,4 +1,4 @@
-"""A model on a layout: the elements and layers of each rank of the pipeline, from the parameter table."""
+"""Elements and layers of each pipeline rank, from the parameter table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stages = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class ParamShares:
-    """Elements of one tensor-parallel rank's share of the model, padding included.
+    """Elements of one tensor-parallel rank's share of the model, with padding.
 
     Attributes:
         first, last: of the rows on the first and the last stage; `last` without a tied output weight.
@@ -74,7 +74,7 @@ class ParamShares:
         )
 
     def elements_on(self, stages: Sequence[Stage]) -> int:
-        """Elements that the rank with these stages holds."""
+        """Count the elements of the rank with these stages."""
         first, last = stages[0].first, stages[-1].last
         ends = first * self.first + last * (self.last + (0 if first else self.tied))
         return ends + sum(self.layers[i] for stage in stages for i in stage.layers)
@@ -85,7 +85,7 @@ class ShardedModel:
     """A model on a layout.
 
     Attributes:
-        stages: of every place of pp, in the order a micro-batch passes them: one, or vp of them.
+        stages: of every pipeline rank, in the order of the forward pass: one, or vp of them.
     """
 
     spec: ModelSpec
@@ -103,18 +103,18 @@ class ShardedModel:
 
     @cached_property
     def elements(self) -> tuple[int, ...]:
-        """Elements on a rank, by place of pp."""
+        """Elements per rank, by pipeline rank."""
         return tuple(self.shares.elements_on(stages) for stages in self.stages)
 
     @cached_property
     def layers_per_rank(self) -> tuple[int, ...]:
-        """Layers on a rank, by place of pp."""
+        """Layers per rank, by pipeline rank."""
         return tuple(sum(len(stage.layers) for stage in stages) for stages in self.stages)
 
     @cached_property
     def distinct_ranks(self) -> tuple[int, ...]:
-        """The first place of every kind there is: each other place holds and does what one of these does, and
-        has no more micro-batches in flight.
+        """The first pipeline rank of every kind: each other one holds and computes the same as one of these,
+        and has no more micro-batches in flight.
         """
         first_of_kind: dict[tuple[object, ...], int] = {}
         for pp_rank, stages in enumerate(self.stages):
@@ -124,7 +124,7 @@ class ShardedModel:
 
 
 def stages_by_rank(layers: int, layout: Layout) -> tuple[Stages, ...]:
-    """The stages of every place of the pipeline.
+    """List the stages of every pipeline rank.
 
     Raises:
         LayoutError: a stage would have no layer.

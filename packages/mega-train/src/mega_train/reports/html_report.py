@@ -1,4 +1,4 @@
-"""The page of a run: where it stands, its curves, its configuration; beside another run if one is given."""
+"""HTML report of a run: overview, curves, configuration; optionally compared with another run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mega_train.reports.run_history import RunHistory, XAxis
 from mega_train.reports.run_names import is_test, name_runs
 from mega_train.reports.svg_chart import Chart, Curve, format_count
 
-_COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the one it is compared with
+_COLORS = ("#2f6f9f", "#c2571a")  # of the run, and of the other one
 _STYLE = """
 svg text { font: 11px system-ui, sans-serif; fill: #59636e } .key { margin-right: 1em; color: #1f2328 }
 .key span { display: inline-block; width: 14px; height: 4px; margin-right: 5px; vertical-align: middle }
@@ -37,15 +37,14 @@ _X_NAMES: Mapping[XAxis, str] = MappingProxyType(
 
 
 def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "iteration") -> None:
-    """Write the page.
+    """Write the report.
 
     Args:
-        run, against: folders that were given to --save.
-        over: what the curves lie over.
+        run, other: folders given to --save.
+        over: the horizontal axis.
 
     Raises:
-        FormatError: a folder holds no record of a run, or one without a loss.
-        ConfigError: the page has no folder to lie in.
+        FormatError: a folder holds no event log, or one without a loss.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")
@@ -56,7 +55,7 @@ def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "ite
 
 
 def render_report(runs: Sequence[RunHistory], over: XAxis) -> str:
-    """The page as HTML."""
+    """Render the report as HTML."""
     names = name_runs([run.folder for run in runs])
     body = [table(("", *names), _overview_table(runs), names)]
     if len(runs) == 2:
@@ -82,7 +81,7 @@ def _overview_table(runs: Sequence[RunHistory]) -> list[str]:
 
 
 def _overview_rows(run: RunHistory) -> Iterator[tuple[str, str]]:
-    """What one wants to know first, in words."""
+    """Yield the rows of the overview."""
     start = run.start
     last = run.train[-1]
     if start:
@@ -133,7 +132,7 @@ def _duration(seconds: float) -> str:
 
 
 def _compare_losses(run: RunHistory, other: RunHistory, names: Sequence[str]) -> str:
-    """How far two curves of the loss lie apart, where both lines of the log stand at an iteration."""
+    """Compare two runs' losses at the iterations that both logged."""
     sentences = []
     curves = [("training loss", run.train, other.train)]
     curves += [(f"{group} loss", run.groups[group], other.groups.get(group, [])) for group in run.groups]
@@ -206,7 +205,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
 
 
 def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:
-    """Bars of the phases, in the order of the first run's."""
+    """Draw the phases as bars, in the order of the first run's."""
     timers_of_runs = [run.phases() for run in runs]
     longest = max((seconds for timers in timers_of_runs for seconds in timers.values()), default=0.0)
     if not longest:

@@ -1,4 +1,4 @@
-"""What the record of a run says, put together for a person: series, restarts, sums."""
+"""Series, restarts and sums of a run, from its event log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ XAxis = Literal["iteration", "samples", "tokens", "hours"]
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A process began where another had ended.
+    """A restart of a run.
 
     Attributes:
-        lost: steps that the one before had told of and that were done again.
+        lost: steps of the previous process that were repeated.
     """
 
     iteration: int
@@ -32,11 +32,11 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A run by its record, steps that were done twice told once.
+    """A run from its event log, with repeated steps only once.
 
     Attributes:
-        begins: of every process, the first of them the first.
-        train: lines of the log.
+        starts: start events of all processes.
+        train: log lines.
     """
 
     folder: Path
@@ -70,48 +70,48 @@ class RunHistory:
 
     @property
     def start(self) -> EventDict:
-        """What the newest process said of itself."""
+        """The start event of the newest process."""
         return self.starts[-1] if self.starts else {}
 
     def series(self, key: str, over: XAxis) -> tuple[list[float], list[float]]:
-        """A number of the lines of the log, where there is one, and where each stands on the axis."""
+        """Return positions on the axis and values of a number of the log lines."""
         return self._points([(e, e.get(key)) for e in self.train], over)
 
     @property
     def groups(self) -> dict[str, list[EventDict]]:
-        """Validations by what they were taken of: one group, those of several blends, the test at the end."""
+        """Validations by dataset: one group, several blends, the test last."""
         names = dict.fromkeys(e.get("of", "validation") for e in self.validations)
         return {name: [e for e in self.validations if e.get("of", "validation") == name] for name in names}
 
     def scores(self, group: str, over: XAxis) -> tuple[list[float], list[float]]:
-        """The losses of a group and where each stands on the axis."""
+        """Return positions on the axis and losses of a group."""
         return self._points([(e, e["loss"]) for e in self.groups[group]], over)
 
     def memory(self, over: XAxis) -> tuple[list[float], list[float]]:
-        """Bytes that others on the machine of the first rank could not have."""
+        """Return positions on the axis and used bytes of rank 0."""
         return self._points(
             [(e, used_bytes(e["memory"]) if e.get("memory") else None) for e in self.train], over
         )
 
     def phases(self) -> dict[str, float]:
-        """Median seconds a step of each phase of the first rank, the longest first."""
+        """Return the median seconds per step of each phase of rank 0, the longest first."""
         names = {name for e in self.train for name in e.get("timers", {})}
         medians = {name: median(e.get("timers", {}).get(name, 0.0) for e in self.train) for name in names}
         return dict(sorted(medians.items(), key=lambda phase: -phase[1]))
 
     def median(self, key: str) -> float | None:
-        """The median of a number of the lines of the log."""
+        """Return the median of a number of the log lines."""
         values = [e[key] for e in self.train if _is_number(e.get(key))]
         return median(values) if values else None
 
     def positions(self, iterations: Sequence[float], over: XAxis) -> list[float]:
-        """Where on the axis iterations stand; between two lines of the log on a straight line."""
+        """Convert iterations to positions on the axis, linear between two log lines."""
         logged, positions = [0.0], [0.0]
         for event in self.train:
             steps = event["iteration"] - logged[-1]
-            if over == "hours":  # of training alone, without validations, saves and pauses
+            if over == "hours":  # training only, without validations, saves and pauses
                 position = positions[-1] + steps * event["step_seconds"] / 3600
-            elif over == "tokens":  # records of before do not say
+            elif over == "tokens":  # older event logs have no consumed_tokens
                 length = self.start.get("seq_length", 1)
                 position = event.get("consumed_tokens") or event["consumed_samples"] * length
             else:

@@ -1,4 +1,4 @@
-"""Short names that tell the folders of several runs apart."""
+"""Short distinct names of run folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TEST = "test"  # the group of samples that is scored once, after training
 
 
 def name_runs(folders: Sequence[Path]) -> list[str]:
-    """The end of each path, as few parts of it as differ from all others; one given twice gets a number."""
+    """Name each folder by the shortest end of its path that is unique; a repeated one gets a number."""
     paths = [folder.resolve() for folder in folders]
     names = [_name(path, paths) for path in paths]
     return [
@@ -19,7 +19,7 @@ def name_runs(folders: Sequence[Path]) -> list[str]:
 
 
 def is_test(group: str) -> bool:
-    """Whether a group of scored samples, by its name in the record, is the test and no validation."""
+    """Whether a group of evaluated samples is the test and not a validation."""
     return group == TEST or group.startswith((f"{TEST} ", f"{TEST}-", f"{TEST}_"))
 
 

@@ -1,4 +1,4 @@
-"""Lines over an axis as SVG: nothing to load, sharp at any size, and a pointer on it reads the values."""
+"""Line charts as SVG: self-contained, scalable, with values under the pointer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 940, 260
-_LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # so wide that a label under the last tick is whole
-_MAX_POINTS = 400  # points of a line that are drawn; more are put together
+_LEFT, _RIGHT, _TOP, _FOOT = 64, 24, 10, 26  # margins that leave room for the label under the last tick
+_MAX_POINTS = 400  # points drawn of a curve; more are averaged
 _MAX_MARKED_POINTS = 40  # points of a line up to which each is marked
-_HOVER_COLUMNS = 120  # places where a pointer reads
+_HOVER_COLUMNS = 120  # positions at which the pointer shows values
 
 Format = Callable[[float], str]
 
@@ -36,14 +36,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What is drawn in one pair of axes.
+    """One chart.
 
     Attributes:
-        x_name: what lies on the horizontal axis.
-        marks: places on it with what happened there.
+        x_name: name of the horizontal axis.
+        marks: positions on it with a text each.
         zero: the vertical axis begins at 0.
         log: it is logarithmic, where all values are above 0.
-        shown: how a value is written.
+        shown: formats a value.
     """
 
     lines: Sequence[Curve]
@@ -55,7 +55,7 @@ class Chart:
     shown: Format = "{:,.4g}".format
 
     def svg(self) -> str:
-        """The chart as a figure of HTML; an empty text where there is no point to draw."""
+        """Render the chart as an HTML figure; empty where there is no point."""
         lines = [line for line in self.lines if line.xs]
         if not lines:
             return ""
@@ -71,7 +71,7 @@ class Chart:
         parts += [_draw_curve(line, across, upright) for line in lines]
         parts.append(_draw_hover(lines, across, self))
         legend = "".join(
-            f'<span class="key{" dots" * line.dots}"><span style="{_swatch_style(line)}"></span>'
+            f'<span class="key{" dots" if line.dots else ""}"><span style="{_swatch_style(line)}"></span>'
             f"{escape(line.name)}</span>"
             for line in lines
         )
@@ -84,7 +84,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """From values to places on the drawing."""
+    """Mapping from values to positions on the drawing."""
 
     low: float
     high: float
@@ -96,7 +96,7 @@ class _Axis:
     def fit(
         cls, low: float, high: float, begin: float, end: float, *, log: bool = False, wide: bool = False
     ) -> _Axis:
-        """With room for the values; `wide` leaves some above them."""
+        """Fit an axis to the values; `wide` leaves some space above them."""
         if log:
             low, high = math.log10(low), math.log10(high)
         if high == low:
@@ -112,7 +112,7 @@ class _Axis:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Round values within, some three to nine of them."""
+        """Return about three to nine round values."""
         if self.log:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             for digits in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
@@ -149,7 +149,7 @@ def _draw_grid(across: _Axis, upright: _Axis, shown: Format) -> str:
 
 
 def format_count(value: float) -> str:
-    """A large number short: 12,500 is 12.5k."""
+    """Format a large number: 12,500 as 12.5k."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
@@ -164,7 +164,7 @@ def _draw_mark(x: float, words: str, color: str) -> str:
 
 
 def _draw_curve(line: Curve, across: _Axis, upright: _Axis) -> str:
-    """A line; where there were too many points, of means, in a band from the least to the most."""
+    """Draw a curve; too many points become means in a band from minimum to maximum."""
     size = math.ceil(len(line.xs) / _MAX_POINTS)
     parts = [
         (line.xs[i : i + size], [upright(y) for y in line.ys[i : i + size]])
@@ -194,7 +194,7 @@ def _draw_curve(line: Curve, across: _Axis, upright: _Axis) -> str:
 
 
 def _swatch_style(line: Curve) -> str:
-    """The style of a line's mark in the legend."""
+    """Return the style of a curve's mark in the legend."""
     return f"background:#fff;border:2px solid {line.color}" if line.hollow else f"background:{line.color}"
 
 
@@ -203,7 +203,7 @@ def _format_points(places: Sequence[tuple[float, float]]) -> str:
 
 
 def _draw_hover(lines: Sequence[Curve], across: _Axis, chart: Chart) -> str:
-    """Columns that say, where a pointer rests, the values nearest to it."""
+    """Draw columns that show the nearest values under the pointer."""
     longest = max(lines, key=lambda line: len(line.xs)).xs
     columns = min(_HOVER_COLUMNS, len(longest))
     column_width = (WIDTH - _RIGHT - _LEFT) / columns

@@ -1,6 +1,6 @@
-"""From what a person said to what will be done: every derived number, and every check between two values.
+"""Resolve a configuration: derive every number, and check every pair of values that could disagree.
 
-This is the one validator. Past it, a `Plan` is right or the run has not begun.
+This is the only validator. A `ResolvedConfig` is valid, or the run does not start.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def resolve(
     cuda: bool,
     refusals: Refusals | None = None,
 ) -> ResolvedConfig:
-    """Check the run against itself, the processes, the corpus and the checkpoint it goes on from.
+    """Resolve the run against the processes, the dataset and the checkpoint that it resumes from.
 
     Args:
-        world: processes of the run.
-        corpus: the tokenizer the corpus was made with, where the dataset says so.
-        loaded: the model of the checkpoint that is loaded, if one is.
-        loaded_courses: of learning rate and weight decay, of the run that goes on, where it says them.
+        world: number of processes.
+        corpus: the tokenizer of the dataset, where it records one.
+        loaded_spec: the model of the checkpoint, if one is loaded.
+        loaded_schedules: the checkpoint's learning-rate and weight-decay schedules, if it has any.
         cuda: whether this machine has a GPU that torch can use.
-        refused: what was refused before; all is raised together.
+        refusals: errors found before; all are raised together.
 
     Raises:
         ConfigError, LayoutError: two values disagree; the message names both.
@@ -130,7 +130,7 @@ def resolve(
 
 
 def _independent_checks(run: RunConfig) -> Iterable[Iterator[MegaError]]:
-    """The checks that need neither the processes nor the model."""
+    """List the checks that need neither the processes nor the model."""
     return (
         check_data(run.data),
         check_counts(run),
@@ -147,7 +147,7 @@ def _independent_checks(run: RunConfig) -> Iterable[Iterator[MegaError]]:
 
 @dataclass(frozen=True, slots=True)
 class _StepPlan:
-    """The optimizer steps of a run: their sizes, their number and their rates."""
+    """Sizes, number and schedules of the optimizer steps."""
 
     micro_batch_size: int
     batch_size_schedule: BatchSizeRampup
@@ -158,7 +158,7 @@ class _StepPlan:
 def _resolve_steps(
     refusals: Refusals, run: RunConfig, layout: Layout | None, loaded_schedules: ParamSchedules | None
 ) -> _StepPlan | None:
-    """The steps; None where something of them is refused, or they follow from what is."""
+    """Resolve the optimizer steps; None where part of them is refused."""
     has_duration = refusals.extend(check_duration(run.train))
     if loaded_schedules is None or not run.optimizer.checkpoint_schedule:
         refusals.attempt(peak_lr, run.optimizer)  # the other rates depend on the duration, this does not
@@ -177,7 +177,7 @@ def _resolve_steps(
 
 @dataclass(frozen=True, slots=True)
 class _ModelLayout:
-    """What each rank has of the model and of a sample."""
+    """Layout, sample lengths and recomputation."""
 
     layout: Layout
     seq_length: int
@@ -189,7 +189,7 @@ class _ModelLayout:
 def _resolve_layout(
     refusals: Refusals, run: RunConfig, spec: ModelSpec, layout: Layout
 ) -> _ModelLayout | None:
-    """The cut; None where something of it is refused."""
+    """Resolve the layout of the model; None where part of it is refused."""
     staged_layout = refusals.attempt(assign_layers, run.parallel, spec.layers, layout)
     refusals.attempt(with_flag_names, run.model, _check_param_shapes, spec, layout)
     fp8 = refusals.attempt(fp8_recipe, run, spec, layout)
@@ -210,7 +210,7 @@ def _device(run: RunConfig, cuda: bool) -> Literal["cpu", "cuda"]:
 
 
 def _check_param_shapes(spec: ModelSpec, layout: Layout) -> None:
-    """Cut every parameter as the ranks will, so that no rank finds out while it builds its model."""
+    """Shard every parameter as the ranks will, so that errors appear before the model is built."""
     for row in table(spec):
         row.local_shape(layout.tp)
 

@@ -1,4 +1,4 @@
-"""Sizes and counts of a run: a sample, a batch, the intervals."""
+"""Resolve and check sample length, batch size, duration and intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mega_train.schedules.seq_length import SeqLengthSchedule
 
 
 def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -> Iterator[MegaError]:
-    """A sample that fits the model, and that the ranks can share.
+    """Check that a sample fits the model and divides over the ranks.
 
     Yields:
         an error where it does not fit, or they cannot share it.
@@ -52,10 +52,10 @@ def check_length(run: RunConfig, spec: ModelSpec, length: int, layout: Layout) -
 
 
 def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengthSchedule:
-    """How the tokens of a sample grow to `length`.
+    """Build the schedule of the sample length up to `length`.
 
     Raises:
-        ConfigError: the curriculum's flags are none, or the ranks cannot share a length.
+        ConfigError: the curriculum's flags are wrong, or a length does not divide over the ranks.
     """
     config = run.curriculum
     if config == CurriculumConfig():
@@ -92,7 +92,7 @@ def seq_length_schedule(run: RunConfig, length: int, layout: Layout) -> SeqLengt
 
 
 def batch_sizes(run: RunConfig, dp: int) -> tuple[int, int]:
-    """Samples of a micro-batch and of an optimizer step.
+    """Return the samples of a micro-batch and of an optimizer step.
 
     Raises:
         ConfigError: the one does not divide the other over the replicas.
@@ -117,7 +117,7 @@ def batch_sizes(run: RunConfig, dp: int) -> tuple[int, int]:
 
 
 def _global_batch_size(run: RunConfig, samples_per_micro_step: int) -> int:
-    """Samples of a step, of micro-batches of all replicas of `each` samples together."""
+    """Return the samples of a step."""
     global_samples, accumulation = run.batch.global_samples, run.batch.accumulation
     if accumulation is None:
         return samples_per_micro_step if global_samples is None else global_samples
@@ -137,13 +137,13 @@ def _global_batch_size(run: RunConfig, samples_per_micro_step: int) -> int:
 def batch_size_schedule(
     run: RunConfig, global_batch_size: int, samples_per_micro_step: int
 ) -> BatchSizeRampup:
-    """How the samples of a step grow to `whole`.
+    """Build the schedule of the batch size up to `global_batch_size`.
 
     Args:
-        each: samples of one micro-batch of every replica.
+        samples_per_micro_step: samples of one micro-batch of every replica.
 
     Raises:
-        ConfigError: the flags of the ramp-up are none, or a size cannot be shared.
+        ConfigError: the flags of the ramp-up are wrong, or a size does not divide over the replicas.
     """
     multiple = samples_per_micro_step if run.batch.decrease else 1
     if run.batch.rampup is None:
@@ -181,7 +181,7 @@ def batch_size_schedule(
 
 
 def check_duration(train: TrainConfig) -> Iterator[MegaError]:
-    """Steps or samples, of which there must be one.
+    """Check that exactly one of --train-iters and --train-samples is given.
 
     Yields:
         an error where neither is given, or both, or a value is out of range.
@@ -197,7 +197,7 @@ def check_duration(train: TrainConfig) -> Iterator[MegaError]:
 
 
 def num_iterations(train: TrainConfig, batch_size_schedule: BatchSizeRampup) -> int:
-    """Optimizer steps in all, of a run that `check_duration` accepts.
+    """Return the optimizer steps of a run that `check_duration` accepts.
 
     Raises:
         ConfigError: the samples do not fill a step.
@@ -214,7 +214,7 @@ def num_iterations(train: TrainConfig, batch_size_schedule: BatchSizeRampup) -> 
 
 
 def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
-    """The steps that --skip-train-iteration-range names, none twice and in their order.
+    """Parse --skip-train-iteration-range into ascending ranges without overlap.
 
     Raises:
         ConfigError: a text is not a range of steps.
@@ -234,7 +234,7 @@ def skipped_iterations(run: RunConfig) -> tuple[range, ...]:
 
 
 def as_eval_run(run: RunConfig) -> RunConfig:
-    """A run that only validates, with what else a run would have to say of its training.
+    """Fill in the training values that a validation-only run does not need.
 
     Raises:
         ConfigError: there is nothing to validate.
@@ -249,7 +249,7 @@ def as_eval_run(run: RunConfig) -> RunConfig:
 
 
 def check_counts(run: RunConfig) -> Iterator[MegaError]:
-    """Intervals, counts and the seed.
+    """Check intervals, counts and the seed.
 
     Yields:
         an error where a value is out of range.

@@ -1,4 +1,4 @@
-"""Checks between two values of a run, for `resolve`: arithmetic, recomputation and replicas."""
+"""Check pairs of values of a run, for `resolve`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mega_train.data.splits import parse_split
 
 
 def check_data(data: DataConfig) -> Iterator[MegaError]:
-    """Shares that are some, and an order that we have.
+    """Check the data options.
 
     Yields:
         an error where a value means nothing, or is not to be had here.
@@ -36,7 +36,7 @@ def check_data(data: DataConfig) -> Iterator[MegaError]:
 
 
 def check_precision(train: TrainConfig) -> Iterator[MegaError]:
-    """One dtype, and a loss scale that can be one.
+    """Check precision and loss scale.
 
     Yields:
         an error where two flags exclude each other, or a value is out of range.
@@ -67,7 +67,7 @@ def check_precision(train: TrainConfig) -> Iterator[MegaError]:
 
 
 def check_folders(run: RunConfig) -> Iterator[MegaError]:
-    """Folders that a run writes: on this machine, and no file.
+    """Check that output folders are local and no files.
 
     Yields:
         an error where one is a URL or a file.
@@ -80,7 +80,7 @@ def check_folders(run: RunConfig) -> Iterator[MegaError]:
         ("--codecarbon-dir", run.log.codecarbon_dir),
     ):
         if folder is not None:
-            # checkpoints and logs go under names of their own: other files may be in the folder
+            # checkpoints and logs have distinct names: other files may be in the folder
             try:
                 check_output(option, folder, "folder", is_ours=lambda _: True)
             except ConfigError as error:
@@ -88,7 +88,7 @@ def check_folders(run: RunConfig) -> Iterator[MegaError]:
 
 
 def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
-    """When a run saves, and what stays.
+    """Check the intervals of saving.
 
     Yields:
         an error where a value is out of range, or there is nothing it could be about.
@@ -118,7 +118,7 @@ def check_saving(checkpoint: CheckpointConfig) -> Iterator[MegaError]:
 
 
 def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
-    """Probabilities that leave something.
+    """Check the dropout probabilities.
 
     Yields:
         an error where a value is out of range.
@@ -131,14 +131,13 @@ def check_dropout(train: TrainConfig) -> Iterator[MegaError]:
 
 
 def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> Recompute:
-    """What backward computes again, from the flags that say it.
+    """Build the recomputation policy from its flags.
 
     Args:
         tokens: of a micro-batch, on one rank of cp.
 
     Raises:
         ConfigError: two flags disagree.
-        LayoutError: what is kept cannot be cut over tp.
     """
     config, granularity = run.recompute, run.recompute.granularity
     for flag, is_given, implied in (
@@ -170,7 +169,7 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> Recompute:
 
 
 def _recomputed_modules(run: RunConfig, granularity: str | None) -> tuple[Module, ...]:
-    # a file may have one text
+    # a TOML file may give them as one text
     flag = "--recompute-modules"
     words = " ".join(run.recompute.modules).split()
     if not words:
@@ -202,7 +201,7 @@ def _check_distributed_activations(sequence: bool, tp: int, tokens: int) -> None
 
 
 def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
-    """--tp-comm-overlap where there are tokens to exchange, and symmetric memory to do it in.
+    """Check that --tp-comm-overlap has sequence parallelism and GPUs.
 
     Yields:
         an error without sequence parallelism, and on a CPU.
@@ -217,12 +216,12 @@ def check_overlap(parallel: ParallelConfig, device: str) -> Iterator[MegaError]:
 
 
 def zero_stage(parallel: ParallelConfig) -> int:
-    """The stage that --zero-stage and --use-distributed-optimizer ask for together."""
+    """Return the stage of --zero-stage and --use-distributed-optimizer."""
     return int(parallel.distributed_optimizer) if parallel.zero_stage is None else parallel.zero_stage
 
 
 def check_replicas(parallel: ParallelConfig) -> Iterator[MegaError]:
-    """What the replicas share.
+    """Check the ZeRO stage and its options.
 
     Yields:
         an error where there is no such stage, or two flags disagree.

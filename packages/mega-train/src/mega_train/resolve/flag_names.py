@@ -1,4 +1,4 @@
-"""Say what is wrong with a model in the flags that a person typed, where `ModelSpec` names its own fields."""
+"""Report errors of a model by the flags that a user typed instead of the fields of `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORDS: Mapping[object, str] = MappingProxyType(
 
 
 def with_flag_names(model: ModelConfig, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The function's value.
+    """Call the function and return its value.
 
     Raises:
         MegaError: what the function raises, with flags in place of the fields of a model.

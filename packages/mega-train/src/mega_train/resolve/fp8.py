@@ -1,4 +1,4 @@
-"""FP8: beside which arithmetic it stands, and which shapes it multiplies."""
+"""Check FP8: the precision it is combined with, and the shapes it multiplies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLAG = "--fp8-format"
 
 
 def fp8_recipe(run: RunConfig, spec: ModelSpec, layout: Layout) -> Recipe | None:
-    """How the products of every layer are made in FP8; None where that is not asked for.
+    """Build the FP8 recipe; None where FP8 is not used.
 
     Raises:
         ConfigError: two flags disagree.

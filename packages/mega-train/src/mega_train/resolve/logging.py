@@ -1,4 +1,4 @@
-"""Who is to see a run, and which of its steps are recorded."""
+"""Check the options of logging and profiling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mega_train.config import LoggingConfig, ProfileConfig
 
 
 def check_log(log: LoggingConfig) -> Iterator[MegaError]:
-    """Levels, rates, sizes and addresses.
+    """Check levels, rates, sizes and addresses.
 
     Yields:
         an error where a value is out of range.
@@ -45,7 +45,7 @@ def check_log(log: LoggingConfig) -> Iterator[MegaError]:
 
 
 def check_profile(profile: ProfileConfig) -> Iterator[MegaError]:
-    """Steps and ranks.
+    """Check the profiled steps and ranks.
 
     Yields:
         an error where there is no step to record, or a rank is no number.

@@ -1,4 +1,4 @@
-"""The model of a run: what was said of it, or the checkpoint's."""
+"""Resolve the model of a run, from its flags or from the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from mega_train.resolve.required import require_positive
 def model_spec(
     run: RunConfig, family: Family, *, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """The checkpoint's model where nothing is said of it, else what is said; both must be equal."""
+    """Return the model of the flags, or the checkpoint's where none are given; if both exist they must be
+    equal.
+    """
     if run.model.family not in (None, family):
         raise ConfigError(
             "model.family",
@@ -48,12 +50,12 @@ def model_spec(
     return spec
 
 
-# what changes no result, or only where a run begins
+# fields that change no result, or only the initial weights
 _UNCOMPARED_FIELDS = frozenset({"vocab_multiple", "init", "init_std"})
 
 
 def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
-    """The rows of the padded vocabulary on one rank of tp.
+    """Return the rows of the padded vocabulary on one rank of tp.
 
     Raises:
         ConfigError: the ranks cannot share the padded vocabulary, or it is smaller than the vocabulary.
@@ -77,10 +79,10 @@ def _padded_rows_per_rank(run: RunConfig, vocab: int) -> int:
 def _spec_from_flags(
     run: RunConfig, family: Family, vocab: int | None, loaded_spec: ModelSpec | None
 ) -> ModelSpec:
-    """The model that the flags describe.
+    """Build the model that the flags describe.
 
     Args:
-        loaded: the checkpoint's, of which flags that name no shape say a part (--use-checkpoint-args).
+        loaded_spec: the checkpoint's model, completed by flags that give no shape (--use-checkpoint-args).
     """
     m = run.model
     values = {
@@ -144,7 +146,7 @@ def _spec_from_flags(
     gated = given_values.get("activation", "swiglu" if family == "llama" else "") in GATED
     narrow = family == "llama" or (
         gated and (m.swiglu or not m.glu)
-    )  # BigScience's gates leave it at 4 x hidden
+    )  # BigScience's gated activations keep 4 x hidden
     if "ffn" not in given_values and narrow:
         given_values["ffn"] = int(given_values["hidden"] * 4 * 2 / 3 / 64) * 64 or 64
     return (gpt if family == "gpt" else llama)(**given_values)
@@ -168,7 +170,7 @@ def _activation(m: ModelConfig, family: Family) -> str | None:
             conflicting = "--activation" if m.activation else "--swiglu"
             raise ConfigError(conflicting, f"disagrees with {flag}", found=activation, wanted=gated)
         activation = gated or activation  # type: ignore[assignment]
-    # Megatron's kernel with the approximation is the one that adds a bias
+    # Megatron's tanh approximation exists only in the kernel that adds a bias
     if activation is not None or not (m.unfused_gelu or m.no_bias) or family == "llama":
         return activation
     preset_activation = preset(m.preset).activation if m.preset else "gelu_tanh"
@@ -183,7 +185,9 @@ def _rope_scaling(m: ModelConfig) -> float | None:
 
 
 def _window(text: str | None) -> int | None:
-    """Tokens that a token sees, of Megatron's (left, right): itself is not counted there."""
+    """Convert Megatron's (left, right) window to the number of visible tokens, which includes the token
+    itself.
+    """
     if text is None:
         return None
     match = re.fullmatch(r"\(?\s*(\d+)\s*(?:,\s*0\s*)?\)?", text)

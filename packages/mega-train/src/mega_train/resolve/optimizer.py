@@ -1,4 +1,4 @@
-"""How weights move: checks of the optimizer, and the courses of learning rate and weight decay."""
+"""Check the optimizer, and build the learning-rate and weight-decay schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mega_train.schedules.lr import LRSchedule, ParamSchedules, WeightDecaySched
 
 
 def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
-    """Numbers an update can be made with.
+    """Check the optimizer's constants.
 
     Yields:
         an error where a value is out of range.
@@ -40,7 +40,7 @@ def check_optimizer(run: RunConfig) -> Iterator[MegaError]:
 
 
 def peak_lr(optimizer: OptimizerConfig) -> float:
-    """--lr, which every run needs.
+    """Return --lr, which every run needs.
 
     Raises:
         ConfigError: it is missing or not above 0.
@@ -54,10 +54,10 @@ def param_schedules(
     batch_size_schedule: BatchSizeRampup,
     loaded_schedules: ParamSchedules | None,
 ) -> ParamSchedules:
-    """The courses of learning rate and weight decay; of a run that goes on, those it began with.
+    """Build the schedules of learning rate and weight decay; a resumed run keeps those it started with.
 
     Args:
-        loaded: what the checkpoint says of them.
+        loaded_schedules: those of the checkpoint.
 
     Raises:
         ConfigError: flags disagree with each other or with the checkpoint, or a value is out of range.
@@ -90,7 +90,7 @@ def _check_resumed_schedules(
         and warmup_fraction is not None
         and recorded[warmup] == warmup_fraction * recorded[decay]
     ):
-        different.remove(warmup)  # it moved with the decay, of which it is the same share
+        different.remove(warmup)  # it changed with the decay, of which it is the same fraction
     if not different:
         return
     flag = different[0]
@@ -114,7 +114,7 @@ def _check_resumed_schedules(
 
 
 def _format_length(samples: float, unit: Literal["iters", "samples"], full: int) -> str:
-    """A length of a course: in steps too, where the run counts them."""
+    """Format a length of a schedule, in steps where the run counts steps."""
     return f"{samples:g} samples" if unit == "samples" else f"{samples / full:g} steps of {full} samples"
 
 
@@ -123,7 +123,7 @@ def _format_value(value: object) -> str:
 
 
 def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
-    """The course of the learning rate.
+    """Build the learning-rate schedule.
 
     Args:
         end: samples of the whole run.
@@ -194,7 +194,7 @@ def lr_schedule(run: RunConfig, end: int, full: int) -> LRSchedule:
 
 
 def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
-    """The course of embedding and output, where theirs is another."""
+    """Build the schedule of embedding and output, where it differs."""
     peak_value, min_lr = run.optimizer.ends_lr, run.optimizer.ends_min_lr
     if peak_value is None and min_lr is None:
         return None
@@ -213,7 +213,7 @@ def _decoupled_lr_schedule(run: RunConfig, lr: LRSchedule) -> LRSchedule | None:
 
 
 def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
-    """The course of the weight decay.
+    """Build the weight-decay schedule.
 
     Args:
         end: samples of the whole run.
@@ -246,7 +246,7 @@ def weight_decay_schedule(run: RunConfig, end: int) -> WeightDecaySchedule:
 
 
 def _samples_converter(run: RunConfig, full: int) -> Callable[[str, int | None, int | None], int | None]:
-    """Puts the two flags of a length, in steps and in samples, together; a run counts in one of them."""
+    """Return a converter of a length in steps or samples to samples; a run counts in one of them."""
 
     def samples(flag: str, iterations: int | None, sample_count: int | None) -> int | None:
         counts_samples = run.train.samples is not None

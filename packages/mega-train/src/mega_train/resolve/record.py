@@ -1,4 +1,4 @@
-"""The model section that run.toml gets, from which the same run can be started anew."""
+"""Build the model section of run.toml, from which the same run can be started again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mega_train.resolve.model import model_spec
 
 
 def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | None) -> ModelConfig:
-    """What a person said of the model; where that is a checkpoint's, the keys that describe it.
+    """Return the model section as configured; for a model from a checkpoint, the keys that describe it.
 
     Only the family is recorded of a model that no keys describe, such as one with tied weights that no preset
     has.
 
     Args:
         spec: the run's model.
-        loaded: the checkpoint's.
+        loaded_spec: the checkpoint's.
     """
     config = replace(run.model, family=spec.family)
     if (
@@ -38,7 +38,7 @@ def recorded_model(run: RunConfig, spec: ModelSpec, loaded_spec: ModelSpec | Non
 
 
 def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
-    """Model sections that may describe the model, the shortest first."""
+    """Yield model sections that may describe the model, the shortest first."""
     yield from (ModelConfig(family=spec.family, preset=name) for name in PRESETS)
     complete = _all_model_keys(spec)
     yield complete
@@ -46,7 +46,7 @@ def _candidates(spec: ModelSpec) -> Iterator[ModelConfig]:
 
 
 def _all_model_keys(spec: ModelSpec) -> ModelConfig:
-    """Every key that a model has in common with the flags."""
+    """Return all keys that describe the model."""
     return ModelConfig(
         family=spec.family,
         layers=spec.layers,
@@ -70,7 +70,7 @@ def _all_model_keys(spec: ModelSpec) -> ModelConfig:
             "learned_absolute"
             if spec.positions == "learned"
             else None
-            if spec.positions == "sinusoidal"  # of presets alone
+            if spec.positions == "sinusoidal"  # only presets have it
             else spec.positions
         ),
         rope_base=spec.rope_base,

@@ -1,4 +1,4 @@
-"""A run that can begin: everything derived from what a person said."""
+"""The resolved configuration of a run, with everything derived from it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from mega_train.schedules.seq_length import SeqLengthSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """A run that can begin.
+    """The resolved configuration of a run.
 
     Attributes:
-        length: tokens of a sample.
-        lengths: how many of them a step reads.
-        micro: samples in one forward pass of one rank.
-        batches: how many samples a step has.
-        iterations: optimizer steps in all.
-        passed_over: steps whose samples are left out, in ranges one after another.
-        eod: the token that ends a document, where the run needs to know it.
-        recompute: what backward computes again.
-        fp8: how the layers' products are made in FP8; None where they are not.
+        seq_length: tokens of a sample.
+        seq_length_schedule: tokens of a sample that a step reads.
+        micro_batch_size: samples in one forward pass of one rank.
+        batch_size_schedule: samples of a step.
+        iterations: optimizer steps.
+        skipped_iterations: steps whose samples are skipped, as ascending ranges.
+        eod: the end-of-document token, where the run needs it.
+        recompute: recomputation policy.
+        fp8: FP8 recipe; None without FP8.
     """
 
     run: RunConfig
@@ -56,7 +56,7 @@ class ResolvedConfig:
 
     @property
     def accumulation_steps(self) -> int:
-        """Forward passes of one rank in a step of full size."""
+        """Micro-batches of one rank in a step of full size."""
         return self.num_micro_batches(self.global_batch_size)
 
     @property
@@ -64,7 +64,7 @@ class ResolvedConfig:
         return is_eval_only(self.run)
 
     def num_micro_batches(self, samples: int) -> int:
-        """Forward passes of one rank for so many samples of all ranks together."""
+        """Return the micro-batches of one rank for `samples` samples over all ranks."""
         return samples // (self.micro_batch_size * self.layout.dp)
 
     @property
@@ -73,7 +73,7 @@ class ResolvedConfig:
 
     @property
     def sharding_config(self) -> ShardingConfig:
-        """How the replicas of the model share the work of keeping it."""
+        """How the replicas share the model's state."""
         parallel = self.run.parallel
         replicas = self.layout.dp * self.layout.cp
         return ShardingConfig(
@@ -86,7 +86,7 @@ class ResolvedConfig:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a step of full size, all ranks together."""
+        """Tokens of a step of full size over all ranks."""
         return self.global_batch_size * self.seq_length
 
     @property
@@ -97,7 +97,7 @@ class ResolvedConfig:
 
     @property
     def valid_samples(self) -> int:
-        """Samples of all validations of the run together, as Megatron counts them."""
+        """Samples of all validations of the run, as Megatron counts them."""
         evaluation = self.run.evaluation
         return (self.iterations // evaluation.interval + 1) * evaluation.iterations * self.global_batch_size
 

@@ -1,4 +1,4 @@
-"""What of a checkpoint a run takes up."""
+"""Decide what a run does, and which parts of a checkpoint it loads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from mega_train.config import RunConfig
 
 
 def is_eval_only(run: RunConfig) -> bool:
-    """Whether nothing is trained."""
+    """Whether the run only validates."""
     return run.train.skip or run.train.evaluation_only
 
 
 def loads_optimizer(run: RunConfig) -> bool:
-    """Whether a run that loads a checkpoint takes its optimizer's state, and with it the courses."""
+    """Whether the run loads the checkpoint's optimizer state and schedules."""
     return not (run.checkpoint.finetune or run.checkpoint.no_load_optim or is_eval_only(run))

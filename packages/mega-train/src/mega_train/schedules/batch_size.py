@@ -1,4 +1,4 @@
-"""How many samples an optimizer step takes: a function of how many the run has consumed, as Megatron's."""
+"""Batch-size ramp-up: samples of a step as a function of the consumed samples, as in Megatron."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BatchSizeRampup:
-    """Samples of a step, of all ranks together.
+    """Samples of a step over all ranks.
 
     Attributes:
-        full: in the end, and in validations.
-        start, increment, ramp: the size begins at `start` and grows by `increment` until `full` is reached,
-            each size for as many of the first `ramp` samples as any other; 0 for a size that never changes.
-        multiple: what every size is rounded down to a multiple of.
+        full: the final size, also used in validations.
+        start, increment, ramp: the size starts at `start` and grows by `increment` up to `full`, each size
+            for an equal part of the first `ramp` samples; a ramp of 0 keeps the size constant.
+        multiple: every size is rounded down to a multiple of this.
     """
 
     full: int
@@ -24,7 +24,7 @@ class BatchSizeRampup:
     multiple: int = 1
 
     def size_at(self, consumed_samples: int) -> int:
-        """Samples of the step that begins when so many were consumed."""
+        """Return the samples of the step that starts after `consumed_samples` samples."""
         size = self.full
         if self.ramp and consumed_samples <= self.ramp:
             samples_per_size = self.ramp / ((self.full - self.start) // self.increment)
@@ -33,11 +33,11 @@ class BatchSizeRampup:
 
     @property
     def sizes(self) -> list[int]:
-        """Every size there will be, in their order, before they are rounded."""
+        """All sizes in order, before rounding."""
         return [*range(self.start, self.full, self.increment), self.full] if self.ramp else [self.full]
 
     def steps(self, samples: int) -> int:
-        """Whole steps that so many samples are enough for, from the start."""
+        """Count the whole steps that `samples` samples give, from the start."""
         steps, consumed_samples = 0, 0
         for consumed_samples in self._ramp_steps(0):
             steps += 1
@@ -46,7 +46,7 @@ class BatchSizeRampup:
         return steps + max(0, samples - consumed_samples) // self.size_at(self.ramp + 1)
 
     def samples_after(self, consumed_samples: int, steps: int) -> int:
-        """Samples consumed when so many steps more are done."""
+        """Return the consumed samples after `steps` further steps."""
         for next_consumed in self._ramp_steps(consumed_samples):
             if steps == 0:
                 return consumed_samples
@@ -54,7 +54,7 @@ class BatchSizeRampup:
         return consumed_samples + steps * self.size_at(self.ramp + 1)
 
     def _ramp_steps(self, consumed_samples: int) -> Iterator[int]:
-        """Samples consumed after each step that begins on the ramp."""
+        """Yield the consumed samples after each step that starts on the ramp."""
         while self.ramp and consumed_samples <= self.ramp:
             consumed_samples += self.size_at(consumed_samples)
             yield consumed_samples

@@ -1,4 +1,4 @@
-"""The courses of the learning rate and of the weight decay, in samples, as Megatron computes them."""
+"""Learning-rate and weight-decay schedules over samples, as Megatron computes them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRSchedule:
-    """The rate after `samples` samples; the first step uses that of 0 samples.
+    """Learning rate as a function of consumed samples; the first step uses that of 0 samples.
 
     Attributes:
-        initial: where the warm-up begins.
+        initial: the rate at which the warm-up starts.
         warmup, decay: in samples, from the start of training.
         anneal: of WSD (warm-up, stable, decay; arXiv:2404.06395 §4), the samples of its decay, which ends
             with `decay`.
@@ -45,7 +45,7 @@ class LRSchedule:
         return self.least + self._remaining_fraction(samples) * (self.peak - self.least)
 
     def _remaining_fraction(self, samples: int) -> float:
-        """The share of the way from least to peak that is left."""
+        """Return the remaining fraction of the way from `peak` to `least`."""
         if self.style == "WSD":
             decay_samples = samples - (self.decay - self.anneal)
             if decay_samples <= 0:
@@ -64,7 +64,7 @@ class LRSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDecaySchedule:
-    """The weight decay after `samples` samples.
+    """Weight decay as a function of consumed samples.
 
     Attributes:
         samples: when it has reached `end`.
@@ -87,14 +87,14 @@ class WeightDecaySchedule:
 
 @dataclass(frozen=True, slots=True)
 class ParamSchedules:
-    """All of them, as a run has them and a checkpoint says them."""
+    """Learning-rate and weight-decay schedules; saved in and restored from the checkpoint."""
 
     lr: LRSchedule
     weight_decay: WeightDecaySchedule
-    decoupled_lr: LRSchedule | None = None  # of embedding and output, where theirs is another
+    decoupled_lr: LRSchedule | None = None  # of embedding and output, where it differs
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: what `of` reads back."""
+        """Return the state for a checkpoint."""
         state = {"learning_rate": asdict(self.lr), "weight_decay": asdict(self.weight_decay)}
         return (
             state
@@ -104,10 +104,10 @@ class ParamSchedules:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> ParamSchedules:
-        """Courses that a checkpoint says.
+        """Build the schedules from a checkpoint's state.
 
         Raises:
-            TypeError, KeyError: it says something else.
+            TypeError, KeyError: the state is not that of schedules.
         """
         lr = LRSchedule(**state["learning_rate"])
         weight_decay = WeightDecaySchedule(**state["weight_decay"])
@@ -125,7 +125,7 @@ class ParamSchedules:
         return schedules
 
     def resume_fields(self, unit: Literal["iters", "samples"]) -> dict[str, Any]:
-        """What decides the numbers, by the flags of a run that counts in this unit; lengths in samples."""
+        """Return the values that determine the schedules, by their flags in this unit; lengths in samples."""
         lr, weight_decay = self.lr, self.weight_decay
         fields: dict[str, Any] = {
             "--lr": lr.peak,

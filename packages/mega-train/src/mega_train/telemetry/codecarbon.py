@@ -1,4 +1,4 @@
-"""CodeCarbon: the energy a machine of the run takes, and what its grid emits for it."""
+"""CodeCarbon: energy and emissions of each machine of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mega_train.telemetry.events import CheckpointSaved, Event, TrainStart
 
 
 class CodeCarbon:
-    """Writes `emissions-RRR.csv` into --codecarbon-dir, RRR the number of the machine's first rank.
+    """Writes `emissions-RRR.csv` into --codecarbon-dir, RRR the machine's first rank.
 
-    It measures whole machines, so one rank of each does it. Nothing is asked of the network: the grid is that
-    of --codecarbon-country.
+    It measures whole machines, so one rank of each does it. It makes no network requests: the grid is that of
+    --codecarbon-country.
     """
 
     def __init__(self, log: LoggingConfig, rank: int) -> None:
@@ -44,11 +44,11 @@ class CodeCarbon:
                     output_dir=str(self._folder),
                     output_file=f"emissions-{self._rank:03d}.csv",
                     log_level="error",
-                    allow_multiple_runs=True,  # of other runs on this machine
+                    allow_multiple_runs=True,  # other runs may use this machine
                 )
                 self._tracker.start()
             case CheckpointSaved() if self._tracker is not None:
-                self._tracker.flush()  # a run that is killed later has measured this much
+                self._tracker.flush()  # keeps the measurement if the run is killed later
 
     def close(self) -> None:
         if self._tracker is not None:

@@ -1,4 +1,4 @@
-"""Shows a run to a person: one live line on a terminal, plain lines elsewhere."""
+"""Console output: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from mega_train.telemetry.events import Event, LogLine, Message, StepEnd, TrainS
 from mega_train.telemetry.memory import used_bytes
 from mega_train.telemetry.timers import TimingOption
 
-_MIN_BAR = 12  # cells a bar needs to tell anything
+_MIN_BAR = 12  # cells of the shortest useful bar
 
 
 class PipeSafeConsole(Console):
-    """A console whose reader may go away, as `| head` does: rich would end the process then."""
+    """A console that raises when its reader closes the pipe, as `| head` does; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         """
         Raises:
-            BrokenPipeError: for whoever writes to take notice of.
+            BrokenPipeError: always, for the writer to handle.
         """
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class ConsoleReporter:
-    """Lines of the log and, on a terminal, below them a line that moves with every step.
+    """Prints log lines and, on a terminal, a live line below them that changes with every step.
 
-    In the moving line TFLOP/s and memory change with every line of the log.
+    In the live line TFLOP/s and memory change with every log line.
     """
 
     def __init__(self, console: Console, timing: TimingOption = "minmax") -> None:
         """
         Args:
-            timing: of which ranks the times of phases are.
+            timing: which ranks' phase times are shown.
         """
         self._console = console
         self._timing = timing
@@ -58,7 +58,7 @@ class ConsoleReporter:
                 self._print(format_start(event))
                 if self._console.is_terminal:
                     self._live.start(refresh=True)
-                    self._console.show_cursor()  # who is killed cannot bring it back
+                    self._console.show_cursor()  # a killed process could not restore it
             case StepEnd():
                 self._iteration = event.iteration
                 self._lr = event.rate
@@ -71,7 +71,7 @@ class ConsoleReporter:
                 self._last_log = event
                 self._print(format_log(event, self._console.width if self._console.is_terminal else None))
                 if self._console.is_terminal:
-                    self._live.refresh()  # a printed line repeats the moving one as it was
+                    self._live.refresh()  # printing redraws the live line with its old content
                 for text in format_timers(event, self._timing):
                     self._print(text)
             case ValidationEnd():
@@ -81,11 +81,11 @@ class ConsoleReporter:
                 self._print(event.text)
 
     def close(self) -> None:
-        """Leave the last line where it stands."""
+        """Leave the last line on the screen."""
         self._live.stop()
 
     def _render(self) -> Text:
-        """As many of the numbers as have room, and a bar if there is any left."""
+        """Render as many numbers as fit, and a bar in the remaining space."""
         width = self._console.width
         text = fit_width(f"{self._iteration}/{self._iterations}", self._numbers(), width)
         if (bar_cells := width - len(text) - 1) >= _MIN_BAR:
@@ -96,7 +96,7 @@ class ConsoleReporter:
         return Text(text, no_wrap=True)
 
     def _numbers(self) -> list[tuple[int, str]]:
-        """In the order they stand in, each with how soon it is left out where there is no room."""
+        """List the numbers in their order, each with its priority: the largest is dropped first."""
         step_seconds, log_line = self._seconds.mean, self._last_log
         if step_seconds is None or self._tokens.mean is None:
             return []
@@ -116,10 +116,10 @@ class ConsoleReporter:
 
 
 class Ema:
-    """A mean that forgets: of n steps ago a 0.9 to the n-th part counts.
+    """Exponential moving average with decay 0.9, corrected for the start.
 
     Attributes:
-        mean: None until there is something to take it of.
+        mean: None before the first value.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Ema:
 
 
 def format_start(event: TrainStart) -> str:
-    """What is trained, how it is cut, where it begins."""
+    """Describe the model, its layout and where training starts."""
     weights = f"from the weights of {event.loaded}" if event.loaded else "from new weights"
     start = f"from iteration {event.iteration}" if event.iteration else weights
     size = f"{event.family}, {event.parameters:,} parameters"
@@ -143,11 +143,11 @@ def format_start(event: TrainStart) -> str:
 
 
 def format_log(log_line: LogLine, width: int | None = None) -> str:
-    """A line of the log.
+    """Format a log line.
 
     Args:
-        width: columns. Where they are too few, memory, FLOP/s and the time left are left out, then the
-            tokens per second; loss, learning rate, gradient norm and what a flag asks for never are.
+        width: columns. Where they are too few, memory, FLOP/s and ETA are dropped, then tokens per second;
+            loss, learning rate, gradient norm and requested numbers never are.
     """
     required = [
         f"iteration {log_line.iteration}/{log_line.iterations}",
@@ -174,7 +174,7 @@ def format_log(log_line: LogLine, width: int | None = None) -> str:
 
 
 def fit_width(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
-    """The parts in one line of at most `width`: those with the largest number are left out first."""
+    """Join the parts into at most `width` columns, dropping those with the largest number first."""
     parts = list(parts)
     while parts and len(" ".join([first, *(text for _, text in parts)])) > width:
         parts.remove(max(parts, key=lambda part: part[0]))
@@ -182,7 +182,7 @@ def fit_width(first: str, parts: Sequence[tuple[int, str]], width: int) -> str:
 
 
 def format_timers(log_line: LogLine, option: TimingOption) -> Iterator[str]:
-    """What --timing-log-level asks for, a phase a line below a heading."""
+    """Yield the lines of --timing-log-level: a heading, then one line per phase."""
     if log_line.timers_of_ranks:
         ranks = {"max": "slowest rank", "minmax": "fastest and slowest rank", "all": "every rank"}[option]
         yield f"  milliseconds of a step, {ranks}:"
@@ -199,18 +199,18 @@ def _format_loss(log_line: LogLine) -> str:
 
 
 def format_flops(tflops: float) -> str:
-    """In the unit that leaves some digits: a laptop has GFLOP/s."""
+    """Format TFLOP/s in the unit that leaves some digits: a laptop has GFLOP/s."""
     unit, size = next((u for u in (("T", 1.0), ("G", 1e-3)) if tflops >= 0.1 * u[1]), ("M", 1e-6))
     return f"{tflops / size:.3g} {unit}FLOP/s"
 
 
 def _format_number(value: float) -> str:
-    """A count in full, any other number in six digits."""
+    """Format a count in full, any other number with six digits."""
     return f"{value:,.0f}" if value.is_integer() and value < 1e15 else f"{value:.6g}"
 
 
 def _format_si(number: float) -> str:
-    """Three digits and a letter."""
+    """Format a number with three digits and a unit prefix."""
     power = 0
     while number >= 999.5:
         number, power = number / 1000, power + 1

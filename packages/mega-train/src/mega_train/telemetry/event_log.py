@@ -1,4 +1,4 @@
-"""What a run leaves of itself: `events.jsonl`, its record."""
+"""The event log of a run, `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mega_schema.errors import FormatError
 from mega_train.telemetry.events import Event, Message, StepEnd
 
 EventDict = dict[str, Any]
-_MAX_LINE_BYTES = 1 << 20  # bytes of a first line; one of ours has some thousand
+_MAX_LINE_BYTES = 1 << 20  # a first line of an event log has a few thousand bytes
 
 log = logging.getLogger("mega.train")
 
 
 class EventLog:
-    """Appends one JSON object a line to a run's `events.jsonl`.
+    """Appends one JSON object per line to a run's `events.jsonl`.
 
-    A resumed run goes on in the same file, beginning with an event "start" that has its first iteration: what
-    lies before it with a later iteration was lost when the run before ended. What cannot be written, as on a
-    disk that is full, is missing from it, and the run goes on.
+    A resumed run appends to the same file, starting with an event "start" that has its first iteration:
+    earlier lines with a later iteration were lost when the previous process ended. Lines that cannot be
+    written, as on a full disk, are missing, and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,8 @@ class EventLog:
         line = json.dumps({"event": event.name, **asdict(event)}, default=str) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as out:
-                out.write("\n" * self._ends_mid_line + line)  # ends a line that a crash cut
+                # a crash may have truncated the last line: end it first, or the new one would be lost with it
+                out.write(("\n" if self._ends_mid_line else "") + line)
             self._ends_mid_line = False
         except OSError as error:
             self._ends_mid_line = True
@@ -50,7 +51,7 @@ class EventLog:
             self._has_warned = True
 
     def close(self) -> None:
-        """Every event is in the file already."""
+        """Do nothing: every event is already in the file."""
 
 
 def _last_byte(path: Path) -> bytes:
@@ -61,7 +62,7 @@ def _last_byte(path: Path) -> bytes:
 
 @contextmanager
 def lock_run(folder: Path | None) -> Iterator[None]:
-    """Hold a run's folder, so that nobody else writes its record and its checkpoints there meanwhile.
+    """Lock a run's folder, so that no other process writes its event log and checkpoints.
 
     Raises:
         ConfigError: another process holds it.
@@ -76,10 +77,10 @@ def lock_run(folder: Path | None) -> Iterator[None]:
 
 
 def read_events(folder: Path) -> list[EventDict]:
-    """The events of a run in the order they were written, without those of steps that a resume did again.
+    """Read the events of a run in order, without those of steps that a resumed run repeated.
 
     Raises:
-        FormatError: the folder holds no record of a run.
+        FormatError: the folder holds no event log.
     """
     events: list[EventDict] = []
     for event in read_lines(folder):
@@ -90,10 +91,10 @@ def read_events(folder: Path) -> list[EventDict]:
 
 
 def check_event_log(folder: Path) -> None:
-    """Look at the first line of the record in a folder, if there is one.
+    """Check the first line of the event log in a folder, if there is one.
 
     Raises:
-        FormatError: the file is of another program: a run appends to its record.
+        FormatError: the file belongs to another program: a run appends to its log.
     """
     if (folder / EVENTS).is_file():
         with (folder / EVENTS).open("rb") as file:
@@ -101,10 +102,10 @@ def check_event_log(folder: Path) -> None:
 
 
 def read_lines(folder: Path) -> list[EventDict]:
-    """All that was ever written there. A line that a crash cut is left out.
+    """Read all lines of the event log, without one that a crash truncated.
 
     Raises:
-        FormatError: the folder holds no record of a run, or the file is of another program.
+        FormatError: the folder holds no event log, or the file belongs to another program.
     """
     path = folder / EVENTS
     if not path.is_file():
@@ -116,7 +117,7 @@ def read_lines(folder: Path) -> list[EventDict]:
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> EventDict | None:
-    """One line of a record; None for one that a crash cut."""
+    """Parse one line of an event log; None for one that a crash truncated."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The observers that a run asks for."""
+"""Open the observers of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from mega_train.telemetry.wandb import WeightsAndBiases
 
 @contextmanager
 def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observers]:
-    """Those of this process: of the first rank all, of the first on another machine what measures energy.
+    """Open the observers of this process: all of them on rank 0; only CodeCarbon on local rank 0 of other
+    hosts.
 
     Raises:
-        ConfigError: one of them cannot be had; the line says what to install or to change.
+        ConfigError: one is not available; the message says what to install or change.
     """
     with ExitStack() as stack:
         asynchronous, messages = [], []
@@ -33,7 +34,7 @@ def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observ
             if isinstance(observer, Prometheus):
                 messages.append(f"metrics at {observer.address}")
             asynchronous.append(AsyncObserver(observer))
-            stack.callback(asynchronous[-1].close)  # where the next cannot be had
+            stack.callback(asynchronous[-1].close)  # if a later one cannot be opened
         synchronous = _sync_observers(run, out) if world.rank == 0 else ()
         observers = Observers([*synchronous, *asynchronous])
         for text in messages:
@@ -46,14 +47,14 @@ def open_observers(run: RunConfig, world: World, out: TextIO) -> Iterator[Observ
 
 
 def _sync_observers(run: RunConfig, out: TextIO) -> Iterator[Observer]:
-    """Told while the run waits."""
+    """Yield the observers that run in the training thread."""
     if run.checkpoint.save is not None:
         yield EventLog(run.checkpoint.save)
     yield ConsoleReporter(PipeSafeConsole(file=out), run.log.timing_option)
 
 
 def _async_observers(run: RunConfig, world: World) -> Iterator[Observer]:
-    """Told by a thread of their own."""
+    """Yield the observers that run in their own threads."""
     log = run.log
     for flag, folder in (
         ("--codecarbon-dir", log.codecarbon_dir),

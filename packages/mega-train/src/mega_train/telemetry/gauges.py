@@ -1,4 +1,4 @@
-"""Where a run stands, as gauges with names that say their unit: for Prometheus and OpenTelemetry."""
+"""Gauges of a run, with units in their names: for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-GaugeValue = tuple[str, float, str]  # name, value, and what the name's label is, if it has one
+GaugeValue = tuple[str, float, str]  # name, value, value of the label or an empty text
 
 
 def gauge_values(event: Event, now: float) -> Iterator[GaugeValue]:
-    """What an event says about the gauges.
+    """Yield the gauge values of an event.
 
     Args:
         now: seconds since 1970.

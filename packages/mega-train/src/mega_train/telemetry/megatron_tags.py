@@ -1,4 +1,4 @@
-"""The names that Megatron's logs give the numbers of a run, for whoever shows them by name."""
+"""Megatron's names of a run's numbers, for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mega_train.telemetry.events import Event, LogLine, StepEnd, TrainStart, Val
 
 SAMPLES_SUFFIX = " vs samples"
 _LOSS = "lm loss"
-_MEMORY = (  # ours and theirs
+_MEMORY = (  # kind and Megatron's tag
     ("reserved", "mem-reserved-bytes"),
     ("allocated", "mem-allocated-bytes"),
     ("peak", "mem-max-allocated-bytes"),
@@ -19,10 +19,10 @@ _MEMORY = (  # ours and theirs
 
 
 class MegatronTags:
-    """From events to named numbers, each with the iterations and samples done.
+    """Converts events to named numbers, each with iterations and samples.
 
-    A number of a step is told every --tensorboard-log-interval steps, also over the samples consumed
-    ("... vs samples"); what is a mean over steps comes with the line of the log.
+    Numbers of a step come every --tensorboard-log-interval steps, also over the consumed samples ("... vs
+    samples"); means over steps come with the log line.
     """
 
     def __init__(self, log: LoggingConfig) -> None:
@@ -30,7 +30,7 @@ class MegatronTags:
         self._world = 1
 
     def tags(self, event: Event) -> Iterator[tuple[str, float, int]]:
-        """Name, value, and the place on the axis it belongs over."""
+        """Yield name, value, and the position on its axis."""
         match event:
             case TrainStart():
                 self._world = event.world
@@ -46,7 +46,7 @@ class MegatronTags:
     def _step_tags(self, step_end: StepEnd) -> Iterator[tuple[str, float]]:
         log = self._log
         if not log.tensorboard_no_rate:
-            # Megatron's logs hold the rate of the next step, and curves are laid over its own
+            # Megatron logs the rate of the next step; curves must match
             yield "learning-rate", step_end.rate if step_end.next_rate is None else step_end.next_rate
         if log.tensorboard_batch_size:
             yield "batch-size", step_end.global_batch_size

@@ -1,4 +1,4 @@
-"""The memory that a rank uses."""
+"""Memory use of a rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _STATM = Path("/proc/self/statm")
 
 
 def memory_stats(device: torch.device) -> dict[str, int]:
-    """Bytes by kind.
+    """Return bytes by kind.
 
-    Of a GPU what torch's allocator has `reserved`, what of it is `allocated` and the most that ever was
-    (`peak`), and the number of allocated blocks (`allocated_count`). Else what is `resident` of this process,
-    where the system says so, and its `peak`.
+    On a GPU: the `reserved` and `allocated` bytes of torch's allocator, the `peak` of the latter, and the
+    number of allocated blocks (`allocated_count`). Otherwise the process's `resident` bytes, where the system
+    reports them, and their `peak`.
     """
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
@@ -36,5 +36,5 @@ def memory_stats(device: torch.device) -> dict[str, int]:
 
 
 def used_bytes(stats: Mapping[str, int]) -> int:
-    """The number of these that stands for them all: what others on the machine cannot have."""
+    """Return the one number that stands for them all: memory that other processes cannot use."""
     return stats.get("reserved", stats.get("resident", stats.get("peak", 0)))

@@ -1,6 +1,6 @@
-"""Observers of a run, and that none of them can stop it.
+"""Observers of a run, isolated so that none can stop it.
 
-To add an observer: a file with a class that has `see` and `close`, and a line in `telemetry.factory`.
+To add an observer: write a class with `on_event` and `close`, and add a line to `telemetry.factory`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Protocol
 
 from mega_train.telemetry.events import Event
 
-QUEUE_SIZE = 4096  # events that wait for a slow observer
-CLOSE_TIMEOUT = 10.0  # seconds that the end of a run waits for it
+QUEUE_SIZE = 4096  # events queued for a slow observer
+CLOSE_TIMEOUT = 10.0  # seconds that the end of a run waits for an observer
 
 log = logging.getLogger("mega.train")
 
 
 class Observer(Protocol):
-    """Who is told what happens to a run."""
+    """A receiver of a run's events."""
 
     def on_event(self, event: Event) -> None:
-        """Called in order, by one thread."""
+        """Handle an event. Called in order, by one thread."""
 
     def close(self) -> None:
-        """The run has ended, however it did."""
+        """Finish, after the run has ended in any way."""
 
 
 class Observers:
-    """Several of them as one. One that fails is told nothing more; the run goes on and says so once."""
+    """Several observers as one. One that fails is dropped with a warning; the run continues."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = list(observers)
@@ -53,10 +53,10 @@ class Observers:
 
 
 class AsyncObserver:
-    """An observer that is told by a thread of its own, so that the run never waits for it.
+    """Runs an observer in its own thread, so that the run never waits for it.
 
-    What it has not seen when `ROOM` events wait for it is lost, and so is what it cannot take in `PATIENCE`
-    seconds once the run has ended.
+    Events are dropped while `QUEUE_SIZE` events wait, and after the run has ended for `CLOSE_TIMEOUT`
+    seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AsyncObserver:
 
     def close(self) -> None:
         self._closing.set()
-        with suppress(queue.Full):  # it is awake
+        with suppress(queue.Full):  # a full queue wakes the thread anyway
             self._queue.put_nowait(None)
         self._thread.join(self._close_timeout)
         if self._thread.is_alive():
@@ -106,7 +106,7 @@ class AsyncObserver:
 
 
 def observer_name(observer: Observer) -> str:
-    """What a person is told of it by."""
+    """Return the observer's name for messages."""
     return type(observer).__name__
 
 

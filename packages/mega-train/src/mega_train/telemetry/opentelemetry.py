@@ -1,4 +1,4 @@
-"""OpenTelemetry: where the run stands as metrics, sent over OTLP and HTTP to a collector."""
+"""OpenTelemetry: gauges of the run as metrics, sent by OTLP over HTTP to a collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "mega_train."
 
 
 class OpenTelemetry:
-    """Sets gauges that the SDK sends on, every minute unless OTEL_METRIC_EXPORT_INTERVAL says otherwise."""
+    """Sets gauges that the SDK sends every minute, or every OTEL_METRIC_EXPORT_INTERVAL."""
 
     def __init__(self, reader: MetricReader) -> None:
         from opentelemetry.sdk.metrics import MeterProvider
@@ -31,7 +31,7 @@ class OpenTelemetry:
 
     @classmethod
     def from_config(cls, log: LoggingConfig) -> OpenTelemetry:
-        """To the collector of --opentelemetry-endpoint.
+        """Connect to the collector of --opentelemetry-endpoint.
 
         Raises:
             ConfigError: the SDK or its exporter is not installed.
@@ -50,5 +50,5 @@ class OpenTelemetry:
             self._gauges[name].set(value, {LABELS[name]: label} if label else {})
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining values."""
         self._provider.shutdown()

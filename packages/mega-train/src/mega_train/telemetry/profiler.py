@@ -1,4 +1,4 @@
-"""What a rank does in a few steps, call by call: --profile, in Megatron's words."""
+"""Profile a few steps of a rank: --profile, with Megatron's flags."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch.profiler import ProfilerActivity, profile
 from mega_schema.atomic_io import replacing
 from mega_train.config import RunConfig
 
-# the observers' threads, which wait for events: in the table they would come before what computes
+# calls of the observers' waiting threads, which would come first in the table
 _WAITING_THREADS = ("<built-in method acquire of _thread", "threading.py(", "queue.py(")
 
 log = logging.getLogger("mega.train")
 
 
 class Profiler:
-    """Records from when `start` steps are done until `end` are.
+    """Profiles the steps after `start` up to `end`.
 
     With --use-pytorch-profiler, and on a CPU always, torch's profiler writes a trace for chrome://tracing or
-    Perfetto, and a table of the operations that took longest, without threads that wait. Else CUDA's is
+    Perfetto, and a table of the slowest operations without waiting threads. Otherwise CUDA's profiler is
     switched on for that time, for `nsys profile --capture-range cudaProfilerApi`.
     """
 
     def __init__(self, start: int | None, end: int, device: torch.device, trace: Path | None) -> None:
         """
         Args:
-            start: None records nothing.
-            trace: where torch's profiler writes, without an ending; None leaves it to CUDA's.
+            start: None disables it.
+            trace: path of torch's trace without a suffix; None uses CUDA's profiler.
         """
         self._start = start
         self._end = end
@@ -40,7 +40,7 @@ class Profiler:
 
     @classmethod
     def from_config(cls, run: RunConfig, rank: int, device: torch.device) -> Profiler:
-        """The one that this rank was asked for."""
+        """Build the profiler of this rank."""
         config = run.profile
         is_selected = config.on and rank in (config.rank_numbers or (0,))
         folder = run.log.tensorboard_dir or run.checkpoint.save or Path()
@@ -49,7 +49,7 @@ class Profiler:
         return cls(config.start if is_selected else None, config.end, device, trace)
 
     def before_step(self, steps_done: int) -> None:
-        """A step comes, the first of which has 0 done before it."""
+        """Start the profiler if `steps_done` steps precede the first profiled one."""
         if steps_done != self._start or self._is_running:
             return
         self._is_running = True
@@ -61,12 +61,12 @@ class Profiler:
         self._profile.start()
 
     def after_step(self, steps_done: int) -> None:
-        """So many steps are done."""
+        """Stop the profiler after the last profiled step."""
         if steps_done >= self._end:
             self.close()
 
     def close(self) -> None:
-        """Write what was recorded; a file that cannot be written is no reason to end a run."""
+        """Write the profile; a file that cannot be written does not end the run."""
         if not self._is_running:
             return
         self._is_running = False

@@ -1,4 +1,4 @@
-"""A page that Prometheus scrapes: where the run stands, at http://HOST:PORT/metrics of the first rank."""
+"""Prometheus metrics of the run at http://HOST:PORT/metrics of rank 0."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PREFIX = "mega_train_"
 
 
 class Prometheus:
-    """Serves the gauges while the run goes on.
+    """Serves the gauges during the run.
 
-    A gauge that has no value yet is not on the page.
+    A gauge without a value is not on the page.
 
     Attributes:
         port, address: where it listens.

@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a run under the names that Megatron's have."""
+"""TensorBoard: the curves of a run under Megatron's names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mega_train.telemetry.megatron_tags import MegatronTags
 class TensorBoard:
     """Writes event files into --tensorboard-dir.
 
-    A resumed run writes one more file there, and TensorBoard shows steps that were done twice twice: what it
-    could be told to forget it would forget on both axes, of which one counts iterations and one samples.
+    A resumed run writes another file there, and TensorBoard shows repeated steps twice: purging them would
+    apply one step number to both axes, of which one counts iterations and one samples.
     """
 
     def __init__(self, log: LoggingConfig) -> None:
@@ -34,15 +34,14 @@ class TensorBoard:
         self._log = log
 
     def on_event(self, event: Event) -> None:
-        if self._writer is None:  # the first event: till then a run may be refused
+        if self._writer is None:  # opened at the first event: before, the run may still be refused
             self._writer = self._writer_class(
                 self._log.tensorboard_dir, max_queue=self._log.tensorboard_queue
             )
         for name, value, step in self._tags.tags(event):
             self._writer.add_scalar(name, value, step)
-        if isinstance(
-            event, CheckpointSaved
-        ):  # who looks after a crash sees all that a resumed run builds on
+        # after a crash the files then hold every step that a resumed run builds on
+        if isinstance(event, CheckpointSaved):
             self._writer.flush()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""How long a rank spends in each phase of a step, under the names of Megatron's timers.
+"""Time that a rank spends in each phase of a step, under the names of Megatron's timers.
 
-On a CPU a phase takes what the clock says. On a GPU the CPU only asks for work, so a phase is the time
-between two events of its stream; they are read when they have happened, and nothing waits for them.
+On a CPU the clock measures a phase. On a GPU the CPU only launches work, so a phase is the time between two
+events of the stream; they are read once they have completed, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEVELS: Mapping[str, int] = MappingProxyType(
         "forward-compute": 2,
         "backward-compute": 2,
         "batch-generator": 2,
-        "forward-recv": 2,  # waiting for the stage before
-        "backward-recv": 2,  # waiting for the stage after
+        "forward-recv": 2,  # waiting for the previous stage
+        "backward-recv": 2,  # waiting for the next stage
         "all-grads-sync": 1,
         "optimizer-unscale-and-check-inf": 1,  # the norm, which is not finite if a gradient is not
         "optimizer-count-zeros": 1,
         "optimizer-clip-main-grad": 1,
         "optimizer-inner-step": 1,
-        "optimizer-copy-main-to-model-params": 1,  # and gathering what replicas share out
+        "optimizer-copy-main-to-model-params": 1,  # and the all-gather of sharded weights
         "optimizer": 1,
     }
 )
@@ -42,12 +42,12 @@ TimerFactory = Callable[[str], AbstractContextManager[object]]
 
 
 def no_timer(name: str) -> AbstractContextManager[object]:
-    """Of a phase that nobody wants to know."""
+    """Return a context that measures nothing."""
     return nullcontext()
 
 
 class _TimingEvent(Protocol):
-    """A moment of a stream, as torch.cuda.Event is."""
+    """A point in a stream, as torch.cuda.Event is."""
 
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
@@ -55,7 +55,7 @@ class _TimingEvent(Protocol):
 
 
 class Timers:
-    """Adds up the seconds of phases; call it with a name for a context to be timed."""
+    """Accumulates the seconds of phases; call it with a name for a context to time."""
 
     def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
         self._gpu = device.type == "cuda"
@@ -71,13 +71,13 @@ class Timers:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def add_pending(self, name: str, begin: _TimingEvent, end: _TimingEvent) -> None:
-        """Two marks to be read once both have happened."""
+        """Add two events to be read once both have completed."""
         self._pending.append((name, begin, end))
         while self._pending[0][2].query() and len(self._pending) > 1:
             self._read_oldest()
 
     def pop(self) -> dict[str, float]:
-        """Seconds by phase since this was last asked; on a GPU it waits for the last of them to end."""
+        """Return and reset the seconds by phase; on a GPU it waits for the last event."""
         if self._pending:
             self._pending[-1][2].synchronize()
         while self._pending:
@@ -131,11 +131,11 @@ class _GpuTimer:
 def reduce_timers(
     own_seconds: Mapping[str, float], level: int, option: TimingOption, mesh: Mesh
 ) -> dict[str, Sequence[float]]:
-    """The seconds of all ranks in the phases of this level; every rank must ask.
+    """Collect the seconds of all ranks in the phases of this level; every rank must call it.
 
     Returns:
-        by phase the most of any rank, the least and the most, or every rank's. Phases no rank was in are left
-        out.
+        by phase the maximum of all ranks, minimum and maximum, or every rank's. Phases that no rank entered
+        are left out.
     """
     names = [name for name, values in LEVELS.items() if values <= level]
     if not names:

@@ -1,4 +1,4 @@
-"""Weights & Biases: the same names as in Megatron's logs."""
+"""Weights & Biases, with the names of Megatron's logs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mega_train.telemetry.megatron_tags import SAMPLES_SUFFIX, MegatronTags
 
 
 class WeightsAndBiases:
-    """Logs to --wandb-project, over iterations, with the samples consumed beside.
+    """Logs to --wandb-project over iterations, with the consumed samples.
 
-    Whether it is online, and whether a resumed run goes on in the same curves, the package's own environment
-    says: WANDB_MODE, WANDB_RUN_ID, WANDB_RESUME.
+    The package's environment variables decide whether it is online, and whether a resumed run continues the
+    same curves: WANDB_MODE, WANDB_RUN_ID, WANDB_RESUME.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -64,12 +64,12 @@ class WeightsAndBiases:
                 "layout": dict(event.layout),
                 "world_size": event.world,
             },
-            settings=self._module.Settings(console="off"),  # the live line is no log
+            settings=self._module.Settings(console="off"),  # do not capture the live line
         )
 
 
 def _to_json(value: Any) -> Any:
-    """As JSON has it: paths are text."""
+    """Convert values for JSON: paths become text."""
     if isinstance(value, dict):
         return {key: _to_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -27,7 +27,7 @@ from mega_train.planning.memory import micro_batches_in_flight, peak_rank, rank_
 from mega_train.planning.roofline import MicroBatchCost
 from mega_train.planning.search import search
 from mega_train.planning.sharded_sizes import ShardedModel
-from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, Schedule, Workload
+from mega_train.planning.workload import BF16, FLOAT32, FP8, Implementation, Precision, ScheduleName, Workload
 
 GPT = gpt(layers=8, hidden=64, heads=4, vocab=1000, context=32)
 FREE = replace(HARDWARE["a100"], network=1e18, nvlink=1e18)  # transfers take no time
@@ -297,7 +297,7 @@ def test_more_tensor_parallelism_never_needs_more_weights_or_activations(spec: M
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: Schedule) -> None:
+def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: ScheduleName) -> None:
     for pipe in PIPES:
         layout = Layout(pp=pipe.ranks, vp=pipe.chunks)
         made = job(replace(GPT, layers=30), layout, global_batch_size=pipe.micros, schedule=schedule)
@@ -311,7 +311,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedules_tables(schedule: Sch
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("pipe", EVEN, ids=str)
-def test_the_bubble_is_that_of_the_schedules_tables(schedule: Schedule, pipe: PipelineShape) -> None:
+def test_the_bubble_is_that_of_the_schedules_tables(schedule: ScheduleName, pipe: PipelineShape) -> None:
     """Stages are equal where the vocabulary is one token, and transfers free where p2p is."""
     spec = gpt(layers=60, hidden=1024, heads=16, vocab=1, context=1024, vocab_multiple=1)
     made = job(spec, Layout(pp=pipe.ranks, vp=pipe.chunks), global_batch_size=pipe.micros, schedule=schedule)

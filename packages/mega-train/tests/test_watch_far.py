@@ -28,7 +28,7 @@ from mega_train.telemetry.codecarbon import CodeCarbon
 from mega_train.telemetry.events import CheckpointSaved, Event, LogLine, StepEnd, TrainStart, ValidationEnd
 from mega_train.telemetry.factory import open_observers
 from mega_train.telemetry.gauges import GAUGES
-from mega_train.telemetry.prometheus import PREFIX, Prometheus
+from mega_train.telemetry.prometheus import METRIC_PREFIX, Prometheus
 from mega_train.telemetry.wandb import WeightsAndBiases
 
 BEGAN = TrainStart(
@@ -98,21 +98,21 @@ def test_a_scrape_finds_where_the_run_stands_and_nothing_that_is_not_known_yet()
     try:
         assert _page(seen.port) == {}
         seen.on_event(BEGAN)
-        assert _page(seen.port)[PREFIX + "iteration", ""] == 10
+        assert _page(seen.port)[METRIC_PREFIX + "iteration", ""] == 10
         for event in EVENTS[1:]:
             seen.on_event(event)
         page = _page(seen.port)
     finally:
         seen.close()
-    assert {name for name, _ in page} == {PREFIX + name for name in GAUGES}, "every gauge has been set"
-    assert page[PREFIX + "loss", ""] == 2.4
-    assert page[PREFIX + "tokens_per_second", ""] == 12345.5
-    assert page[PREFIX + "seconds_left", ""] == 40
-    assert page[PREFIX + "validation_loss", "validation"] == 2.0
-    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 0)
-    assert page[PREFIX + "memory_bytes", "reserved"] == 7000
-    assert page[PREFIX + "phase_seconds", "optimizer"] == 0.125
-    assert (PREFIX + "memory_bytes", "allocated_count") not in page
+    assert {name for name, _ in page} == {METRIC_PREFIX + name for name in GAUGES}, "every gauge has been set"
+    assert page[METRIC_PREFIX + "loss", ""] == 2.4
+    assert page[METRIC_PREFIX + "tokens_per_second", ""] == 12345.5
+    assert page[METRIC_PREFIX + "seconds_left", ""] == 40
+    assert page[METRIC_PREFIX + "validation_loss", "validation"] == 2.0
+    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 0)
+    assert page[METRIC_PREFIX + "memory_bytes", "reserved"] == 7000
+    assert page[METRIC_PREFIX + "phase_seconds", "optimizer"] == 0.125
+    assert (METRIC_PREFIX + "memory_bytes", "allocated_count") not in page
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", seen.port))  # it has been given back
@@ -126,7 +126,7 @@ def test_a_save_that_failed_leaves_the_newest_checkpoint_where_it_was() -> None:
         page = _page(seen.port)
     finally:
         seen.close()
-    assert (page[PREFIX + "saved_iteration", ""], page[PREFIX + "save_failed", ""]) == (20, 1)
+    assert (page[METRIC_PREFIX + "saved_iteration", ""], page[METRIC_PREFIX + "save_failed", ""]) == (20, 1)
 
 
 def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number_leaves_the_gauge_as_it_was() -> None:
         page = _page(seen.port)
     finally:
         seen.close()
-    assert (page[PREFIX + "iteration", ""], page[PREFIX + "loss", ""]) == (21, 2.4)
+    assert (page[METRIC_PREFIX + "iteration", ""], page[METRIC_PREFIX + "loss", ""]) == (21, 2.4)
 
 
 def test_a_port_that_somebody_has_is_refused_in_one_line_before_anything_begins(tmp_path: Path) -> None:

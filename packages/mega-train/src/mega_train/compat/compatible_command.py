@@ -110,4 +110,4 @@ def _raise_refused(refused: Sequence[MegaError], wrong: Sequence[MegaError]) -> 
     if len(errors) == 1 and refused:
         raise errors[0]
     if len(errors) > 1:
-        raise Refused.of(errors, "command line", "things cannot be read")
+        raise Refused.combine(errors, "command line", "things cannot be read")

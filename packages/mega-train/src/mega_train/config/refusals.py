@@ -20,7 +20,7 @@ class Refused(ConfigError):
     errors: tuple[MegaError, ...] = ()
 
     @classmethod
-    def of(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
+    def combine(cls, errors: Sequence[MegaError], where: str, what: str) -> Refused:
         """Combine several errors.
 
         Args:
@@ -71,7 +71,7 @@ class Refusals:
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
-            raise Refused.of(self.errors, "run", "values are refused")
+            raise Refused.combine(self.errors, "run", "values are refused")
 
     def _add(self, error: MegaError) -> None:
         where = str(error.where)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mega_schema.dataset.indexed_dataset import IndexedDataset
 from mega_schema.errors import ConfigError
 
-PREFIX = Path("mock-data")
+MOCK_PREFIX = Path("mock-data")
 _SEED = 0
 _DOCUMENTS = 100_000
 _LONGEST = 4096  # tokens; a document has fewer
@@ -37,7 +37,7 @@ class MockDataset(IndexedDataset):
         """
         if vocab < 1:
             raise ConfigError("--vocab-size", "not a count", found=vocab, wanted="1 or more")
-        self.prefix = PREFIX
+        self.prefix = MOCK_PREFIX
         self.form = "mock"
         self.shift = 0
         self.modes = None

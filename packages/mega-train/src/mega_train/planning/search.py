@@ -13,7 +13,7 @@ from mega_train.planning.estimate import Estimate, estimate
 from mega_train.planning.hardware import Hardware
 from mega_train.planning.memory import peak_rank
 from mega_train.planning.sharded_sizes import ParamShares, ShardedModel, Stages, stages_by_rank
-from mega_train.planning.workload import Schedule, Workload
+from mega_train.planning.workload import ScheduleName, Workload
 
 
 def search(template: Workload, world: int, hardware: Hardware, *, limit: int = 10) -> list[Estimate]:
@@ -58,7 +58,7 @@ def _batch_variants(
     template: Workload,
     layout: Layout,
     shares: ParamShares,
-    schedules: Sequence[Schedule],
+    schedules: Sequence[ScheduleName],
     depths: dict[tuple[int, int], tuple[Stages, ...]],
 ) -> Iterator[Workload]:
     """Yield every micro-batch size and number of virtual stages on this layout.

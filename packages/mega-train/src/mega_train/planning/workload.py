@@ -12,7 +12,7 @@ from mega_schema.recompute_policy import KEEP_ALL, Recompute
 from mega_schema.spec import ModelSpec
 from mega_train.planning.sharded_sizes import ShardedModel
 
-Schedule = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
+ScheduleName = Literal["gpipe", "1f1b", "zero-bubble"]  # interleaved where the layout has virtual stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Workload:
     sequence: bool = False
     recompute: Recompute = KEEP_ALL
     zero: int = 0
-    schedule: Schedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     bucket_elements: int = 40_000_000
     implementation: Implementation = Implementation()
 

@@ -179,7 +179,7 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
             where += " Broken vertical lines are restarts."
         return Chart(lines=lines, caption=where, x_name=_X_NAMES[over], marks=marks, **look).svg()
 
-    def of(key: str) -> list[Curve]:
+    def curves_of(key: str) -> list[Curve]:
         return [Curve(name, color, *run.series(key, over)) for run, name, color in runs_with_colors]
 
     scored = [
@@ -188,20 +188,28 @@ def _charts(runs: Sequence[RunHistory], names: Sequence[str], over: XAxis) -> It
         for group in run.groups
     ]
     loss = "Nats per token: means between two lines of the log, validations as points, the test as a ring."
-    yield "Loss", chart(loss, [*of("loss"), *scored], log=True, shown="{:.4g}".format)
-    yield "Gradient norm", chart("Before clipping.", of("gradient_norm"), log=True)
+    yield "Loss", chart(loss, [*curves_of("loss"), *scored], log=True, shown="{:.4g}".format)
+    yield "Gradient norm", chart("Before clipping.", curves_of("gradient_norm"), log=True)
     yield (
         "Learning rate",
-        chart("Of the step that a line of the log ends with.", of("rate"), zero=True, shown="{:.3g}".format),
+        chart(
+            "Of the step that a line of the log ends with.",
+            curves_of("rate"),
+            zero=True,
+            shown="{:.3g}".format,
+        ),
     )
     pace = "Tokens a second of all ranks, validations and saves not counted."
-    yield "Throughput", chart(pace, of("tokens_per_second"), zero=True, shown=format_count)
-    yield "TFLOP/s a rank", chart("What the model needs, however it is computed.", of("tflops"), zero=True)
+    yield "Throughput", chart(pace, curves_of("tokens_per_second"), zero=True, shown=format_count)
+    yield (
+        "TFLOP/s a rank",
+        chart("What the model needs, however it is computed.", curves_of("tflops"), zero=True),
+    )
     memory = [Curve(name, color, *run.memory(over)) for run, name, color in runs_with_colors]
     gigabytes = [Curve(line.name, line.color, line.xs, [y / 1e9 for y in line.ys]) for line in memory]
     yield "Memory", chart("GB of the first rank.", gigabytes, zero=True, shown="{:.3g}".format)
     if any(event["loss_scale"] != 1 for run in runs for event in run.train):
-        yield "Loss scale", chart("float16's.", of("loss_scale"), log=True, shown="{:.3g}".format)
+        yield "Loss scale", chart("float16's.", curves_of("loss_scale"), log=True, shown="{:.3g}".format)
 
 
 def _timers_table(runs: Sequence[RunHistory], names: Sequence[str]) -> str:

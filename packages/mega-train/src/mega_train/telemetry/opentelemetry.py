@@ -14,7 +14,7 @@ from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
 
-PREFIX = "mega_train."
+METRIC_PREFIX = "mega_train."
 
 
 class OpenTelemetry:
@@ -27,7 +27,9 @@ class OpenTelemetry:
         resource = Resource.create({"service.name": "mega-train"})
         self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         meter = self._provider.get_meter("mega_train")
-        self._gauges = {name: meter.create_gauge(PREFIX + name, description=GAUGES[name]) for name in GAUGES}
+        self._gauges = {
+            name: meter.create_gauge(METRIC_PREFIX + name, description=GAUGES[name]) for name in GAUGES
+        }
 
     @classmethod
     def from_config(cls, log: LoggingConfig) -> OpenTelemetry:

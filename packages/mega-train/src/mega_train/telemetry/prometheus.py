@@ -14,7 +14,7 @@ from mega_train.telemetry.gauges import GAUGES, LABELS, gauge_values
 if TYPE_CHECKING:
     from prometheus_client import Gauge
 
-PREFIX = "mega_train_"
+METRIC_PREFIX = "mega_train_"
 
 
 class Prometheus:
@@ -69,5 +69,5 @@ class Prometheus:
             from prometheus_client import Gauge
 
             labels = [LABELS[name]] if name in LABELS else []
-            self._gauges[name] = Gauge(PREFIX + name, GAUGES[name], labels, registry=self._registry)
+            self._gauges[name] = Gauge(METRIC_PREFIX + name, GAUGES[name], labels, registry=self._registry)
         return self._gauges[name]

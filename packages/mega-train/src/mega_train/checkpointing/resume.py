@@ -1,7 +1,7 @@
 """Find the checkpoint to resume from: the newest intact one, on which all ranks agree.
 
-Opening a checkpoint finds what is missing, cut short or not what its names say; what costs reading every byte
-is shared between the ranks once they have met.
+Opening a checkpoint detects missing and truncated files and wrong metadata. Checking every byte is shared
+among the ranks once they are connected.
 """
 
 from __future__ import annotations

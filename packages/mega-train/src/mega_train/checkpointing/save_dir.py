@@ -1,8 +1,8 @@
 """Decide whether a run may write into its --save folder, and which checkpoints there it supersedes.
 
-A run writes over no checkpoint that it neither wrote nor resumes from, unless --overwrite says so. A
-checkpoint that it supersedes gets a name that readers ignore once the run has saved, and is removed as the
-run passes its iteration: a folder never mixes the checkpoints of two runs.
+A run never replaces a checkpoint that it neither wrote nor resumes from, unless --overwrite is given. A
+superseded checkpoint is renamed so that readers ignore it once the run has saved, and is removed as the run
+passes its iteration: a folder never mixes the checkpoints of two runs.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
     """Collect the report as JSON values.
 
     Raises:
-        ConfigError: the kernels asked for cannot be had.
+        ConfigError: the requested kernels are not available.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -72,7 +72,8 @@ def collect_report(kernels: Kernels, device: Literal["auto", "cpu", "cuda"]) -> 
 def c_compiler() -> str | None:
     """Find the C compiler that Triton uses: $CC, else gcc, else clang (triton/runtime/build.py).
 
-    Triton compiles the launcher of each kernel with it when a run on a GPU begins. None where there is none.
+    Triton compiles the launcher of each kernel with it when a run on a GPU starts. Returns None where there
+    is none.
     """
     from_environment = os.environ.get("CC")
     return (

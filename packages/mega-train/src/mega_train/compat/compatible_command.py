@@ -44,7 +44,7 @@ class MegatronCompatibleCommand(Wordy):
         """Translate the arguments, then parse them as click does.
 
         Raises:
-            ConfigError: a flag cannot be read, or two disagree; the line says what to do.
+            ConfigError: a flag cannot be read, or two disagree; the message says what to do.
             Refused: there are several.
         """
         options = {name: option for option in self.get_params(ctx) for name in _names(option)}

@@ -1,9 +1,9 @@
 """Read `megatron_flags.toml`: flags of other programs' launch scripts, and what `mega-train` does with each.
 
-Megatron-LM from its first release to its tree of 2026, BigScience's and DeepSpeed's forks, and fairseq's for
-megatron_11b; of data preparation, serving and evaluation only what a training script may hold. A name that
-ends with a hyphen stands for every flag that begins so. A flag that `mega-train` gets leaves the file; a test
-sees to it.
+It covers Megatron-LM from its first release to its tree of 2026, BigScience's and DeepSpeed's forks, and
+fairseq's for megatron_11b; of data preparation, serving and evaluation only flags that a training script may
+hold. A name that ends with a hyphen matches every flag with that prefix. A flag that `mega-train` gains
+leaves the file, which a test checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FlagTable:
 
     Attributes:
         left_out: flags that change no result here, and why.
-        refused: flags of what is not supported.
+        refused: flags of unsupported features.
         read_as: the words that take a flag's place, before its value where it has one.
         values: of a flag, the words that a value means; none where it is so in any case.
         in_context: flags that are read with others of the same command line in view, and how.

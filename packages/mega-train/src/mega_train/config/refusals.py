@@ -24,7 +24,7 @@ class Refused(ConfigError):
         """Combine several errors.
 
         Args:
-            what: the end of a sentence that begins with their number.
+            what: text that follows the number of errors in the message.
         """
         names = ", ".join(dict.fromkeys(str(error.where) for error in errors))
         refused = cls(where, f"{len(errors)} {what}, listed above", found=names, hint=_HINT)

@@ -39,7 +39,7 @@ def normalize(weights: Sequence[float] | Floats) -> Floats:
 def dataset_samples(share: float, samples: int, rule: BlendRule) -> tuple[int, int]:
     """Return how many samples a dataset adds to a blend of `samples`, and how many to build for it.
 
-    "surplus" (Megatron core through 0.12) adds all that are made; "exact" (since 0.13) what the share is of.
+    "surplus" (Megatron core through 0.12) adds all that are built; "exact" (since 0.13) only its share.
     """
     if rule == "surplus":
         count = math.ceil(samples * share * SURPLUS_FACTOR)

@@ -30,6 +30,7 @@ class Datasets:
 
         Raises:
             ConfigError: the flags are wrong.
+            FormatError: a dataset is missing or damaged, or two are of different tokenizers.
         """
         spec = parse_data_spec(data)
         flags = {part.prefix: source.flag for source in spec for part in source.parts}

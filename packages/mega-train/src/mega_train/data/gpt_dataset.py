@@ -25,8 +25,9 @@ class SampleIndex:
 
     Attributes:
         document: (documents · epochs,) int32: the stream, as sequence numbers of the dataset.
-        sample: (samples + 1, 2) int64: where a sample begins: place in `document`, token in that document.
-        shuffle: (samples,) uint32, or int64 where they are too many: the order in which samples are read.
+        sample: (samples + 1, 2) int64: the start of each sample: index into `document`, token in that
+            document.
+        shuffle: (samples,) uint32, or int64 if there are too many: the order in which samples are read.
         epochs: passes over the dataset.
     """
 

@@ -63,6 +63,7 @@ class PromptResponsePairs:
 
         Raises:
             ConfigError: they name none, or more than one.
+            FormatError: a dataset is missing or damaged, or the two do not belong together.
         """
         if data.has_dataset_per_split or data.path_file is not None or len(data.path) != 1:
             found = " ".join(data.path) or "none"
@@ -150,8 +151,8 @@ class PackedSftDataset:
         """
         Args:
             example_range: first and last-plus-one example to read.
-            rows: how many are wanted at least.
-            name: what an error calls the examples.
+            rows: minimum number of rows.
+            name: name of the examples in an error.
 
         Raises:
             ConfigError: there is no example that fits a row.

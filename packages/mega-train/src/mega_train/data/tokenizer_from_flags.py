@@ -18,9 +18,9 @@ from mega_train.config import RunConfig, TokenizerConfig
 def open_tokenizer_from_flags(run: RunConfig) -> tuple[RunConfig, Tokenizer | None]:
     """Open the tokenizer of the flags, if any, and set the run's vocabulary size from it.
 
-    --vocab-file and --merge-file without a type name a GPT2BPETokenizer: that is the default type of
-    Megatron's pretrain_gpt.py, so its scripts leave it out. A NullTokenizer is made of Megatron's
-    --vocab-size, which does not count its end-of-document.
+    --vocab-file and --merge-file without a type select GPT2BPETokenizer, the default type of Megatron's
+    pretrain_gpt.py, which its scripts leave out. A NullTokenizer is built from Megatron's --vocab-size, which
+    does not count its end-of-document token.
 
     Raises:
         ConfigError: the type is unknown, or what it is made of is not given.

@@ -1,7 +1,7 @@
 """Key and value heads that several tp ranks hold: sum their gradients, count their elements once.
 
 A gradient here is a range of a parameter's flattened local tensor, with the offset of its first element; all
-tp ranks have the same range of theirs.
+tp ranks have the same range.
 """
 
 from __future__ import annotations

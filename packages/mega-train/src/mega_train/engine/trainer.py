@@ -251,8 +251,9 @@ class Trainer:
     def evaluate(self, reader: SampleReader) -> float:
         """Compute the mean loss of --eval-iters batches of `valid` or `test`, in nats per token.
 
-        Validation reads on every --eval-interval steps. Between two of those steps (at a run's end) it reads
-        what the one before did, so that the two compare; Megatron reads on there too.
+        Validations read successive samples every --eval-interval steps. A validation between two of those
+        steps, at the end of a run, reads the samples of the previous one, so that both compare; Megatron
+        reads further there.
         """
         evaluation = self.config.run.evaluation
         first_sample = max(0, self.iteration // evaluation.interval - 1) * evaluation.iterations

@@ -24,7 +24,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class RankLostError(MegaError):
-    """Another rank is gone or does not answer."""
+    """Another rank is gone or does not reply."""
 
 
 class SingleRankErrors(click.Group):

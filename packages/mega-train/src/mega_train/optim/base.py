@@ -42,7 +42,7 @@ class Optimizer(Protocol):
         """
 
     def state_shards(self) -> Iterator[tuple[str, ShardRange, Tensor]]:
-        """Iterate over the state beside the main weights: namespace, range, and its values, flat."""
+        """Iterate over the state without the main weights: namespace, range, and its values, flat."""
 
     def load_state(self, load_shard: LoadShard, *, steps: int) -> None:
         """Load the state after `steps` updates: `load_shard` fills every part of it."""

@@ -268,7 +268,7 @@ def check_schedule(
         the timeline, with a cost of one for every part of a pass.
 
     Raises:
-        ScheduleError: what `simulate` finds, or a pass is missing.
+        ScheduleError: as in `simulate`, or a pass is missing.
     """
     timeline = simulate([schedule(shape, rank) for rank in range(shape.ranks)], shape, max_unreceived=0)
     all_passes = {(chunk, micro) for chunk in range(shape.chunks) for micro in range(shape.micros)}

@@ -14,6 +14,7 @@ def assign_layers(parallel: ParallelConfig, layers: int, layout: Layout) -> Layo
 
     Raises:
         ConfigError: two flags disagree.
+        LayoutError: the layers do not divide over the stages.
     """
     for counted_flag, layers_flag in (
         (

@@ -24,7 +24,7 @@ class Precision:
         gradient: of the gradient in which micro-batches are accumulated.
         main: of the optimizer's float32 copies: of the weight where that is not float32, and of the gradient
             where that is not.
-        moments: of the optimizer's state beside the weights: both moments of Adam.
+        moments: of the optimizer's state apart from the weights: both moments of Adam.
         gemm_factor: of the factors of the layers' linears, where it differs from `weight`: 1 in FP8. The head
             and attention use `weight`.
     """

@@ -45,6 +45,7 @@ def write_report(run: Path, other: Path | None, output: Path, over: XAxis = "ite
 
     Raises:
         FormatError: a folder holds no event log, or one without a loss.
+        ConfigError: the folder of the report does not exist.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")

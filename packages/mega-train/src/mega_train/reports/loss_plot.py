@@ -22,6 +22,7 @@ def draw_loss(runs: Sequence[Path], output: Path) -> None:
 
     Raises:
         FormatError: a folder holds no event log, or one without a loss.
+        ConfigError: matplotlib is not installed, or the folder of the image does not exist.
     """
     if not output.parent.is_dir():
         raise ConfigError("--output", "no such folder", found=output.parent, hint=f"mkdir -p {output.parent}")

@@ -138,6 +138,7 @@ def recompute_policy(run: RunConfig, layout: Layout, tokens: int) -> Recompute:
 
     Raises:
         ConfigError: two flags disagree.
+        LayoutError: the saved inputs do not divide over tp.
     """
     config, granularity = run.recompute, run.recompute.granularity
     for flag, is_given, implied in (

@@ -32,7 +32,7 @@ def with_flag_names(model: ModelConfig, function: Callable[P, T], *args: P.args,
     """Call the function and return its value.
 
     Raises:
-        MegaError: what the function raises, with flags in place of the fields of a model.
+        MegaError: the function's error, with flags in place of the fields of a model.
     """
     try:
         return function(*args, **kwargs)
